@@ -1,0 +1,111 @@
+"""Settings: Hydra YAML plus command-line overrides in, one typed dataclass out.
+
+Knows how settings are composed and how a user's mistake is told. Knows no stage: the
+dataclass that gives names and types comes from the stage itself. `DictConfig` never
+leaves this file.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+T = TypeVar("T")
+
+
+class UserError(Exception):
+    """One sentence for the user: the setting or file, what was wanted, what was found."""
+
+
+def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
+    """Compose `conf/<entry>/config.yaml` with `overrides` into an instance of `schema`.
+
+    Raises UserError for an unknown setting, a value of the wrong type, a missing value
+    or a combination that the dataclass refuses.
+    """
+    directory = Path(__file__).parent / entry
+    if not OmegaConf.has_resolver("sysconfig"):
+        import sysconfig
+
+        OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path)
+    try:
+        with initialize_config_dir(str(directory), version_base=None):
+            composed = compose("config", overrides=list(overrides))
+        typed = OmegaConf.merge(OmegaConf.structured(schema), composed)
+        return OmegaConf.to_object(typed)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(error, schema, overrides)) from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"settings of {entry}: {error}") from error
+
+
+def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
+    """Call `main` with the settings of the command line; a UserError ends in one line and code 2."""
+    overrides = sys.argv[1:]
+    if any(argument in ("-h", "--help") for argument in overrides):
+        print(_help(entry, schema))
+        return
+    try:
+        main(settings(entry, schema, overrides))
+    except UserError as error:
+        # Every rank of a torchrun job meets the same mistake: one of them says it.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def _explain(error: Exception, schema: type, overrides: Sequence[str]) -> str:
+    """Hydra's and OmegaConf's many-line messages as one sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("object_type=", "reference_type="))]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    unknown = "Could not override" in lines[0]
+    if unknown or lines[0].startswith("Key '"):
+        key = lines[0].split("'")[1] if unknown else key
+        known = _names(schema)
+        close = difflib.get_close_matches(key, known, n=1)
+        return f"unknown setting '{key}': " + (
+            f"did you mean '{close[0]}'?" if close else f"the settings are {', '.join(known)}"
+        )
+    kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
+    text = " ".join(kept)
+    if key and key not in text:
+        text = f"setting '{key}': {text}"
+    if "missing mandatory value" in text.lower():
+        key = text.rsplit(":", 1)[-1].strip()
+        return f"setting '{key}' is required: give it as {key}=VALUE"
+    return text
+
+
+def _names(schema: Any, prefix: str = "") -> Sequence[str]:
+    names: list[str] = []
+    for field in fields(schema):
+        nested = field.type if isinstance(field.type, type) and is_dataclass(field.type) else None
+        names += _names(nested, f"{prefix}{field.name}.") if nested else [prefix + field.name]
+    return names
+
+
+def _help(entry: str, schema: type) -> str:
+    directory = Path(__file__).parent / entry
+    groups = {
+        path.name: sorted(choice.stem for choice in path.glob("*.yaml"))
+        for path in sorted(directory.iterdir())
+        if path.is_dir()
+    }
+    with initialize_config_dir(str(directory), version_base=None):
+        defaults = OmegaConf.to_yaml(compose("config"), resolve=False)
+    listed = "\n".join(f"  {name}={'|'.join(choices)}" for name, choices in groups.items())
+    doc = (schema.__doc__ or "").strip()
+    return f"{doc}\n\nSettings are given as name=value.\n\nGroups:\n{listed}\n\nDefaults:\n{defaults}"
+
+
+
+__all__ = ["UserError", "run", "settings"]

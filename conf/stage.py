@@ -1,0 +1,139 @@
+"""What every stage leaves behind: a folder whose manifest is written last.
+
+A manifest says what made the folder (kind, settings, inputs, versions, commit) and
+what is in it. A folder without one is unfinished and nobody reads it. Knows nothing of
+what the stages do.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from conf import UserError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
+
+
+def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
+    """The manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
+
+    Raises UserError when the folder, its manifest or its kind is not what was wanted.
+    """
+    path = Path(folder) / MANIFEST
+    if not Path(folder).is_dir():
+        raise UserError(f"{setting}={folder}: wanted a folder of kind '{kind}', found no such folder")
+    if not path.is_file():
+        raise UserError(
+            f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it"
+        )
+    manifest = _load(path)
+    if manifest.get("kind") != kind:
+        raise UserError(f"{setting}={folder}: wanted kind '{kind}', found kind '{manifest.get('kind')}'")
+    return manifest
+
+
+def fingerprint(folder: str | Path) -> str:
+    """SHA-256 of a folder's manifest: what the next stage records as its input."""
+    return hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()
+
+
+def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
+    """What determines a stage's result: its settings (less the ignored names) and its inputs' fingerprints."""
+    kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
+    return {
+        "settings": json.loads(json.dumps(kept)),
+        "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},
+    }
+
+
+def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
+    """Whether `out` already holds this very result.
+
+    Raises UserError when it holds a finished result of other settings or other inputs.
+    """
+    path = Path(out) / MANIFEST
+    if not path.is_file():
+        return False
+    check_same(_load(path), {"kind": kind, **made}, out)
+    return True
+
+
+def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | Path) -> None:
+    """Raises UserError, naming the first difference, when `out` was begun with something else."""
+    for name, value, other in _differences(wanted, found):
+        raise UserError(
+            f"out={out}: holds a result with {name}={other}, now asked for with {name}={value}: "
+            "choose another out, or remove the folder"
+        )
+
+
+def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:
+    """Write the manifest atomically: the last act of a stage."""
+    write_json(
+        Path(out) / MANIFEST,
+        {
+            "schema": SCHEMA,
+            "kind": kind,
+            **made,
+            **facts,
+            "versions": versions(),
+            "commit": commit(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def versions() -> dict[str, str]:
+    """Python's and the main packages' versions."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The project's git commit, or "unknown" outside a checkout."""
+    root = Path(__file__).parent.parent
+    answer = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() if answer.returncode == 0 else "unknown"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: wanted a JSON manifest, found {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: wanted a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key in wanted:
+            yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
+    elif wanted != found:
+        yield name.removeprefix("settings."), wanted, found

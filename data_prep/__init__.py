@@ -1,0 +1,1 @@
+"""Raw source files in, packed token shards out. Knows no torch and no model."""

@@ -1,0 +1,62 @@
+"""The one thing that flows through data preparation: a document.
+
+Also the source of every random decision about it: a hash of the seed and the document's
+id, so that neither the number of workers nor their order changes a byte of the output.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A source file, or a piece of one.
+
+    `ends` is False for a piece after which its file goes on: such a piece gets no EOS.
+    """
+
+    id: str
+    text: str
+    language: str
+    ends: bool = True
+
+
+def hash64(*names: object) -> int:
+    """A stable 64-bit hash of the names."""
+    joined = "\x1f".join(map(str, names)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
+
+
+def unit(*names: object) -> float:
+    """A number in [0, 1), uniform over names and the same on every machine."""
+    return (hash64(*names) >> 11) / 2**53
+
+
+def generator(*names: object) -> np.random.Generator:
+    """A random generator keyed by the names."""
+    return np.random.Generator(np.random.PCG64(hash64(*names)))
+
+
+def split(document: Document, max_chars: int) -> Iterator[Document]:
+    """Cut a document into pieces of whole lines of at most `max_chars` characters.
+
+    For sequences much shorter than a file: a piece that fits a sequence can be laid out
+    for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
+    its own. The pieces' texts concatenate to the document's.
+    """
+    pieces: list[str] = []
+    lines: list[str] = []
+    size = 0
+    for line in document.text.splitlines(keepends=True):
+        if lines and size + len(line) > max_chars:
+            pieces.append("".join(lines))
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line)
+    pieces.append("".join(lines))
+    for index, text in enumerate(pieces):
+        last = index == len(pieces) - 1
+        yield Document(f"{document.id}#{index}", text, document.language, ends=document.ends and last)

@@ -1,0 +1,160 @@
+"""The tokenizer and the ids of its control pieces: the one owner of both facts.
+
+Vocab holds ids alone and travels in the manifest; Encoder turns text into ids, with
+special pieces never matched in text.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from conf import UserError
+from data_prep.config import VocabConfig
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """Ids of the control pieces. The infilling ids are None where a tokenizer has none."""
+
+    size: int
+    bos: int
+    eos: int
+    pre: int | None
+    suf: int | None
+    mid: int | None
+    eot: int | None
+    adaptive: tuple[int, ...]
+
+    @property
+    def infilling(self) -> bool:
+        """Whether documents can be laid out for infilling."""
+        return None not in (self.pre, self.suf, self.mid, self.eot)
+
+    @property
+    def control(self) -> frozenset[int]:
+        """Ids that no text may produce."""
+        ids = (self.bos, self.eos, self.pre, self.suf, self.mid, self.eot, *self.adaptive)
+        return frozenset(id for id in ids if id is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Vocab":
+        """From the manifest."""
+        return cls(**{**value, "adaptive": tuple(value["adaptive"])})
+
+
+class Encoder:
+    """Text to ids by a `tokenizers` file, in CodeLlama's two ways.
+
+    enc(s) has the implicit leading space of SentencePiece, inf(s) has not; where the
+    tokenizer adds no such space (byte-level BPE) they are the same.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+        steps = normalizer.get("normalizers", [normalizer])
+        self.implicit_space = any(step.get("type") == "Prepend" for step in steps)
+        if self.implicit_space:
+            tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        # Source text that spells a special piece is text: it must never become a control id.
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+
+    def lead(self, text: str) -> str:
+        """The text whose plain encoding is enc(text)."""
+        return " " + text if self.implicit_space and text else text
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Plain encodings (inf) of many texts at once; no control id is added."""
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The exact text of ids without control pieces, the inverse of inf()."""
+        if not self.implicit_space:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        # The tokenizer's own decoder strips a leading space: shield it with a piece of text.
+        shield = self._tokenizer.encode("\n", add_special_tokens=False).ids
+        return self._tokenizer.decode(shield + list(ids), skip_special_tokens=False)[1:]
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a folder. Raises UserError where there is none."""
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"tokenizer={folder}: wanted a folder with tokenizer.json, found none")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception on a malformed file
+        raise UserError(f"{path}: wanted a tokenizers file, found {error}") from error
+
+
+def find_vocab(tokenizer: Tokenizer, config: VocabConfig) -> Vocab:
+    """Look up the control pieces. Raises UserError for a missing BOS, EOS or adaptive token."""
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    ids = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("bos", "eos")}
+    for name, id in ids.items():
+        if id is None:
+            raise UserError(f"vocab.{name}={getattr(config, name)}: the tokenizer has no such piece")
+    infilling = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("pre", "suf", "mid", "eot")}
+    adaptive: list[int] = []
+    for wanted in config.adaptive:
+        id = tokenizer.token_to_id(wanted) if isinstance(wanted, str) else wanted
+        if not isinstance(id, int) or id < 0:
+            raise UserError(f"vocab.adaptive: wanted pieces or ids of the tokenizer, found {wanted!r}")
+        adaptive.append(id)
+    if not adaptive or len(set(adaptive)) < len(adaptive):
+        raise UserError(f"vocab.adaptive: wanted at least one id, each once, found {config.adaptive}")
+    return Vocab(size=size, adaptive=tuple(adaptive), **ids, **infilling)  # type: ignore[arg-type]
+
+
+def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:
+    """A byte-level BPE of `train_size` ids with CodeLlama's control pieces, for the demo."""
+    assert config.train_size is not None
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [config.bos, config.eos, config.pre, config.suf, config.mid, config.eot]
+    special = control + [name for name in config.adaptive if isinstance(name, str)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.train_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # An iterable of strings, so that no file is read a second time.
+    tokenizer.train_from_iterator(texts, trainer)
+    bos = tokenizer.token_to_id(config.bos)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{config.bos} $A", special_tokens=[(config.bos, bos)]
+    )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, config: VocabConfig, source: str | None, folder: Path) -> None:
+    """Put the tokenizer beside the shards, as Transformers reads it: copied, or written when it was trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if source is not None:
+        for name in FILES:
+            if (Path(source) / name).is_file():
+                shutil.copyfile(Path(source) / name, folder / name)
+        return
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": config.bos,
+        "eos_token": config.eos,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
