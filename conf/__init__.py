@@ -8,12 +8,14 @@ leaves this file.
 import difflib
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,15 +34,13 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     or a combination that the dataclass refuses.
     """
     directory = Path(__file__).parent / entry
-    if not OmegaConf.has_resolver("sysconfig"):
-        import sysconfig
-
-        OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path)
+    OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
     try:
+        # The dataclass is the first of the YAML's defaults: it gives every setting its type.
+        ConfigStore.instance().store(name="schema", node=schema)
         with initialize_config_dir(str(directory), version_base=None):
             composed = compose("config", overrides=list(overrides))
-        typed = OmegaConf.merge(OmegaConf.structured(schema), composed)
-        return OmegaConf.to_object(typed)  # type: ignore[return-value]
+        return OmegaConf.to_object(composed)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, schema, overrides)) from error
     except (ValueError, TypeError) as error:
@@ -64,6 +64,8 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
 
 def _explain(error: Exception, schema: type, overrides: Sequence[str]) -> str:
     """Hydra's and OmegaConf's many-line messages as one sentence."""
+    if "Error merging override" in str(error) and error.__cause__ is not None:
+        error = error.__cause__  # type: ignore[assignment]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("object_type=", "reference_type="))]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
@@ -100,6 +102,7 @@ def _help(entry: str, schema: type) -> str:
         for path in sorted(directory.iterdir())
         if path.is_dir()
     }
+    ConfigStore.instance().store(name="schema", node=schema)
     with initialize_config_dir(str(directory), version_base=None):
         defaults = OmegaConf.to_yaml(compose("config"), resolve=False)
     listed = "\n".join(f"  {name}={'|'.join(choices)}" for name, choices in groups.items())

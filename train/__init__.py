@@ -1,0 +1,1 @@
+"""Token shards in, checkpoints and exported models out."""

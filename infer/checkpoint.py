@@ -1,0 +1,87 @@
+"""A model directory: the library's model, the tokenizer, and what adaptive.json says.
+
+All that decoding knows of training comes from here.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from conf import UserError
+from infer.attention import NAME, register
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The adaptive ids: one (identical tokens, any k) or several (diverse, k up to their number)."""
+
+    ids: tuple[int, ...]
+    L: int
+
+
+class Text:
+    """Prompts to ids as in training, and ids back to text."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UserError(f"model: wanted a tokenizer at {path}, found none")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        # A prompt that spells a special piece is text, as it was in training.
+        self._tokenizer.encode_special_tokens = True
+
+    def encode(self, text: str) -> list[int]:
+        """BOS and the prompt."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text without control pieces."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def check_directory(folder: str | Path) -> Path:
+    """The directory, if it can be a model. Raises UserError at once: the hub is never asked."""
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        found = "no config.json in it" if path.is_dir() else "no such directory"
+        raise UserError(f"model={folder}: wanted a Transformers model directory, found {found}")
+    return path
+
+
+def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
+    """The library's model with tree attention, ready to decode."""
+    register()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(
+            check_directory(folder),
+            dtype=getattr(torch, dtype),
+            attn_implementation=NAME,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"model={folder}: wanted a causal model with weights, found {reason}") from error
+    return lm.to(device).eval()
+
+
+def load_text(folder: str | Path) -> Text:
+    """The directory's tokenizer."""
+    return Text(check_directory(folder) / "tokenizer.json")
+
+
+def load_adaptive(folder: str | Path) -> Adaptive:
+    """The adaptive ids. Raises UserError where the model was trained without them."""
+    path = check_directory(folder) / "adaptive.json"
+    if not path.is_file():
+        raise UserError(
+            f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return Adaptive(tuple(map(int, value["adaptive_ids"])), int(value["L"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: wanted adaptive_ids and L, found {error!r}") from error

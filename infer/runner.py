@@ -1,0 +1,85 @@
+"""The target model as three verbs: prefill, forward, commit.
+
+Knows the library's model and the cache; knows no drafting and no choosing.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from infer.attention import NAME
+from infer.cache import TreeCache
+from infer.tree import Tree, ancestors, depths
+
+RESCORED = 8  # top logits computed again in float32
+
+
+class Runner:
+    """One sequence on one model. `max_rows` bounds the nodes of a tree."""
+
+    def __init__(self, lm: PreTrainedModel, *, capacity: int, max_rows: int) -> None:
+        if lm.config._attn_implementation != NAME:
+            raise ValueError(f"wanted a model with attn_implementation={NAME!r}")
+        self._decoder, self._head = lm.get_decoder(), lm.get_output_embeddings()
+        self._cache = TreeCache(
+            lm.config, capacity=capacity + max_rows, dtype=lm.dtype, device=lm.device
+        )
+        self._device = lm.device
+        self._masks: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._cache.length
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Start over with these tokens in the cache. Raises ValueError when they do not fit."""
+        if len(tokens) > self._cache.capacity:
+            raise ValueError(f"{len(tokens)} tokens do not fit a cache of {self._cache.capacity}")
+        self._cache.clear()
+        if tokens:
+            self._hidden(tokens, torch.arange(len(tokens)), None)
+            self._cache.commit(range(len(tokens)))
+
+    @torch.inference_mode()
+    def forward(self, tree: Tree) -> Tensor:
+        """(q, V) float32 logits of the tree's nodes; its rows wait in the cache for `commit`."""
+        tokens, positions = tree.tokens, depths(tree.parents) + self.length
+        q = len(tokens)
+        hidden = self._hidden(tokens, positions, self._mask(tree.parents))
+        return self._logits(hidden[:q])
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the rows of these nodes."""
+        self._cache.commit(path)
+
+    def _hidden(self, tokens: Sequence[int], positions: Tensor, mask: Tensor | None) -> Tensor:
+        output = self._decoder(
+            input_ids=torch.tensor([tokens], device=self._device),
+            position_ids=positions[None].to(self._device),
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[0]
+
+    def _mask(self, parents: tuple[int, ...]) -> Tensor:
+        """(1, 1, q, length + q), a view: one wide mask per shape serves every length."""
+        if parents not in self._masks:
+            cached = torch.ones(len(parents), self._cache.capacity, dtype=torch.bool)
+            wide = torch.cat([cached, ancestors(parents)], dim=1)
+            self._masks[parents] = wide.to(self._device)[None, None]
+        return self._masks[parents][..., self._cache.capacity - self.length :]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits; in a narrower type the top ones are computed again in float32, so that
+        a near-tie does not depend on how many rows the forward had."""
+        logits = self._head(hidden).float()
+        if hidden.dtype != torch.float32:
+            top = logits.topk(RESCORED, dim=-1).indices
+            weight = self._head.weight[top].float()
+            logits.scatter_(1, top, torch.einsum("qtd,qd->qt", weight, hidden.float()))
+        return logits

@@ -1,0 +1,40 @@
+"""torchrun -m train: settings in, a finished training folder out; with plan=true, a plan."""
+
+import os
+from pathlib import Path
+
+from conf import UserError, run
+from conf.stage import is_finished, made_from, read_manifest
+from train.config import TrainConfig
+
+
+def main(config: TrainConfig) -> None:
+    """Plan, or train unless the folder already holds the result."""
+    if config.plan:
+        from train.plan import print_plan
+
+        print_plan(config)
+        return
+    for name, value in {"out": config.out, "data.path": config.data.path}.items():
+        if not value:
+            raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
+    data = read_manifest(config.data.path, "shards", "data.path")
+    inputs = {"data": config.data.path}
+    if config.model.path is not None and (Path(config.model.path) / "manifest.json").is_file():
+        inputs["model"] = config.model.path
+    made = made_from(config, inputs, ignore=("tracker", "plan", "plan_ranks"))
+    if is_finished(config.out, "checkpoint", made):
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train: {config.out} is finished: nothing to do")
+        return
+    # Imported late: a mistake in the settings, or a finished folder, is told without waiting for torch.
+    from train.loop import Trainer, check_tokenizer
+    from train.model import model_config
+
+    model_config(config.model, vocab_size=data["vocab"]["size"])
+    check_tokenizer(config)
+    Trainer(config, made, data).run()
+
+
+if __name__ == "__main__":
+    run("train", TrainConfig, main)

@@ -1,0 +1,109 @@
+"""The settings of `python -m train` and `python -m train.export`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class DataConfig:
+    """The shards to train on."""
+
+    path: str = ""  # a finished folder of data_prep
+
+
+@dataclass
+class ModelConfig:
+    """The model to train: a Transformers directory, or random weights of a shape."""
+
+    path: str | None = None
+    random_init: bool = False
+    shape: dict[str, Any] = field(default_factory=dict)  # fields of a LlamaConfig
+    activation_checkpointing: bool = False
+
+
+@dataclass
+class ObjectiveConfig:
+    """What is learned; the symbols are those of SDSAT §2.2."""
+
+    name: str = "dual"
+    L: int = 5  # widest window of adaptive tokens
+    start_rate: float = 0.1  # probability that a position starts a window
+    w: float = 1.0  # weight of the masked term
+    masked_mean: str = "n"  # the masked term is divided by n (eq. 9), or by the masked positions
+    diverse: bool = False  # a different token for each offset (App. B)
+
+    def __post_init__(self) -> None:
+        if self.name not in ("causal", "dual"):
+            raise ValueError(f"objective.name: wanted causal or dual, found {self.name}")
+        if self.masked_mean not in ("n", "masked"):
+            raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
+        if self.L < 1:
+            raise ValueError(f"objective.L: wanted at least 1, found {self.L}")
+        if not 0 < self.start_rate <= 1:
+            raise ValueError(f"objective.start_rate: wanted a probability above 0, found {self.start_rate}")
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with linear warm-up and a cosine to a floor."""
+
+    lr: float = 5e-5
+    min_lr: float = 1e-5
+    warmup_steps: int = 400
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+
+@dataclass
+class TrackerConfig:
+    """Weights & Biases."""
+
+    mode: str = "offline"
+    project: str = "adaptive-tokens"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("offline", "online", "disabled"):
+            raise ValueError(f"tracker.mode: wanted offline, online or disabled, found {self.mode}")
+
+
+@dataclass
+class TrainConfig:
+    """torchrun -m train: token shards and a model -> a fine-tuned checkpoint."""
+
+    data: DataConfig
+    model: ModelConfig
+    objective: ObjectiveConfig
+    optimizer: OptimizerConfig
+    tracker: TrackerConfig
+    deepspeed: dict[str, Any]  # passed to DeepSpeed; batch sizes and clipping are filled in
+    out: str = ""
+    steps: int = 2000
+    global_batch: int = 128  # sequences of shards per step, over all ranks
+    micro_batch: int = 1  # sequences of shards per rank and forward
+    loss_chunk: int = 4096  # positions whose logits exist at once
+    save_every: int = 250
+    validate_every: int = 250
+    validate_sequences: int = 64
+    plan: bool = False  # print what would run, and stop
+    plan_ranks: int = 8  # ranks that plan=true assumes
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+
+
+@dataclass
+class ExportConfig:
+    """python -m train.export: a checkpoint -> a Transformers directory."""
+
+    checkpoint: str
+    out: str
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bfloat16", "float16", "float32"):
+            raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")

@@ -1,0 +1,92 @@
+"""Which sequences a step sees, and their rows. Knows shards; knows no model and no device.
+
+The order is a pure function of the seed and the step: ranks and workers change nothing in
+it, and a resumed run needs no state but its step.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from data_prep.shards import PackedSequence, Shards
+from data_prep.vocab import Vocab
+from train.adaptive import sample_windows, window_offsets
+from train.config import ObjectiveConfig
+from train.layout import Layout, causal, dual, replaceable
+
+
+def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
+    """(length,) sequence indices from position `start` of the endless shuffled order.
+
+    Every epoch is a permutation of `count` sequences of its own.
+    """
+    positions = np.arange(start, start + length)
+    epochs = positions // count
+    order = np.empty(length, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        permutation = np.random.default_rng([seed, int(epoch)]).permutation(count)
+        order[epochs == epoch] = permutation[positions[epochs == epoch] % count]
+    return order
+
+
+def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) -> list[np.ndarray]:
+    """One rank's micro-batches of a global batch, which must divide evenly."""
+    mine = order.reshape(-1, ranks, micro_batch)[:, rank]
+    return list(mine)
+
+
+def adaptive_ids(vocab: Vocab, objective: ObjectiveConfig) -> tuple[int, ...]:
+    """The ids that the objective uses. Raises ValueError for more offsets than diverse ids."""
+    if not objective.diverse:
+        return vocab.adaptive[:1]
+    if objective.L > len(vocab.adaptive):
+        raise ValueError(f"objective.L={objective.L}: wanted at most the {len(vocab.adaptive)} diverse ids")
+    return vocab.adaptive[: objective.L]
+
+
+def lay_out(
+    sequences: Sequence[PackedSequence],
+    indices: Sequence[int],
+    vocab: Vocab,
+    objective: ObjectiveConfig,
+    *,
+    seed: Sequence[int],
+) -> Layout:
+    """The objective's layout of some sequences; windows are keyed by (seed, index)."""
+    tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
+    documents = np.stack([sequence.documents for sequence in sequences])
+    if objective.name == "causal":
+        return causal(tokens, documents)
+    adaptive = adaptive_ids(vocab, objective)
+    free = replaceable(tokens, documents, sorted(vocab.control))
+    offsets = np.zeros_like(tokens)
+    for row, index in enumerate(indices):
+        generator = np.random.default_rng([*seed, int(index)])
+        starts, widths = sample_windows(
+            tokens.shape[1], L=objective.L, start_rate=objective.start_rate, generator=generator
+        )
+        offsets[row] = window_offsets(starts, widths, free[row])
+    if objective.diverse:
+        # A run of touching windows may be longer than there are ids: its rest stays standard.
+        offsets[offsets > objective.L] = 0
+    return dual(tokens, documents, offsets, adaptive, w=objective.w, masked_mean=objective.masked_mean)
+
+
+def to_tensors(layout: Layout, device: torch.device) -> dict[str, torch.Tensor]:
+    """The layout's arrays on the device, by name."""
+    return {name: torch.from_numpy(array).to(device) for name, array in vars(layout).items()}
+
+
+def load_batch(
+    shards: Shards,
+    indices: np.ndarray,
+    vocab: Vocab,
+    objective: ObjectiveConfig,
+    *,
+    seed: Sequence[int],
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Read, lay out and move one micro-batch."""
+    sequences = [shards[int(index)] for index in indices]
+    return to_tensors(lay_out(sequences, indices, vocab, objective, seed=seed), device)

@@ -1,0 +1,123 @@
+"""DeepSpeed, and nothing else that knows it: start, step, checkpoints, conversion.
+
+Knows how a module is trained on several ranks; knows no objective and no data.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conf import UserError
+from train.config import OptimizerConfig, TrainConfig
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
+
+import deepspeed
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+
+class Engine:
+    """One rank's share of the training engine."""
+
+    def __init__(self, module: nn.Module, config: TrainConfig) -> None:
+        optimizer = torch.optim.AdamW(
+            parameter_groups(module, config.optimizer),
+            lr=config.optimizer.lr,
+            betas=(config.optimizer.beta1, config.optimizer.beta2),
+        )
+        self._engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=deepspeed_config(config, ranks=world_size())
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches belong."""
+        return self._engine.device
+
+    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The module's loss and tally of one micro-batch."""
+        return self._engine(**batch)
+
+    def step(self, batches: list[dict[str, Tensor]], lr: float) -> Tensor:
+        """One optimizer step over the micro-batches of this rank; returns the summed tally."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        tallies = []
+        for batch in batches:
+            loss, tally = self.loss(batch)
+            self._engine.backward(loss)
+            self._engine.step()
+            tallies.append(tally)
+        return torch.stack(tallies).sum(0)
+
+    def gradient_norm(self) -> float:
+        """Before clipping, of the last step."""
+        return float(self._engine.get_global_grad_norm() or 0.0)
+
+    def save(self, folder: Path, tag: str, state: dict[str, Any]) -> None:
+        """Write a checkpoint; `latest` names it once it is whole."""
+        self._engine.save_checkpoint(str(folder), tag=tag, client_state=state)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Continue from the latest checkpoint; returns the state given to `save`."""
+        path, state = self._engine.load_checkpoint(str(folder))
+        if path is None:
+            raise UserError(f"out: {folder} holds no checkpoint that this configuration can continue from")
+        return state
+
+
+def start() -> tuple[int, int]:
+    """Join the ranks that torchrun started, or be the only one; returns (rank, ranks)."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 29517}.items():
+        os.environ.setdefault(name, str(value))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return torch.distributed.get_rank(), world_size()
+
+
+def world_size() -> int:
+    """The number of ranks."""
+    return torch.distributed.get_world_size()
+
+
+def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Weight decay for matrices; none for norms, biases and embeddings."""
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    decayed = [p for p in module.parameters() if p.ndim >= 2 and id(p) not in embeddings]
+    plain = [p for p in module.parameters() if p.ndim < 2 or id(p) in embeddings]
+    return [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+
+
+def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
+    """The user's DeepSpeed settings with batch sizes and clipping filled in.
+
+    Raises UserError when the global batch does not divide.
+    """
+    per_step = config.micro_batch * ranks
+    if config.global_batch % per_step:
+        raise UserError(
+            f"global_batch={config.global_batch}: wanted a multiple of micro_batch x ranks = "
+            f"{config.micro_batch} x {ranks}"
+        )
+    return {
+        **config.deepspeed,
+        "train_batch_size": config.global_batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.global_batch // per_step,
+        "gradient_clipping": config.optimizer.clip,
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def full_weights(folder: Path) -> dict[str, Tensor]:
+    """The float32 weights of a checkpoint of any ZeRO stage, by parameter name."""
+    return get_fp32_state_dict_from_zero_checkpoint(str(folder))

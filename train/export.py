@@ -1,0 +1,88 @@
+"""python -m train.export: a training folder in, a plain Transformers directory out.
+
+    model.safetensors, config.json, generation_config.json, tokenizer files
+    adaptive.json      adaptive ids, L, provenance: absent for a model without adaptive tokens
+    manifest.json      written last
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from conf import UserError, run
+from conf.stage import fingerprint, is_finished, made_from, read_manifest, write_json, write_manifest
+from train.config import ExportConfig
+from train.engine import full_weights
+
+
+def main(config: ExportConfig) -> None:
+    """Export, unless the folder already holds it; nothing is visible before it is whole."""
+    manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
+    made = made_from(config, {"checkpoint": config.checkpoint})
+    if is_finished(config.out, "model", made):
+        print(f"export: {config.out} is finished: nothing to do")
+        return
+    out = Path(config.out)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"out={out}: wanted a new or empty folder, found other files in it")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    export(Path(config.checkpoint), partial, manifest, dtype=getattr(torch, config.dtype))
+    write_manifest(partial, "model", made, parameters=manifest["parameters"])
+    if out.exists():
+        out.rmdir()
+    os.replace(partial, out)
+    print(f"export: wrote {out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
+
+
+def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype) -> None:
+    """Write the Transformers directory of a finished training folder."""
+    described = checkpoint / "model"
+    shutil.copytree(described, out)
+    config = AutoConfig.from_pretrained(described, local_files_only=True)
+    config.dtype = dtype
+    config.bos_token_id, config.eos_token_id = manifest["vocab"]["bos"], manifest["vocab"]["eos"]
+    adaptive = adaptive_json(checkpoint, manifest)
+    if adaptive and adaptive["identical"]:
+        # The keys that servers with parallel drafting read.
+        config.pard_token = config.ptd_token_id = adaptive["adaptive_ids"][0]
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config)
+    # "lm." is the place of the library's model within train.model.AdaptiveLM.
+    weights = {
+        name.removeprefix("lm."): tensor.to(dtype).contiguous()
+        for name, tensor in full_weights(checkpoint / "checkpoints").items()
+    }
+    lm.generation_config = GenerationConfig.from_model_config(config)
+    lm.save_pretrained(out, state_dict=weights)
+    if adaptive:
+        write_json(out / "adaptive.json", adaptive)
+
+
+def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """What a decoder must know of the adaptive tokens; None where none were trained."""
+    if not manifest["adaptive"]:
+        return None
+    vocab = manifest["vocab"]
+    return {
+        "schema": 1,
+        "adaptive_ids": manifest["adaptive"],
+        "identical": len(manifest["adaptive"]) == 1,
+        "L": manifest["L"],
+        "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+        "provenance": {
+            "checkpoint": fingerprint(checkpoint),
+            "data": manifest["inputs"]["data"],
+            "step": manifest["step"],
+            "objective": manifest["settings"]["objective"],
+            "commit": manifest["commit"],
+        },
+    }
+
+
+if __name__ == "__main__":
+    run("export", ExportConfig, main)

@@ -1,0 +1,206 @@
+"""The training loop: steps, validation, checkpoints, in that order.
+
+Knows when things happen; what happens is in layout, loss, engine, checkpoint and tracker.
+"""
+
+import json
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conf import UserError
+from conf.stage import write_manifest
+from data_prep.shards import Shards
+from data_prep.vocab import Vocab
+from train import engine as engines
+from train.checkpoint import Checkpoints
+from train.config import TrainConfig
+from train.data import adaptive_ids, global_order, load_batch, rank_batches
+from train.model import AdaptiveLM, load_model
+from train.schedule import learning_rate
+from train.tracker import Tracker
+
+TRAIN, VALIDATION = 0, 1  # the two streams of windows
+
+
+class Trainer:
+    """One rank of a run."""
+
+    def __init__(self, config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> None:
+        self.config, self.made = config, made
+        self.rank, self.ranks = engines.start()
+        engines.deepspeed_config(config, ranks=self.ranks)  # a batch that does not divide is told first
+        self.out = Path(config.out)
+        self.vocab = Vocab.from_json(data["vocab"])
+        self.shards = {split: Shards(config.data.path, split) for split in ("train", "held_out")}
+        dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
+        lm = load_model(config.model, vocab_size=self.vocab.size, dtype=dtype, seed=config.seed)
+        if self.rank == 0:
+            self._describe(lm)
+        self.parameters = sum(parameter.numel() for parameter in lm.parameters())
+        module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L)
+        self.engine = engines.Engine(module, config)
+        self.checkpoints = Checkpoints(self.out, made, rank=self.rank)
+        state = self.checkpoints.resume(self.engine) or {"step": 0, "validation": [], "run_id": None}
+        self.step: int = state["step"]
+        self.validation: list[dict[str, float]] = state["validation"]
+        self.tracker = Tracker(
+            config.tracker,
+            out=self.out,
+            name=f"{self.out.name}-{config.objective.name}",
+            settings=asdict(config),
+            speaks=self.rank == 0,
+            run_id=state["run_id"],
+        )
+
+    def run(self) -> list[dict[str, float]]:
+        """Train to the last step and finish the folder; returns the validations, oldest first."""
+        config = self.config
+        if not self.validation:
+            self._validate()
+        with self.tracker.progress() as progress:
+            task = progress.add_task(
+                config.objective.name, total=config.steps, completed=self.step, line="loss ..."
+            )
+            while self.step < config.steps:
+                metrics = self._train_step()
+                self.step += 1
+                self.tracker.log(self.step, metrics)
+                progress.update(task, completed=self.step, line=describe(metrics))
+                if self.step % config.validate_every == 0 or self.step == config.steps:
+                    self._validate()
+                if self.step % config.save_every == 0 or self.step == config.steps:
+                    self._save()
+        if self.rank == 0:
+            self._finish()
+        self.tracker.finish()
+        dist.barrier()
+        return self.validation
+
+    def _train_step(self) -> dict[str, float]:
+        config, began = self.config, time.perf_counter()
+        order = global_order(
+            config.seed, len(self.shards["train"]), self.step * config.global_batch, config.global_batch
+        )
+        parts = rank_batches(order, rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch)
+        batches = [self._batch("train", part, (config.seed, TRAIN, self.step)) for part in parts]
+        lr = learning_rate(self.step, config.steps, config.optimizer)
+        metrics = self._metrics(self.engine.step(batches, lr))
+        tokens = config.global_batch * self.shards["train"][0].tokens.size
+        return metrics | {
+            "lr": lr,
+            "gradient_norm": self.engine.gradient_norm(),
+            "tokens_per_second": tokens / (time.perf_counter() - began),
+        }
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        """Held-out losses and accuracy by window offset; the same windows every time."""
+        held_out = self.shards["held_out"]
+        per_round = self.config.micro_batch * self.ranks
+        rounds = min(self.config.validate_sequences, len(held_out)) // per_round
+        if rounds == 0:
+            raise UserError(
+                f"validate_sequences: wanted at least micro_batch x ranks = {per_round} held-out sequences, "
+                f"found {min(self.config.validate_sequences, len(held_out))}"
+            )
+        tally = torch.zeros(self.config.objective.L + 1, 3, dtype=torch.float64, device=self.engine.device)
+        for index in range(rounds):
+            start = index * per_round + self.rank * self.config.micro_batch
+            part = torch.arange(start, start + self.config.micro_batch).numpy()
+            batch = self._batch("held_out", part, (self.config.seed, VALIDATION))
+            tally += self.engine.loss(batch)[1]
+        metrics = self._metrics(tally)
+        self.validation.append({"step": self.step, **metrics})
+        self.tracker.log(self.step, {f"validation/{name}": value for name, value in metrics.items()})
+        if self.rank == 0:
+            print(f"step {self.step} held-out: {describe(metrics)}", flush=True)
+
+    def _batch(self, split: str, part: Any, seed: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        return load_batch(
+            self.shards[split], part, self.vocab, self.config.objective, seed=seed, device=self.engine.device
+        )
+
+    def _metrics(self, tally: torch.Tensor) -> dict[str, float]:
+        """A tally, summed over ranks, as named means."""
+        dist.all_reduce(tally)
+        return summarise(tally)
+
+    def _save(self) -> None:
+        state = {"step": self.step, "validation": self.validation, "run_id": self.tracker.run_id}
+        self.checkpoints.save(self.engine, self.step, state)
+
+    def _describe(self, lm: Any) -> None:
+        """What an export needs beside the weights: the architecture and the tokenizer."""
+        lm.config.save_pretrained(self.out / "model")
+        if lm.generation_config is not None:
+            lm.generation_config.save_pretrained(self.out / "model")
+        tokenizer = Path(self.config.data.path) / "tokenizer"
+        shutil.copytree(tokenizer, self.out / "model", dirs_exist_ok=True)
+
+    def _finish(self) -> None:
+        objective = self.config.objective
+        used = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
+        write_manifest(
+            self.out,
+            "checkpoint",
+            self.made,
+            step=self.step,
+            ranks=self.ranks,
+            parameters=self.parameters,
+            vocab=self.vocab.to_json(),
+            adaptive=list(used),
+            L=objective.L,
+            validation=self.validation,
+        )
+
+
+def summarise(tally: torch.Tensor) -> dict[str, float]:
+    """Means by offset of a (L + 1, 3) tally: standard_loss, accuracy_j, masked_loss, masked."""
+    rows = tally.tolist()
+    count, loss, correct = rows[0]
+    metrics = {"standard_loss": loss / max(count, 1), "accuracy_0": correct / max(count, 1)}
+    masked = sum(row[0] for row in rows[1:])
+    if masked:
+        metrics["masked_loss"] = sum(row[1] for row in rows[1:]) / masked
+        metrics["masked"] = masked
+        for offset, (count, _, correct) in enumerate(rows[1:], start=1):
+            metrics[f"accuracy_{offset}"] = correct / max(count, 1)
+    return metrics
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """The metrics in one console line."""
+    parts = [f"loss {metrics['standard_loss']:.3f}"]
+    if "masked_loss" in metrics:
+        accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
+        shown = " ".join(f"{100 * value:.0f}" for value in accuracies)
+        parts.append(f"masked {metrics['masked_loss']:.3f}  accuracy by offset {shown} %")
+    if "tokens_per_second" in metrics:
+        parts.append(f"{metrics['tokens_per_second']:.0f} tok/s")
+    return "  ".join(parts)
+
+
+def check_tokenizer(config: TrainConfig) -> None:
+    """Raises UserError when the model's tokenizer is not the one that made the shards."""
+    if config.model.path is None or config.model.random_init:
+        return
+    theirs = Path(config.model.path) / "tokenizer.json"
+    ours = Path(config.data.path) / "tokenizer" / "tokenizer.json"
+    if not theirs.is_file():
+        return
+    if _vocabulary(theirs) != _vocabulary(ours):
+        raise UserError(
+            f"data.path={config.data.path}: wanted shards made with the tokenizer of {config.model.path}, "
+            "found shards of another tokenizer"
+        )
+
+
+def _vocabulary(path: Path) -> Any:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value["model"], value["added_tokens"]
