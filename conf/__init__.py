@@ -7,12 +7,13 @@ leaves this file.
 
 import difflib
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -39,7 +40,7 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
         # The dataclass is the first of the YAML's defaults: it gives every setting its type.
         ConfigStore.instance().store(name="schema", node=schema)
         with initialize_config_dir(str(directory), version_base=None):
-            composed = compose("config", overrides=list(overrides))
+            composed = compose("config", overrides=[_quoted(text, schema) for text in overrides])
         return OmegaConf.to_object(composed)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, schema, overrides)) from error
@@ -60,6 +61,26 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+
+
+def _quoted(override: str, schema: type) -> str:
+    """The override with the value of a text setting quoted: Hydra's grammar would read a prompt
+    or a path with brackets, commas or spaces as something else.
+    """
+    key, equals, value = override.partition("=")
+    kind: Any = schema
+    for name in key.split("."):
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif is_dataclass(kind):
+            kind = get_type_hints(kind).get(name)
+    is_text = kind is str or (str in get_args(kind) and get_origin(kind) is not list and value != "null")
+    if not equals or not is_text:
+        return override
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    escaped = re.sub(r"(\\*)'", r"\1\1\'", escaped)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"{key}='{escaped}'"
 
 
 def _explain(error: Exception, schema: type, overrides: Sequence[str]) -> str:
@@ -108,7 +129,6 @@ def _help(entry: str, schema: type) -> str:
     listed = "\n".join(f"  {name}={'|'.join(choices)}" for name, choices in groups.items())
     doc = (schema.__doc__ or "").strip()
     return f"{doc}\n\nSettings are given as name=value.\n\nGroups:\n{listed}\n\nDefaults:\n{defaults}"
-
 
 
 __all__ = ["UserError", "run", "settings"]

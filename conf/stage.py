@@ -48,8 +48,18 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
-    """What determines a stage's result: its settings (less the ignored names) and its inputs' fingerprints."""
+    """What determines a stage's result: its settings, less the ignored ones, and its inputs.
+
+    `inputs` are finished folders by the setting that names them ("data.path"): their
+    fingerprint counts, not where they lie.
+    """
     kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
+    for name in inputs:
+        *groups, last = name.split(".")
+        place = kept
+        for group in groups:
+            place = place[group]
+        del place[last]
     return {
         "settings": json.loads(json.dumps(kept)),
         "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},

@@ -8,8 +8,8 @@ from typing import Any
 class DataConfig:
     """Where documents come from."""
 
+    path: str
     kind: str = "folder"  # folder: source files below `path`; starcoder: parquet with a `content` column
-    path: list[str] = field(default_factory=list)
     include: list[str] = field(default_factory=lambda: ["**/*"])  # globs, for kind=folder
     max_bytes: int = 1_000_000  # larger files are dropped, and counted
     split_chars: int | None = None  # cut documents into pieces of whole lines up to this long

@@ -36,7 +36,7 @@ def prepare(config: DataPrepConfig, made: dict[str, object]) -> dict[str, object
     else:
         tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab)
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, vocab)
     save_tokenizer(tokenizer, config.vocab, config.tokenizer, out / "tokenizer")
     languages = sorted({document.language for part in splits.values() for document in part})
     facts: dict[str, object] = {"vocab": vocab.to_json(), "seq_len": config.seq_len, "languages": languages}
@@ -44,6 +44,7 @@ def prepare(config: DataPrepConfig, made: dict[str, object]) -> dict[str, object
         facts[name] = _write_split(name, part, config, vocab, encoder, languages)
     _write_held_out(splits["held_out"], out / "held_out.jsonl")
     facts["drops"] = dict(drops)
+    facts["texts_with_control_pieces"] = encoder.defused
     write_manifest(out, "shards", made, **facts)
     return facts
 

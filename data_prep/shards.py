@@ -33,7 +33,14 @@ class ShardWriter:
     """Collects packed sequences and writes them as shards of at most `shard_sequences`."""
 
     def __init__(
-        self, folder: Path, split: str, *, seq_len: int, vocab_size: int, padding: int, shard_sequences: int = 8192
+        self,
+        folder: Path,
+        split: str,
+        *,
+        seq_len: int,
+        vocab_size: int,
+        padding: int,
+        shard_sequences: int = 8192,
     ) -> None:
         self._folder, self._split, self._seq_len, self._padding = folder, split, seq_len, padding
         self._dtype = np.uint16 if vocab_size <= 2**16 else np.uint32

@@ -22,14 +22,13 @@ def documents(data: DataConfig, drops: Counter[str]) -> Iterator[Document]:
     Raises UserError when there is no input at all.
     """
     found = False
-    for root in data.path:
-        source = _folder(Path(root), data, drops) if data.kind == "folder" else _starcoder(root, drops)
-        for document in source:
-            found = True
-            yield document
+    source = _folder(Path(data.path), data, drops) if data.kind == "folder" else _starcoder(data.path, drops)
+    for document in source:
+        found = True
+        yield document
     if not found:
         raise UserError(
-            f"data.path={','.join(data.path)}: wanted source documents ({', '.join(data.include)}), found none"
+            f"data.path={data.path}: wanted source documents ({', '.join(data.include)}), found none"
         )
 
 

@@ -5,9 +5,11 @@ special pieces never matched in text.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,7 @@ class Encoder:
     tokenizer adds no such space (byte-level BPE) they are the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab: Vocab) -> None:
         normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
         steps = normalizer.get("normalizers", [normalizer])
         self.implicit_space = any(step.get("type") == "Prepend" for step in steps)
@@ -71,14 +73,33 @@ class Encoder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._control = vocab.control
+        pieces = filter(None, (tokenizer.id_to_token(id) for id in sorted(vocab.control)))
+        self._spelled = re.compile("|".join(re.escape(piece).replace("▁", "[ ▁]") for piece in pieces))
+        self.defused = 0  # texts that spelled a control piece and were encoded again
 
     def lead(self, text: str) -> str:
         """The text whose plain encoding is enc(text)."""
         return " " + text if self.implicit_space and text else text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Plain encodings (inf) of many texts at once; no control id is added."""
-        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        """Plain encodings (inf) of many texts at once, never with a control id."""
+        found = [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        for index, ids in enumerate(found):
+            if not self._control.isdisjoint(ids):
+                found[index] = self._defuse(texts[index])
+        return found
+
+    def _defuse(self, text: str) -> list[int]:
+        """Encode a text that spells a control piece: cut in the middle of each spelling, since in
+        CodeLlama's tokenizer the merges themselves lead from " <PRE>" to its control id."""
+        self.defused += 1
+        cuts = [0, *(m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)), len(text)]
+        parts = [text[start:stop] for start, stop in pairwise(cuts)]
+        encoded = self._tokenizer.encode_batch(parts, add_special_tokens=False)
+        ids = [id for part in encoded for id in part.ids]
+        assert self._control.isdisjoint(ids), "a text still yields a control id"
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The exact text of ids without control pieces, the inverse of inf()."""

@@ -21,13 +21,13 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **_: Any,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
     """(1, heads, q, d) queries over (1, kv_heads, kv, d) keys; returns (1, q, heads, d).
 
     Grouped queries are folded into rows of their key's head, so that no key is copied.
     """
-    _, heads, q, d = query.shape
+    heads, q, d = query.shape[1:]
     kv_heads = key.shape[1]
     if attention_mask is None:
         output = F.scaled_dot_product_attention(

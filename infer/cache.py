@@ -24,7 +24,9 @@ class TreeCacheLayer(CacheLayerMixin):
         self.is_initialized = True
         self.length = 0
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write (1, heads, q, head_dim) after the committed rows; all rows so far are returned."""
         assert self.keys is not None and self.values is not None
         end = self.length + key_states.shape[2]
@@ -59,13 +61,14 @@ class TreeCache(Cache):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (2, config.num_hidden_layers, 1, heads, capacity, head_dim)
         self._kv = torch.zeros(shape, dtype=dtype, device=device)
-        super().__init__(layers=[TreeCacheLayer(keys, values) for keys, values in zip(*self._kv, strict=True)])
+        self._layers = [TreeCacheLayer(keys, values) for keys, values in zip(*self._kv, strict=True)]
+        super().__init__(layers=list(self._layers))
         self.capacity = capacity
         self._set_length(0)
 
     def _set_length(self, length: int) -> None:
         self.length = length
-        for layer in self.layers:
+        for layer in self._layers:
             layer.length = length
 
     def commit(self, path: Sequence[int]) -> None:

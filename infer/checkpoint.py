@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from conf import UserError
 from infer.attention import NAME, register
@@ -54,6 +55,7 @@ def check_directory(folder: str | Path) -> Path:
 def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
     """The library's model with tree attention, ready to decode."""
     register()
+    logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         lm = AutoModelForCausalLM.from_pretrained(
@@ -65,7 +67,8 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"model={folder}: wanted a causal model with weights, found {reason}") from error
-    return lm.to(device).eval()
+    lm.to(device)  # type: ignore[arg-type]
+    return lm.eval()
 
 
 def load_text(folder: str | Path) -> Text:

@@ -23,9 +23,7 @@ class Runner:
         if lm.config._attn_implementation != NAME:
             raise ValueError(f"wanted a model with attn_implementation={NAME!r}")
         self._decoder, self._head = lm.get_decoder(), lm.get_output_embeddings()
-        self._cache = TreeCache(
-            lm.config, capacity=capacity + max_rows, dtype=lm.dtype, device=lm.device
-        )
+        self._cache = TreeCache(lm.config, capacity=capacity + max_rows, dtype=lm.dtype, device=lm.device)
         self._device = lm.device
         self._masks: dict[tuple[int, ...], Tensor] = {}
 
@@ -76,7 +74,8 @@ class Runner:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits; in a narrower type the top ones are computed again in float32, so that
-        a near-tie does not depend on how many rows the forward had."""
+        a near-tie does not depend on how many rows the forward had.
+        """
         logits = self._head(hidden).float()
         if hidden.dtype != torch.float32:
             top = logits.topk(RESCORED, dim=-1).indices

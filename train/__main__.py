@@ -19,9 +19,9 @@ def main(config: TrainConfig) -> None:
         if not value:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
-    inputs = {"data": config.data.path}
+    inputs = {"data.path": config.data.path}
     if config.model.path is not None and (Path(config.model.path) / "manifest.json").is_file():
-        inputs["model"] = config.model.path
+        inputs["model.path"] = config.model.path
     made = made_from(config, inputs, ignore=("tracker", "plan", "plan_ranks"))
     if is_finished(config.out, "checkpoint", made):
         if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -40,14 +40,14 @@ def adaptive_ids(vocab: Vocab, objective: ObjectiveConfig) -> tuple[int, ...]:
     """The ids that the objective uses. Raises ValueError for more offsets than diverse ids."""
     if not objective.diverse:
         return vocab.adaptive[:1]
-    if objective.L > len(vocab.adaptive):
+    if len(vocab.adaptive) < objective.L:
         raise ValueError(f"objective.L={objective.L}: wanted at most the {len(vocab.adaptive)} diverse ids")
     return vocab.adaptive[: objective.L]
 
 
 def lay_out(
     sequences: Sequence[PackedSequence],
-    indices: Sequence[int],
+    indices: Sequence[int] | np.ndarray,
     vocab: Vocab,
     objective: ObjectiveConfig,
     *,

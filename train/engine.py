@@ -3,7 +3,10 @@
 Knows how a module is trained on several ranks; knows no objective and no data.
 """
 
+import contextlib
+import io
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,10 @@ from train.config import OptimizerConfig, TrainConfig
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
+
+# DeepSpeed's own calls of torch names that are on their way out: nothing that a user can mend.
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 
 import deepspeed
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -75,6 +82,8 @@ def start() -> tuple[int, int]:
     for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 29517}.items():
         os.environ.setdefault(name, str(value))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    # Used by DeepSpeed's inference alone, and would be compiled here: a minute, and a C++ compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -120,4 +129,6 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
 
 def full_weights(folder: Path) -> dict[str, Tensor]:
     """The float32 weights of a checkpoint of any ZeRO stage, by parameter name."""
-    return get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    # The library prints what it finds, and a progress bar of its own.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return get_fp32_state_dict_from_zero_checkpoint(str(folder))

@@ -1,8 +1,8 @@
 """python -m train.export: a training folder in, a plain Transformers directory out.
 
-    model.safetensors, config.json, generation_config.json, tokenizer files
-    adaptive.json      adaptive ids, L, provenance: absent for a model without adaptive tokens
-    manifest.json      written last
+model.safetensors, config.json, generation_config.json, tokenizer files
+adaptive.json      adaptive ids, L, provenance: absent for a model without adaptive tokens
+manifest.json      written last
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging
 
 from conf import UserError, run
 from conf.stage import fingerprint, is_finished, made_from, read_manifest, write_json, write_manifest
@@ -57,6 +58,7 @@ def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torc
         name.removeprefix("lm."): tensor.to(dtype).contiguous()
         for name, tensor in full_weights(checkpoint / "checkpoints").items()
     }
+    logging.disable_progress_bar()
     lm.generation_config = GenerationConfig.from_model_config(config)
     lm.save_pretrained(out, state_dict=weights)
     if adaptive:
@@ -76,7 +78,7 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] 
         "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
-            "data": manifest["inputs"]["data"],
+            "data": manifest["inputs"]["data.path"],
             "step": manifest["step"],
             "objective": manifest["settings"]["objective"],
             "commit": manifest["commit"],

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from conf import UserError
 from train.config import ModelConfig
@@ -57,7 +58,8 @@ def model_config(config: ModelConfig, *, vocab_size: int | None = None) -> Pretr
 def load_model(config: ModelConfig, *, vocab_size: int, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """The model with its weights, for training. Raises UserError as `model_config` does."""
     found = model_config(config, vocab_size=vocab_size)
-    if config.random_init:
+    logging.disable_progress_bar()
+    if config.random_init or config.path is None:
         torch.manual_seed(seed)
         lm = AutoModelForCausalLM.from_config(found, attn_implementation="sdpa").to(dtype)
     else:

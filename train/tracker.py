@@ -34,7 +34,7 @@ class Tracker:
                 name=name,
                 id=run_id,
                 resume="allow" if run_id else None,
-                mode=config.mode,
+                mode=config.mode,  # type: ignore[arg-type]
                 dir=str(out),
                 config=settings,
                 settings=wandb.Settings(silent=True, console="off"),

@@ -1,0 +1,158 @@
+"""The speed report: JSON, plots after the paper's Figures 3 and 4, a table, and the same to W&B.
+
+Knows rows of figures; knows nothing of how they were measured.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+import wandb
+from rich.console import Console
+from rich.table import Table
+
+from conf.stage import versions, write_json
+from infer.config import TrackerConfig
+
+PLOTS = {"tokens_per_second": "tokens per second", "acceptance_rate": "acceptance rate"}
+
+
+def write_report(
+    out: Path, *, settings: dict[str, Any], rows: list[dict[str, Any]], tracker: TrackerConfig
+) -> dict[str, Any]:
+    """Write report.json and the plots into `out`, and log both; returns the report."""
+    report = {
+        "schema": 1,
+        "hardware": hardware(),
+        "versions": versions(),
+        "settings": settings,
+        "rows": rows,
+        "summary": summarise(rows),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for measure in PLOTS:
+        plot(rows, measure, out / f"{measure}.png")
+    write_json(out / "report.json", report)
+    _log(out, report, tracker)
+    return report
+
+
+def read_report(out: Path) -> dict[str, Any]:
+    """The report of a finished folder."""
+    return json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+
+def hardware() -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
+        ]
+        cpu = names[0] if names else cpu
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For each prompt set: the best k, against plain decoding in its dtype and in the fastest one."""
+    found = {}
+    for name in dict.fromkeys(row["prompt_set"] for row in rows):
+        mine = [row for row in rows if row["prompt_set"] == name]
+        fastest = max((r for r in mine if r["decoder"] == "plain"), key=lambda r: r["tokens_per_second"])
+        best = max((r for r in mine if r["decoder"] == "sdsat"), key=lambda r: r["tokens_per_second"])
+        found[name] = {
+            "k": best["k"],
+            "dtype": best["dtype"],
+            "speedup": best["speedup"],
+            "fastest_plain_dtype": fastest["dtype"],
+            "speedup_over_fastest_plain": best["tokens_per_second"] / fastest["tokens_per_second"],
+            "acceptance_rate": best["acceptance_rate"],
+            "accepted_per_draft": best["acceptance_rate"] * best["k"],
+        }
+    return found
+
+
+def plot(rows: Sequence[dict[str, Any]], measure: str, path: Path) -> None:
+    """One figure: the measure against k, a line per dtype, a panel per prompt set."""
+    sets = list(dict.fromkeys(row["prompt_set"] for row in rows))
+    figure, axes = plt.subplots(1, len(sets), figsize=(4.6 * len(sets), 3.6), sharey=True, squeeze=False)
+    for axis, name in zip(axes[0], sets, strict=True):
+        for color, dtype in zip(("C0", "C1", "C2"), dict.fromkeys(row["dtype"] for row in rows)):
+            mine = [r for r in rows if r["prompt_set"] == name and r["dtype"] == dtype]
+            drafts = sorted((r["k"], r[measure]) for r in mine if r["decoder"] == "sdsat")
+            axis.plot(*zip(*drafts), marker="o", color=color, label=f"SDSAT, {dtype}")
+            plain = next(r for r in mine if r["decoder"] == "plain")
+            if plain[measure] is not None:
+                axis.axhline(plain[measure], color=color, linestyle=":", label=f"plain, {dtype}")
+        axis.set(title=name.replace("_", " "), xlabel="k, adaptive tokens", ylim=(0, None))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel(PLOTS[measure])
+    axes[0][-1].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The rows as a table, and a line for each prompt set."""
+    machine = report["hardware"]
+    table = Table(title=f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)")
+    for name in ("prompts", "dtype", "decoder", "k"):
+        table.add_column(name)
+    for name in ("tokens/s", "speedup", "acceptance", "tokens/forward", "identical"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in report["rows"]:
+        part = (row["prompt_set"], row["dtype"])
+        if last not in (None, part):
+            table.add_section()
+        last = part
+        accepted = "" if row["acceptance_rate"] is None else f"{100 * row['acceptance_rate']:.0f} %"
+        table.add_row(
+            *part,
+            row["decoder"],
+            str(row["k"] or ""),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['speedup']:.2f}x",
+            accepted,
+            f"{row['tokens_per_forward']:.2f}",
+            f"{row['identical']}/{row['prompts']}",
+        )
+    console = Console()
+    console.print(table)
+    for name, best in report["summary"].items():
+        console.print(
+            f"{name}: SDSAT k={best['k']} ({best['dtype']}) is {best['speedup']:.2f}x plain decoding and "
+            f"{best['speedup_over_fastest_plain']:.2f}x plain decoding in its fastest dtype "
+            f"({best['fastest_plain_dtype']}); {best['accepted_per_draft']:.2f} of {best['k']} drafts accepted",
+            highlight=False,
+        )
+
+
+def _log(out: Path, report: dict[str, Any], tracker: TrackerConfig) -> None:
+    if tracker.mode == "disabled":
+        return
+    run = wandb.init(
+        project=tracker.project,
+        name=f"{out.name}-speed",
+        mode=tracker.mode,  # type: ignore[arg-type]
+        dir=str(out),
+        config=report["settings"] | {"hardware": report["hardware"]},
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    columns = [name for name in report["rows"][0] if name != "speedup_range"]
+    table = wandb.Table(columns=columns, data=[[row[name] for name in columns] for row in report["rows"]])
+    images = {measure: wandb.Image(str(out / f"{measure}.png")) for measure in PLOTS}
+    run.log({"speed": table, **images, "summary": report["summary"]})
+    run.finish()

@@ -1,0 +1,156 @@
+"""python -m infer.speed: plain greedy decoding and SDSAT for several k, compared and timed.
+
+Every output is compared with plain decoding of the same dtype, token by token; in float32
+all must be identical, and plain decoding must equal the library's own `generate`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from transformers import PreTrainedModel
+
+from conf import UserError, run
+from conf.stage import is_finished, made_from, write_manifest
+from infer.checkpoint import load_adaptive, load_model, load_text
+from infer.config import SpeedConfig
+from infer.drafters.adaptive import AdaptiveDrafter
+from infer.drafters.plain import PlainDrafter
+from infer.loop import Drafter
+from infer.measure import Decoder, Measured, Run, loop_decoder, measure
+from infer.prompts import load_prompts
+from infer.report import print_report, read_report, write_report
+from infer.runner import Runner
+
+
+def main(config: SpeedConfig) -> None:
+    """Measure and report, unless the folder already holds the report."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    adaptive = load_adaptive(config.model)
+    made = made_from(config, _inputs(config), ignore=("tracker",))
+    out = Path(config.out)
+    if is_finished(out, "report", made):
+        print(f"speed: {out} is finished: nothing to do")
+        print_report(read_report(out))
+        return
+    text = load_text(config.model)
+    prompts = {
+        name: load_prompts(name, prompt_set, text, seed=config.seed)
+        for name, prompt_set in config.prompts.items()
+    }
+    rows: list[dict[str, Any]] = []
+    with Progress() as progress:
+        for dtype in config.dtypes:
+            lm = load_model(config.model, dtype=dtype)
+            for name, token_ids in prompts.items():
+                task = progress.add_task(f"{name}, {dtype}", total=config.rounds * len(token_ids))
+                decoders = _decoders(lm, adaptive.ids, token_ids, config)
+                found = measure(
+                    decoders, token_ids, rounds=config.rounds, advance=partial(progress.advance, task)
+                )
+                rows += _rows(found, dtype=dtype, prompt_set=name)
+    report = write_report(out, settings=asdict(config), rows=rows, tracker=config.tracker)
+    write_manifest(out, "report", made)
+    print_report(report)
+    _check_identical(rows)
+
+
+def _inputs(config: SpeedConfig) -> dict[str, str]:
+    return {"model": config.model} if (Path(config.model) / "manifest.json").is_file() else {}
+
+
+def _decoders(
+    lm: PreTrainedModel, adaptive_ids: Sequence[int], prompts: Sequence[Sequence[int]], config: SpeedConfig
+) -> dict[str, Decoder]:
+    """Plain decoding, SDSAT by k, and in float32 the library's `generate`, by name."""
+    drafters: dict[str, Drafter] = {"plain": PlainDrafter()}
+    try:
+        drafters |= {f"sdsat {k}": AdaptiveDrafter(adaptive_ids, k) for k in config.k}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    longest = max(map(len, prompts)) + config.max_new_tokens
+    limit = lm.config.max_position_embeddings
+    if longest > limit:
+        raise UserError(
+            f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
+            f"{limit} positions, found {longest}"
+        )
+    rows = max(drafter.max_rows for drafter in drafters.values())
+    runner = Runner(lm, capacity=longest, max_rows=rows)
+    eos = lm.config.eos_token_id
+    decoders = {
+        name: loop_decoder(runner, drafter, max_new_tokens=config.max_new_tokens, eos=eos)
+        for name, drafter in drafters.items()
+    }
+    if lm.dtype == torch.float32:
+        decoders["generate"] = _library_decoder(lm, config.max_new_tokens)
+    return decoders
+
+
+def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:
+    """Transformers' own greedy `generate` with its own attention."""
+
+    def run_library(prompt: Sequence[int]) -> Run:
+        ids = torch.tensor([list(prompt)], device=lm.device)
+        name = lm.config._attn_implementation
+        lm.set_attn_implementation("sdpa")
+        began = time.perf_counter()
+        output = lm.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=lm.config.eos_token_id,
+        )
+        tokens = output[0, len(prompt) :].tolist()
+        seconds = time.perf_counter() - began
+        lm.set_attn_implementation(name)
+        return Run(tokens, seconds, len(tokens), 0, 0)
+
+    return run_library
+
+
+def _rows(found: dict[str, Measured], *, dtype: str, prompt_set: str) -> list[dict[str, Any]]:
+    plain = found["plain"]
+    rows = []
+    for name, measured in found.items():
+        decoder, _, k = name.partition(" ")
+        speedups = sorted(measured.speedups(plain))
+        same = sum(ours == theirs for ours, theirs in zip(measured.outputs, plain.outputs, strict=True))
+        rows.append(
+            {
+                "decoder": decoder,
+                "k": int(k or 0),
+                "dtype": dtype,
+                "prompt_set": prompt_set,
+                "tokens_per_second": measured.median_rate(),
+                "speedup": speedups[len(speedups) // 2],
+                "speedup_range": [speedups[0], speedups[-1]],
+                "acceptance_rate": measured.acceptance_rate,
+                "tokens_per_forward": measured.tokens_per_forward,
+                "identical": same,
+                "prompts": len(plain.outputs),
+                "tokens": sum(map(len, measured.outputs)),
+            }
+        )
+    return rows
+
+
+def _check_identical(rows: Sequence[dict[str, Any]]) -> None:
+    """A report that shows a lossy decoder is written, and then fails the run."""
+    lossy = [r for r in rows if r["dtype"] == "float32" and r["identical"] < r["prompts"]]
+    if lossy:
+        names = ", ".join(f"{r['decoder']} k={r['k']} on {r['prompt_set']}" for r in lossy)
+        raise UserError(
+            f"float32 outputs: wanted all identical to plain decoding, found differences in {names}"
+        )
+
+
+if __name__ == "__main__":
+    run("speed", SpeedConfig, main)

@@ -1,0 +1,61 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf import UserError, settings
+from infer.config import InferConfig, SpeedConfig
+from train.config import TrainConfig
+
+
+@given(st.text(max_size=40))
+def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
+    """Hydra's grammar read `prompt=def fib(n):` as a function call, and `${x}` as an interpolation."""
+    found = settings("infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"])
+    assert found.prompt == prompt
+    assert found.model == "a folder/ü (1), 'x'"
+
+
+def test_a_path_within_a_named_prompt_set_is_text() -> None:
+    found = settings("speed", SpeedConfig, ["model=m", "out=o", "prompts.humaneval.path=a b/(c).jsonl"])
+    assert found.prompts["humaneval"].path == "a b/(c).jsonl"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stepz=3"], "unknown setting 'stepz': did you mean 'steps'?"),
+        (["optimizer.lrr=3"], "unknown setting 'optimizer.lrr': did you mean 'optimizer.lr'?"),
+        (["steps=abc"], "setting 'steps': Value 'abc' of type 'str' could not be converted to Integer"),
+        (["objective.w=x"], "setting 'objective.w': Value 'x' of type 'str' could not be converted to Float"),
+        (["objective.L=0"], "objective.L: wanted at least 1, found 0"),
+        (["steps=0"], "steps: wanted at least 1, found 0"),
+        (["experiment=nothing"], "Could not find 'experiment/nothing'"),
+        (["tracker.mode=loud"], "tracker.mode: wanted offline, online or disabled, found loud"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        settings("train", TrainConfig, overrides)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_setting_is_named() -> None:
+    with pytest.raises(UserError, match="setting 'model' is required"):
+        settings("infer", InferConfig, ["prompt=x"])
+
+
+@pytest.mark.parametrize("entry", ["data_prep", "train", "train.export", "infer", "infer.speed"])
+def test_a_mistake_is_one_line_and_exit_code_2(entry: str) -> None:
+    run = subprocess.run([sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: unknown setting 'nonsense'")
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("experiment", ["sdsat_7b_l3", "sdsat_7b_l5", "sdsat_13b_l7", "demo", "demo_base"])
+def test_every_recipe_composes(experiment: str) -> None:
+    assert settings("train", TrainConfig, [f"experiment={experiment}"]).steps > 0

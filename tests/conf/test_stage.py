@@ -1,0 +1,59 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from conf import UserError
+from conf.stage import MANIFEST, fingerprint, is_finished, made_from, read_manifest, write_manifest
+
+
+@dataclass
+class Inner:
+    path: str = "somewhere"
+    size: int = 3
+
+
+@dataclass
+class Settings:
+    out: str = "out"
+    steps: int = 5
+    data: Inner = field(default_factory=Inner)
+
+
+def test_a_stage_is_finished_once_its_manifest_is_there(tmp_path: Path) -> None:
+    made = made_from(Settings(), {})
+    assert not is_finished(tmp_path, "thing", made)
+    write_manifest(tmp_path, "thing", made, facts=1)
+    assert is_finished(tmp_path, "thing", made)
+    assert read_manifest(tmp_path, "thing", "data.path")["facts"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
+
+
+def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    write_manifest(first, "shards", {})
+    second.mkdir()
+    (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
+    made = [made_from(Settings(data=Inner(str(p))), {"data.path": p}) for p in (first, second)]
+    assert made[0] == made[1]
+    assert made[0]["inputs"] == {"data.path": fingerprint(first)}
+    assert made[0]["settings"] == {"steps": 5, "data": {"size": 3}}
+
+
+def test_a_result_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    write_manifest(tmp_path, "thing", made_from(Settings(), {}))
+    with pytest.raises(UserError, match=r"with data\.size=3, now asked for with data\.size=4"):
+        is_finished(tmp_path, "thing", made_from(Settings(data=Inner(size=4)), {}))
+
+
+def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="found no such folder"):
+        read_manifest(tmp_path / "absent", "shards", "data.path")
+    with pytest.raises(UserError, match=r"data\.path=.*found no manifest\.json"):
+        read_manifest(tmp_path, "shards", "data.path")
+    (tmp_path / MANIFEST).write_text("{")
+    with pytest.raises(UserError, match="wanted a JSON manifest"):
+        read_manifest(tmp_path, "shards", "data.path")
+    write_manifest(tmp_path, "model", {})
+    with pytest.raises(UserError, match="wanted kind 'shards', found kind 'model'"):
+        read_manifest(tmp_path, "shards", "data.path")

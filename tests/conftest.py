@@ -1,0 +1,85 @@
+"""Shared fixtures: one thread per process, tiny real data, tiny random models."""
+
+import os
+import sysconfig
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+import pytest
+import torch
+from hypothesis import settings as hypothesis_settings
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from conf import settings
+from data_prep.config import DataPrepConfig
+from data_prep.pipeline import prepare
+from infer.attention import NAME, register
+
+torch.set_num_threads(1)
+hypothesis_settings.register_profile("default", deadline=None, derandomize=True)
+hypothesis_settings.load_profile("default")
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The benchmarks and tokenizers beside the project; tests that need them skip where they are not."""
+    if not SHARED.is_dir():
+        pytest.skip("../shared/data is absent")
+    return SHARED
+
+
+def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
+    """Settings of a small data preparation on a few files of the standard library."""
+    return settings(
+        "data_prep",
+        DataPrepConfig,
+        [
+            "vocab=demo",
+            f"data.path={sysconfig.get_path('stdlib')}",
+            "data.include=[json/*.py,email/*.py,logging/*.py]",
+            "data.split_chars=150",
+            "vocab.train_size=400",
+            "seq_len=128",
+            "held_out=0.2",
+            f"out={out}",
+            *overrides,
+        ],
+    )
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished data folder."""
+    out = tmp_path_factory.mktemp("data")
+    prepare(data_settings(out), {"settings": {}, "inputs": {}})
+    return out
+
+
+def tiny_llama(*, vocab: int = 97, kv_heads: int = 2, seed: int = 0) -> LlamaForCausalLM:
+    """A random Llama whose logits are far enough apart that greedy decoding does not merely repeat."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    register()
+    lm = LlamaForCausalLM._from_config(config, attn_implementation=NAME)
+    return lm.eval()
+
+
+@pytest.fixture(scope="session")
+def llama() -> LlamaForCausalLM:
+    """A tiny random Llama with tree attention, float32."""
+    return tiny_llama()

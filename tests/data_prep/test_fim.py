@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.config import VocabConfig
+from data_prep.document import generator
+from data_prep.fim import Mode, choose_cuts, choose_mode, lay_out
+from data_prep.vocab import Encoder, Vocab, find_vocab, load_tokenizer
+
+VOCAB = Vocab(size=100, bos=1, eos=2, pre=3, suf=4, mid=5, eot=6, adaptive=(7,))
+
+
+def space(text: str) -> str:
+    return " " + text if text else ""
+
+
+@given(st.text(), st.data())
+def test_every_character_stands_once_in_every_mode(text: str, data: st.DataObject) -> None:
+    cuts = tuple(sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2))))
+    prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
+
+    def segments(mode: Mode, **more: bool) -> list[int | str]:
+        return lay_out(text, mode, cuts, vocab=VOCAB, lead=space, **more)
+
+    assert segments(Mode.PLAIN) == [1, space(text), 2]
+    assert segments(Mode.PSM) == [1, 3, space(prefix), 4, suffix, 5, middle, 6, 2]
+    assert segments(Mode.SPM) == [1, 3, 4, suffix, 5, space(prefix + middle), 6, 2]
+    assert segments(Mode.PSM, ends=False)[-1] == 6
+
+
+def test_infilling_without_its_pieces_is_refused() -> None:
+    bare = Vocab(size=100, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
+    assert not bare.infilling
+    with pytest.raises(ValueError, match="no infilling pieces"):
+        lay_out("text", Mode.PSM, (1, 2), vocab=bare, lead=space)
+
+
+def test_modes_come_at_their_rates() -> None:
+    n = 20000
+    modes = [choose_mode(generator(0, "mode", i), fim_rate=0.5, spm_rate=0.5) for i in range(n)]
+    for mode, share in {Mode.PLAIN: 0.5, Mode.PSM: 0.25, Mode.SPM: 0.25}.items():
+        deviation = (modes.count(mode) - n * share) / np.sqrt(n * share * (1 - share))
+        assert abs(deviation) < 3.3  # p = 0.001
+
+
+def test_cuts_are_uniform_over_the_places_between_characters() -> None:
+    cuts = np.array([choose_cuts(generator(0, "cuts", i), 3) for i in range(16000)])
+    assert (cuts[:, 0] <= cuts[:, 1]).all()
+    # Ordered pairs of two uniform draws over 0..3: equal pairs have 1/16, others 2/16.
+    for first in range(4):
+        for second in range(first, 4):
+            count = ((cuts[:, 0] == first) & (cuts[:, 1] == second)).sum()
+            expected = 16000 * (1 if first == second else 2) / 16
+            assert abs(count - expected) < 3.5 * np.sqrt(expected)
+
+
+def test_codellama_golden_vectors(shared_data: Path) -> None:
+    """Case 0 is as printed by Meta's own code."""
+    folder = shared_data / "tokenizers" / "codellama-7b"
+    tokenizer = load_tokenizer(folder)
+    vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011]))
+    encoder = Encoder(tokenizer, vocab)
+    assert (vocab.size, vocab.pre, vocab.suf, vocab.mid, vocab.eot) == (32016, 32007, 32008, 32009, 32010)
+    for case in json.loads((folder / "golden_infilling.json").read_text())["cases"]:
+        text = case["prefix"] + case["middle"] + case["suffix"]
+        cuts = (len(case["prefix"]), len(case["prefix"] + case["middle"]))
+        for mode, key in {Mode.PSM: "psm_train", Mode.SPM: "spm_train"}.items():
+            segments = lay_out(text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
+            ids = [i for s in segments for i in (encoder.encode([s])[0] if isinstance(s, str) else [s])]
+            assert ids == case[key], (mode, text)

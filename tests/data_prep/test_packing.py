@@ -1,0 +1,38 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.fim import Mode
+from data_prep.packing import Encoded, pack
+
+DOCUMENTS = st.lists(
+    st.tuples(st.sampled_from(Mode), st.integers(1, 40)).filter(lambda d: d[0] is Mode.PLAIN or d[1] <= 16)
+)
+
+
+@given(DOCUMENTS, st.integers(0, 4))
+def test_nothing_is_lost_and_no_infilling_document_is_cut(shapes: list[tuple[Mode, int]], patience: int) -> None:
+    documents = [Encoded(i, 0, mode, np.arange(n) + 1000 * i) for i, (mode, n) in enumerate(shapes)]
+    found: dict[int, list[tuple[int, np.ndarray]]] = {}
+    for packed in pack(documents, 16, patience=patience):
+        tokens = packed.tokens(16, -1)
+        assert len(tokens) == 16
+        assert [span.start for span in packed.spans] == [0] + [span.stop for span in packed.spans[:-1]]
+        assert (tokens[packed.used :] == -1).all()
+        for span in packed.spans:
+            assert span.stop > span.start
+            found.setdefault(span.document.hash, []).append((span.offset, tokens[span.start : span.stop]))
+    for document in documents:
+        parts = found[document.hash]
+        assert np.array_equal(np.concatenate([part for _, part in parts]), document.ids)
+        assert [offset for offset, _ in parts] == list(np.cumsum([0] + [len(p) for _, p in parts[:-1]]))
+        if document.mode is not Mode.PLAIN:
+            assert len(parts) == 1
+
+
+def test_plain_documents_fill_what_infilling_documents_leave() -> None:
+    """Half of the documents for infilling, each nearly a sequence long, left 11 % of the slots empty."""
+    modes = [Mode.PSM, Mode.PLAIN] * 100
+    documents = [Encoded(i, 0, mode, np.zeros(120, dtype=int)) for i, mode in enumerate(modes)]
+    packed = list(pack(documents, 128))
+    assert sum(p.used for p in packed) / (128 * len(packed)) > 0.98

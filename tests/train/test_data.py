@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.shards import Shards
+from data_prep.vocab import Vocab
+from train.config import ObjectiveConfig, OptimizerConfig
+from train.data import adaptive_ids, global_order, lay_out, rank_batches
+from train.layout import IGNORE
+from train.schedule import learning_rate
+
+
+@given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
+def test_the_order_is_one_endless_sequence_of_permutations(count: int, start: int, length: int) -> None:
+    whole = global_order(3, count, 0, start + length)
+    assert np.array_equal(global_order(3, count, start, length), whole[start:])
+    for epoch in range(len(whole) // count):
+        assert sorted(whole[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_ranks_share_a_global_batch_without_changing_it() -> None:
+    order = global_order(0, 100, 0, 12)
+    for ranks, micro in [(1, 12), (2, 3), (3, 2), (6, 1)]:
+        parts = [rank_batches(order, rank=r, ranks=ranks, micro_batch=micro) for r in range(ranks)]
+        assert sorted(np.concatenate([b for part in parts for b in part])) == sorted(order)
+
+
+def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> None:
+    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+    shards, objective = Shards(data_folder, "train"), ObjectiveConfig()
+    both = lay_out([shards[3], shards[7]], [3, 7], vocab, objective, seed=(0, 0, 5))
+    alone = lay_out([shards[7]], [7], vocab, objective, seed=(0, 0, 5))
+    assert np.array_equal(both.ids[3], alone.ids[1])
+    other = lay_out([shards[7]], [7], vocab, objective, seed=(0, 0, 6))
+    assert not np.array_equal(other.ids[1], alone.ids[1])
+
+
+@pytest.mark.parametrize("diverse", [False, True])
+def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, diverse: bool) -> None:
+    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+    shards = Shards(data_folder, "train")
+    objective = ObjectiveConfig(start_rate=0.5, diverse=diverse)
+    rows = list(range(len(shards)))
+    layout = lay_out([shards[i] for i in rows], rows, vocab, objective, seed=(0,))
+    b = len(rows)
+    Y, M, offsets, labels = layout.ids[:b], layout.ids[b:], layout.offsets[b:], layout.labels[b:]
+    documents = np.stack([shards[i].documents for i in rows])
+    assert (M[offsets == 0] == Y[offsets == 0]).all()
+    assert not np.isin(Y[offsets > 0], list(vocab.control)).any()
+    assert (documents[offsets > 0] >= 0).all()
+    assert ((labels != IGNORE) <= (offsets > 0)).all()
+    wanted = np.array(adaptive_ids(vocab, objective))
+    if diverse:
+        assert offsets.max() == objective.L
+        assert (M[offsets > 0] == wanted[offsets[offsets > 0] - 1]).all()
+    else:
+        assert (M[offsets > 0] == wanted[0]).all()
+
+
+def test_more_offsets_than_diverse_ids_are_refused() -> None:
+    vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
+    with pytest.raises(ValueError, match=r"objective\.L=3"):
+        adaptive_ids(vocab, ObjectiveConfig(L=3, diverse=True))
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
+    config = OptimizerConfig()
+    rates = [learning_rate(step, 2000, config) for step in range(2000)]
+    assert rates[0] == pytest.approx(5e-5 / 400)
+    assert max(rates) == pytest.approx(5e-5) and rates.index(max(rates)) in (399, 400)
+    assert rates[-1] == pytest.approx(1e-5)
+    assert all(a >= b for a, b in zip(rates[400:], rates[401:]))
