@@ -36,10 +36,10 @@ def tree_attention(
         return output.transpose(1, 2), None
     groups = heads // kv_heads
     if groups > 1:
-        query = query.view(1, kv_heads, groups * q, d)
+        query = query.reshape(1, kv_heads, groups * q, d)
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.view(1, heads, q, d).transpose(1, 2), None
+    return output.reshape(1, heads, q, d).transpose(1, 2), None
 
 
 def register() -> None:

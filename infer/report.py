@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 import wandb
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -105,39 +106,41 @@ def plot(rows: Sequence[dict[str, Any]], measure: str, path: Path) -> None:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The rows as a table, and a line for each prompt set."""
-    machine = report["hardware"]
-    table = Table(title=f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)")
-    for name in ("prompts", "dtype", "decoder", "k"):
-        table.add_column(name)
-    for name in ("tokens/s", "speedup", "acceptance", "tokens/forward", "identical"):
-        table.add_column(name, justify="right")
+    """A table and a sentence for each prompt set."""
+    console, machine = Console(highlight=False), report["hardware"]
+    for name, best in report["summary"].items():
+        rows = [row for row in report["rows"] if row["prompt_set"] == name]
+        title = f"{rows[0]['prompts']} prompts of {name} on {machine['gpu'] or machine['cpu']}"
+        console.print(_table(rows, f"{title}, {machine['threads']} thread(s)"))
+        console.print(
+            f"{name}: SDSAT k={best['k']} in {best['dtype']} is {best['speedup']:.2f}x plain decoding, and "
+            f"{best['speedup_over_fastest_plain']:.2f}x plain decoding in its fastest dtype "
+            f"({best['fastest_plain_dtype']}); {best['accepted_per_draft']:.2f} of {best['k']} drafts accepted.\n"
+        )
+
+
+def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("dtype", "decoder"):
+        table.add_column(name, no_wrap=True)
+    for name in ("tokens/s", "speedup", "accepted", "tok/forward", "identical"):
+        table.add_column(name, justify="right", no_wrap=True)
     last = None
-    for row in report["rows"]:
-        part = (row["prompt_set"], row["dtype"])
-        if last not in (None, part):
+    for row in rows:
+        if last not in (None, row["dtype"]):
             table.add_section()
-        last = part
         accepted = "" if row["acceptance_rate"] is None else f"{100 * row['acceptance_rate']:.0f} %"
         table.add_row(
-            *part,
-            row["decoder"],
-            str(row["k"] or ""),
+            row["dtype"] if row["dtype"] != last else "",
+            row["decoder"] + (f" k={row['k']}" if row["k"] else ""),
             f"{row['tokens_per_second']:.0f}",
             f"{row['speedup']:.2f}x",
             accepted,
             f"{row['tokens_per_forward']:.2f}",
             f"{row['identical']}/{row['prompts']}",
         )
-    console = Console()
-    console.print(table)
-    for name, best in report["summary"].items():
-        console.print(
-            f"{name}: SDSAT k={best['k']} ({best['dtype']}) is {best['speedup']:.2f}x plain decoding and "
-            f"{best['speedup_over_fastest_plain']:.2f}x plain decoding in its fastest dtype "
-            f"({best['fastest_plain_dtype']}); {best['accepted_per_draft']:.2f} of {best['k']} drafts accepted",
-            highlight=False,
-        )
+        last = row["dtype"]
+    return table
 
 
 def _log(out: Path, report: dict[str, Any], tracker: TrackerConfig) -> None:

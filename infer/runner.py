@@ -23,8 +23,13 @@ class Runner:
         if lm.config._attn_implementation != NAME:
             raise ValueError(f"wanted a model with attn_implementation={NAME!r}")
         self._decoder, self._head = lm.get_decoder(), lm.get_output_embeddings()
-        self._cache = TreeCache(lm.config, capacity=capacity + max_rows, dtype=lm.dtype, device=lm.device)
+        self._cache = TreeCache(
+            lm.config, capacity=capacity + max(2, max_rows), dtype=lm.dtype, device=lm.device
+        )
         self._device = lm.device
+        # One row alone takes slow paths of the CPU's kernels in narrow types (attention up to 3.9
+        # times two rows): plain decoding runs its row twice, or speculation would be flattered.
+        self._doubles = lm.device.type == "cpu" and lm.dtype != torch.float32
         self._masks: dict[tuple[int, ...], Tensor] = {}
 
     @property
@@ -45,10 +50,11 @@ class Runner:
     @torch.inference_mode()
     def forward(self, tree: Tree) -> Tensor:
         """(q, V) float32 logits of the tree's nodes; its rows wait in the cache for `commit`."""
-        tokens, positions = tree.tokens, depths(tree.parents) + self.length
-        q = len(tokens)
-        hidden = self._hidden(tokens, positions, self._mask(tree.parents))
-        return self._logits(hidden[:q])
+        tokens, parents = tree.tokens, tree.parents
+        if self._doubles and len(tokens) == 1:
+            tokens, parents = tokens * 2, (-1, -1)
+        hidden = self._hidden(tokens, depths(parents) + self.length, self._mask(parents))
+        return self._logits(hidden[: len(tree.tokens)])
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the rows of these nodes."""

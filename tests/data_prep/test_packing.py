@@ -11,7 +11,9 @@ DOCUMENTS = st.lists(
 
 
 @given(DOCUMENTS, st.integers(0, 4))
-def test_nothing_is_lost_and_no_infilling_document_is_cut(shapes: list[tuple[Mode, int]], patience: int) -> None:
+def test_nothing_is_lost_and_no_infilling_document_is_cut(
+    shapes: list[tuple[Mode, int]], patience: int
+) -> None:
     documents = [Encoded(i, 0, mode, np.arange(n) + 1000 * i) for i, (mode, n) in enumerate(shapes)]
     found: dict[int, list[tuple[int, np.ndarray]]] = {}
     for packed in pack(documents, 16, patience=patience):

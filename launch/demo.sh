@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The main job on this machine: data -> base model -> fine-tune -> export -> decode -> report.
+# Finished stages are skipped; an interrupted demo continues where it stopped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash launch/setup.sh
+source .venv/bin/activate
+ranks=$(python -c 'import os; print(min(2, len(os.sched_getaffinity(0))))')
+export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
+out=${1:-runs/demo}
+train() { torchrun --standalone --nproc_per_node "$ranks" -m train "$@"; }
+
+python -m data_prep experiment=demo out="$out/data"
+train experiment=demo_base data.path="$out/data" out="$out/base"
+python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
+train experiment=demo data.path="$out/data" model.path="$out/base/model_directory" out="$out/tuned"
+python -m train.export checkpoint="$out/tuned" out="$out/model"
+python -m infer.speed experiment=demo model="$out/model" out="$out/report" \
+    prompts.held_out.path="$out/data/held_out.jsonl"
+echo "demo: the report is $out/report/report.json, its plots lie beside it"

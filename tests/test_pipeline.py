@@ -1,0 +1,173 @@
+"""End to end by the users' own commands, on a model so small that it learns nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+TINY = [
+    "model.shape.hidden_size=32",
+    "model.shape.intermediate_size=48",
+    "model.shape.num_hidden_layers=1",
+    "model.shape.num_attention_heads=2",
+    "model.shape.num_key_value_heads=2",
+]
+SHORT = ["steps=4", "save_every=2", "validate_every=2", "validate_sequences=4", "optimizer.warmup_steps=1"]
+BATCH = ["global_batch=4", "micro_batch=2", "tracker.mode=disabled"]
+
+
+def command(*arguments: object, ranks: int = 0, code: int = 0) -> str:
+    """Run a module as a user does; returns what it printed."""
+    head = [sys.executable, "-m"]
+    if ranks:
+        head += ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0"}
+    run = subprocess.run(
+        [*head, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert run.returncode == code, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+@pytest.fixture(scope="module")
+def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Base, its export, tuned and the final model, each made by its command."""
+    root = tmp_path_factory.mktemp("runs")
+    names = ("base", "base_model", "tuned", "model")
+    found = {name: root / name for name in names} | {"data": data_folder}
+    data = f"data.path={data_folder}"
+    recipe = ["experiment=demo_base", data, f"out={found['base']}"]
+    command("train", *recipe, *TINY, *SHORT, *BATCH, ranks=2)
+    command("train.export", f"checkpoint={found['base']}", f"out={found['base_model']}")
+    recipe = ["experiment=demo", data, f"model.path={found['base_model']}", f"out={found['tuned']}"]
+    command("train", *recipe, *SHORT, *BATCH, ranks=2)
+    command("train.export", f"checkpoint={found['tuned']}", f"out={found['model']}", "dtype=float32")
+    return found
+
+
+def test_training_leaves_validations_and_one_checkpoint(folders: dict[str, Path]) -> None:
+    manifest = json.loads((folders["tuned"] / "manifest.json").read_text())
+    assert [row["step"] for row in manifest["validation"]] == [0, 2, 4]
+    assert all(f"accuracy_{j}" in manifest["validation"][0] for j in range(1, manifest["L"] + 1))
+    assert [p.name for p in (folders["tuned"] / "checkpoints").glob("step-*")] == ["step-000004"]
+
+
+def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[str, Path]) -> None:
+    model = folders["model"]
+    adaptive = json.loads((model / "adaptive.json").read_text())
+    config = json.loads((model / "config.json").read_text())
+    vocab = json.loads((folders["data"] / "manifest.json").read_text())["vocab"]
+    assert adaptive["adaptive_ids"] == vocab["adaptive"][:1] and adaptive["identical"]
+    assert config["pard_token"] == config["ptd_token_id"] == vocab["adaptive"][0]
+    assert config["vocab_size"] == vocab["size"]
+    assert (model / "generation_config.json").is_file() and (model / "tokenizer.json").is_file()
+    assert not (folders["base_model"] / "adaptive.json").exists()
+    weights = load_file(model / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:
+    held_out = folders["data"] / "held_out.jsonl"
+    arguments = [
+        "infer.speed",
+        "experiment=demo",
+        f"model={folders['model']}",
+        f"prompts.held_out.path={held_out}",
+        f"out={tmp_path}",
+        "prompts.held_out.count=2",
+        "prompts.humaneval.count=1",
+        "prompts.humaneval.max_tokens=900",
+        "max_new_tokens=20",
+        "rounds=1",
+        "k=[1,6]",
+    ]
+    printed = command(*arguments)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {"schema", "hardware", "settings", "rows"} <= report.keys()
+    keys = "decoder k dtype prompt_set tokens_per_second speedup acceptance_rate tokens_per_forward identical"
+    assert all(set(keys.split()) | {"prompts"} <= row.keys() for row in report["rows"])
+    assert len(report["rows"]) == 2 * 3 + 2 * 4  # bfloat16, and float32 with the library's generate
+    for row in report["rows"]:
+        if row["dtype"] == "float32":
+            assert row["identical"] == row["prompts"]
+    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000
+    assert "identical" in printed and "nothing to do" not in printed
+    assert "nothing to do" in command(*arguments)
+
+
+def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, Path]) -> None:
+    recipe = [f"data.path={folders['data']}", f"model.path={folders['base_model']}", f"out={folders['tuned']}"]
+    again = ["train", "experiment=demo", *recipe, *SHORT, *BATCH]
+    assert "nothing to do" in command(*again)
+    assert "steps=4, now asked for with steps=5" in command(*again, "steps=5", code=2)
+    export = [f"checkpoint={folders['tuned']}", f"out={folders['model']}"]
+    assert "nothing to do" in command("train.export", *export, "dtype=float32")
+    assert "dtype=float32, now asked for with dtype=bfloat16" in command("train.export", *export, code=2)
+
+
+def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As a run that was killed after its first checkpoint: no manifest, the newest checkpoint gone."""
+    recipe = ["experiment=demo_base", f"data.path={folders['data']}", *TINY, *SHORT, *BATCH]
+    out = tmp_path / "base"
+    killed = "import train.loop as loop, runpy; save = loop.Trainer._save\n" + (
+        "def once(self): save(self); import os; os._exit(9)\n"
+        "loop.Trainer._save = once; runpy.run_module('train', run_name='__main__')"
+    )
+    run = subprocess.run([sys.executable, "-c", killed, *recipe, f"out={out}"], cwd=ROOT, capture_output=True)
+    assert run.returncode == 9 and (out / "checkpoints" / "latest").read_text() == "step-000002"
+    assert not (out / "manifest.json").exists()
+    whole = tmp_path / "whole"
+    command("train", *recipe, f"out={out}")
+    command("train", *recipe, f"out={whole}")
+    found = [json.loads((p / "manifest.json").read_text())["validation"] for p in (out, whole)]
+    assert found[0] == found[1]
+
+
+def test_bad_inputs_are_one_sentence(folders: dict[str, Path], data_folder: Path, tmp_path: Path) -> None:
+    shards, model = f"data.path={data_folder}", f"model.path={folders['base_model']}"
+    other = tmp_path / "other"
+    shutil.copytree(data_folder, other)
+    tokenizer = json.loads((other / "tokenizer" / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+    (other / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "empty").mkdir()
+    out, cases = (
+        f"out={tmp_path / 'out'}",
+        {
+            ("train", shards, "model.path=absent/model", out): "model.path=absent/model: wanted a Transformers",
+            (
+                "train",
+                shards,
+                model,
+                out,
+                "global_batch=3",
+                "micro_batch=2",
+            ): "global_batch=3: wanted a multiple",
+            ("train", f"data.path={tmp_path / 'empty'}", model, out): "found no manifest.json",
+            ("train", f"data.path={other}", model, out): "found shards of another tokenizer",
+            ("train.export", "checkpoint=absent", out): "checkpoint=absent: wanted a folder",
+            ("infer", "model=absent", "prompt=x"): "model=absent: wanted a Transformers model directory",
+            ("infer", f"model={folders['base_model']}", "prompt=x"): "found no adaptive.json",
+            ("infer.speed", f"model={folders['base_model']}", out): "found no adaptive.json",
+        },
+    )
+    for arguments, message in cases.items():
+        printed = command(*arguments, code=2)
+        assert message in printed, (arguments, printed)
+        assert printed.count("\n") == 1, printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:
+    arguments = ["infer", f"model={folders['model']}", "prompt=def f(x):", "decode.max_new_tokens=12"]
+    plain = command(*arguments, "decode.k=0", "dtype=float32")
+    drafted = command(*arguments, "decode.k=4", "dtype=float32")
+    assert plain.rsplit("\n\n", 1)[0] == drafted.rsplit("\n\n", 1)[0]
+    assert "tokens per forward" in drafted
