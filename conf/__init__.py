@@ -6,6 +6,7 @@ leaves this file.
 """
 
 import difflib
+import errno
 import os
 import re
 import sys
@@ -57,10 +58,20 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     try:
         main(settings(entry, schema, overrides))
     except UserError as error:
-        # Every rank of a torchrun job meets the same mistake: one of them says it.
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            raise
+        _fail(f"{error.filename or 'writing'}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(sentence: str) -> None:
+    # Every rank of a torchrun job meets the same mistake: one of them says it.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def _quoted(override: str, schema: type) -> str:

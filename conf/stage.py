@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -85,6 +87,24 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | P
             f"out={out}: holds a result with {name}={other}, now asked for with {name}={value}: "
             "choose another out, or remove the folder"
         )
+
+
+@contextmanager
+def staged(out: str | Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out`, whole, when the block ends well.
+
+    Raises UserError when `out` holds anything already.
+    """
+    final = Path(out)
+    if final.exists() and (not final.is_dir() or any(final.iterdir())):
+        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    if final.exists():
+        final.rmdir()
+    os.replace(partial, final)
 
 
 def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:

@@ -4,16 +4,15 @@ The only file of the package that knows all its steps; every step is in a file o
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.progress import track
 
-from conf.stage import write_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, generator, hash64, split, unit
 from data_prep.fim import Mode, Segment, choose_cuts, choose_mode, lay_out
@@ -26,9 +25,8 @@ BATCH = 512  # documents encoded at once
 BPE_BYTES = 8_000_000  # of text that the demo's tokenizer learns from
 
 
-def prepare(config: DataPrepConfig, made: dict[str, object]) -> dict[str, object]:
-    """Write a data folder; returns the manifest's facts. `made` is what the folder is made from."""
-    out = Path(config.out)
+def prepare(config: DataPrepConfig, out: Path) -> dict[str, Any]:
+    """Write shards, tokenizer and held-out texts into `out`; returns the manifest's facts."""
     drops: Counter[str] = Counter()
     splits = _split_files(config, drops)
     if config.tokenizer is None:
@@ -39,13 +37,12 @@ def prepare(config: DataPrepConfig, made: dict[str, object]) -> dict[str, object
     encoder = Encoder(tokenizer, vocab)
     save_tokenizer(tokenizer, config.vocab, config.tokenizer, out / "tokenizer")
     languages = sorted({document.language for part in splits.values() for document in part})
-    facts: dict[str, object] = {"vocab": vocab.to_json(), "seq_len": config.seq_len, "languages": languages}
+    facts: dict[str, Any] = {"vocab": vocab.to_json(), "seq_len": config.seq_len, "languages": languages}
     for name, part in splits.items():
-        facts[name] = _write_split(name, part, config, vocab, encoder, languages)
+        facts[name] = _write_split(out, name, part, config, vocab, encoder, languages)
     _write_held_out(splits["held_out"], out / "held_out.jsonl")
     facts["drops"] = dict(drops)
     facts["texts_with_control_pieces"] = encoder.defused
-    write_manifest(out, "shards", made, **facts)
     return facts
 
 
@@ -72,16 +69,15 @@ def _sample(part: list[Document], limit: int) -> Iterator[str]:
 
 
 def _write_split(
+    out: Path,
     name: str,
     part: list[Document],
     config: DataPrepConfig,
     vocab: Vocab,
     encoder: Encoder,
     languages: list[str],
-) -> dict[str, object]:
-    writer = ShardWriter(
-        Path(config.out), name, seq_len=config.seq_len, vocab_size=vocab.size, padding=vocab.eos
-    )
+) -> dict[str, Any]:
+    writer = ShardWriter(out, name, seq_len=config.seq_len, vocab_size=vocab.size, padding=vocab.eos)
     modes: Counter[str] = Counter()
 
     def counted(found: Iterable[Encoded]) -> Iterator[Encoded]:
@@ -149,9 +145,7 @@ def _encode_segments(laid_out: list[list[Segment]], encoder: Encoder) -> list[np
 
 def _write_held_out(part: list[Document], path: Path) -> None:
     """The held-out documents as text: prompts for whoever measures the model later."""
-    temporary = path.with_suffix(".part")
-    with temporary.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8") as file:
         for document in part:
             row = {"id": document.id, "language": document.language, "content": document.text}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    os.replace(temporary, path)

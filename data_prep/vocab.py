@@ -92,7 +92,8 @@ class Encoder:
 
     def _defuse(self, text: str) -> list[int]:
         """Encode a text that spells a control piece: cut in the middle of each spelling, since in
-        CodeLlama's tokenizer the merges themselves lead from " <PRE>" to its control id."""
+        CodeLlama's tokenizer the merges themselves lead from " <PRE>" to its control id.
+        """
         self.defused += 1
         cuts = [0, *(m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)), len(text)]
         parts = [text[start:stop] for start, stop in pairwise(cuts)]

@@ -115,7 +115,8 @@ def print_report(report: dict[str, Any]) -> None:
         console.print(
             f"{name}: SDSAT k={best['k']} in {best['dtype']} is {best['speedup']:.2f}x plain decoding, and "
             f"{best['speedup_over_fastest_plain']:.2f}x plain decoding in its fastest dtype "
-            f"({best['fastest_plain_dtype']}); {best['accepted_per_draft']:.2f} of {best['k']} drafts accepted.\n"
+            f"({best['fastest_plain_dtype']}); {best['accepted_per_draft']:.2f} of {best['k']} drafts "
+            "accepted.\n"
         )
 
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from conf import UserError, run
-from conf.stage import is_finished, made_from, write_manifest
+from conf.stage import is_finished, made_from, staged, write_manifest
 from infer.checkpoint import load_adaptive, load_model, load_text
 from infer.config import SpeedConfig
 from infer.drafters.adaptive import AdaptiveDrafter
@@ -34,11 +34,20 @@ def main(config: SpeedConfig) -> None:
         torch.set_num_threads(config.threads)
     adaptive = load_adaptive(config.model)
     made = made_from(config, _inputs(config), ignore=("tracker",))
-    out = Path(config.out)
-    if is_finished(out, "report", made):
-        print(f"speed: {out} is finished: nothing to do")
-        print_report(read_report(out))
+    if is_finished(config.out, "report", made):
+        print(f"speed: {config.out} is finished: nothing to do")
+        print_report(read_report(Path(config.out)))
         return
+    with staged(config.out) as out:
+        rows = compare(config, adaptive.ids)
+        report = write_report(out, settings=asdict(config), rows=rows, tracker=config.tracker)
+        write_manifest(out, "report", made)
+    print_report(report)
+    _check_identical(rows)
+
+
+def compare(config: SpeedConfig, adaptive_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The report's rows: every decoder in every dtype on every prompt set."""
     text = load_text(config.model)
     prompts = {
         name: load_prompts(name, prompt_set, text, seed=config.seed)
@@ -50,15 +59,12 @@ def main(config: SpeedConfig) -> None:
             lm = load_model(config.model, dtype=dtype)
             for name, token_ids in prompts.items():
                 task = progress.add_task(f"{name}, {dtype}", total=config.rounds * len(token_ids))
-                decoders = _decoders(lm, adaptive.ids, token_ids, config)
+                decoders = _decoders(lm, adaptive_ids, token_ids, config)
                 found = measure(
                     decoders, token_ids, rounds=config.rounds, advance=partial(progress.advance, task)
                 )
                 rows += _rows(found, dtype=dtype, prompt_set=name)
-    report = write_report(out, settings=asdict(config), rows=rows, tracker=config.tracker)
-    write_manifest(out, "report", made)
-    print_report(report)
-    _check_identical(rows)
+    return rows
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:

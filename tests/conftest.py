@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import settings
+from conf.stage import write_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
 from infer.attention import NAME, register
@@ -55,7 +56,8 @@ def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished data folder."""
     out = tmp_path_factory.mktemp("data")
-    prepare(data_settings(out), {"settings": {}, "inputs": {}})
+    facts = prepare(data_settings(out), out)
+    write_manifest(out, "shards", {"settings": {}, "inputs": {}}, **facts)
     return out
 
 

@@ -138,27 +138,18 @@ def test_bad_inputs_are_one_sentence(folders: dict[str, Path], data_folder: Path
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
     (other / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "empty").mkdir()
-    out, cases = (
-        f"out={tmp_path / 'out'}",
-        {
-            ("train", shards, "model.path=absent/model", out): "model.path=absent/model: wanted a Transformers",
-            (
-                "train",
-                shards,
-                model,
-                out,
-                "global_batch=3",
-                "micro_batch=2",
-            ): "global_batch=3: wanted a multiple",
-            ("train", f"data.path={tmp_path / 'empty'}", model, out): "found no manifest.json",
-            ("train", f"data.path={other}", model, out): "found shards of another tokenizer",
-            ("train.export", "checkpoint=absent", out): "checkpoint=absent: wanted a folder",
-            ("infer", "model=absent", "prompt=x"): "model=absent: wanted a Transformers model directory",
-            ("infer", f"model={folders['base_model']}", "prompt=x"): "found no adaptive.json",
-            ("infer.speed", f"model={folders['base_model']}", out): "found no adaptive.json",
-        },
-    )
-    for arguments, message in cases.items():
+    out = f"out={tmp_path / 'out'}"
+    cases = [
+        (["train", shards, "model.path=absent/model", out], "model.path=absent/model: wanted a Transformers"),
+        (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch=3: wanted a multiple"),
+        (["train", f"data.path={tmp_path / 'empty'}", model, out], "found no manifest.json"),
+        (["train", f"data.path={other}", model, out], "found shards of another tokenizer"),
+        (["train.export", "checkpoint=absent", out], "checkpoint=absent: wanted a folder"),
+        (["infer", "model=absent", "prompt=x"], "model=absent: wanted a Transformers model directory"),
+        (["infer", f"model={folders['base_model']}", "prompt=x"], "found no adaptive.json"),
+        (["infer.speed", f"model={folders['base_model']}", out], "found no adaptive.json"),
+    ]
+    for arguments, message in cases:
         printed = command(*arguments, code=2)
         assert message in printed, (arguments, printed)
         assert printed.count("\n") == 1, printed

@@ -6,6 +6,7 @@ from pathlib import Path
 from conf import UserError, run
 from conf.stage import is_finished, made_from, read_manifest
 from train.config import TrainConfig
+from train.metrics import describe_change
 
 
 def main(config: TrainConfig) -> None:
@@ -24,16 +25,22 @@ def main(config: TrainConfig) -> None:
         inputs["model.path"] = config.model.path
     made = made_from(config, inputs, ignore=("tracker", "plan", "plan_ranks"))
     if is_finished(config.out, "checkpoint", made):
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"train: {config.out} is finished: nothing to do")
-        return
-    # Imported late: a mistake in the settings, or a finished folder, is told without waiting for torch.
-    from train.loop import Trainer, check_tokenizer
-    from train.model import model_config
+        validation = read_manifest(config.out, "checkpoint", "out")["validation"]
+        _tell(f"{config.out} is finished: nothing to do")
+    else:
+        # Imported late: a mistake in the settings is told without waiting for the engine.
+        from train.loop import Trainer
+        from train.model import check_tokenizer, model_config
 
-    model_config(config.model, vocab_size=data["vocab"]["size"])
-    check_tokenizer(config)
-    Trainer(config, made, data).run()
+        model_config(config.model, vocab_size=data["vocab"]["size"])
+        check_tokenizer(config.model, config.data.path)
+        validation = Trainer(config, made, data).run()
+    _tell(describe_change(validation))
+
+
+def _tell(sentence: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"train: {sentence}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ class ModelConfig:
     path: str | None = None
     random_init: bool = False
     shape: dict[str, Any] = field(default_factory=dict)  # fields of a LlamaConfig
+    attention: str = "sdpa"  # sdpa, eager or flash_attention_2
     activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.attention not in ("sdpa", "eager", "flash_attention_2"):
+            raise ValueError(
+                f"model.attention: wanted sdpa, eager or flash_attention_2, found {self.attention}"
+            )
 
 
 @dataclass

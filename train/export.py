@@ -5,7 +5,6 @@ adaptive.json      adaptive ids, L, provenance: absent for a model without adapt
 manifest.json      written last
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from conf import UserError, run
-from conf.stage import fingerprint, is_finished, made_from, read_manifest, write_json, write_manifest
+from conf import run
+from conf.stage import (
+    fingerprint,
+    is_finished,
+    made_from,
+    read_manifest,
+    staged,
+    write_json,
+    write_manifest,
+)
 from train.config import ExportConfig
 from train.engine import full_weights
 
@@ -27,23 +34,16 @@ def main(config: ExportConfig) -> None:
     if is_finished(config.out, "model", made):
         print(f"export: {config.out} is finished: nothing to do")
         return
-    out = Path(config.out)
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"out={out}: wanted a new or empty folder, found other files in it")
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    export(Path(config.checkpoint), partial, manifest, dtype=getattr(torch, config.dtype))
-    write_manifest(partial, "model", made, parameters=manifest["parameters"])
-    if out.exists():
-        out.rmdir()
-    os.replace(partial, out)
-    print(f"export: wrote {out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
+    with staged(config.out) as out:
+        export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype))
+        write_manifest(out, "model", made, parameters=manifest["parameters"])
+    print(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
 
 
 def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype) -> None:
     """Write the Transformers directory of a finished training folder."""
     described = checkpoint / "model"
-    shutil.copytree(described, out)
+    shutil.copytree(described, out, dirs_exist_ok=True)
     config = AutoConfig.from_pretrained(described, local_files_only=True)
     config.dtype = dtype
     config.bos_token_id, config.eos_token_id = manifest["vocab"]["bos"], manifest["vocab"]["eos"]

@@ -3,7 +3,6 @@
 Knows when things happen; what happens is in layout, loss, engine, checkpoint and tracker.
 """
 
-import json
 import shutil
 import time
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from train import engine as engines
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
+from train.metrics import describe, summarise
 from train.model import AdaptiveLM, load_model
 from train.schedule import learning_rate
 from train.tracker import Tracker
@@ -158,49 +158,3 @@ class Trainer:
             L=objective.L,
             validation=self.validation,
         )
-
-
-def summarise(tally: torch.Tensor) -> dict[str, float]:
-    """Means by offset of a (L + 1, 3) tally: standard_loss, accuracy_j, masked_loss, masked."""
-    rows = tally.tolist()
-    count, loss, correct = rows[0]
-    metrics = {"standard_loss": loss / max(count, 1), "accuracy_0": correct / max(count, 1)}
-    masked = sum(row[0] for row in rows[1:])
-    if masked:
-        metrics["masked_loss"] = sum(row[1] for row in rows[1:]) / masked
-        metrics["masked"] = masked
-        for offset, (count, _, correct) in enumerate(rows[1:], start=1):
-            metrics[f"accuracy_{offset}"] = correct / max(count, 1)
-    return metrics
-
-
-def describe(metrics: dict[str, float]) -> str:
-    """The metrics in one console line."""
-    parts = [f"loss {metrics['standard_loss']:.3f}"]
-    if "masked_loss" in metrics:
-        accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
-        shown = " ".join(f"{100 * value:.0f}" for value in accuracies)
-        parts.append(f"masked {metrics['masked_loss']:.3f}  accuracy by offset {shown} %")
-    if "tokens_per_second" in metrics:
-        parts.append(f"{metrics['tokens_per_second']:.0f} tok/s")
-    return "  ".join(parts)
-
-
-def check_tokenizer(config: TrainConfig) -> None:
-    """Raises UserError when the model's tokenizer is not the one that made the shards."""
-    if config.model.path is None or config.model.random_init:
-        return
-    theirs = Path(config.model.path) / "tokenizer.json"
-    ours = Path(config.data.path) / "tokenizer" / "tokenizer.json"
-    if not theirs.is_file():
-        return
-    if _vocabulary(theirs) != _vocabulary(ours):
-        raise UserError(
-            f"data.path={config.data.path}: wanted shards made with the tokenizer of {config.model.path}, "
-            "found shards of another tokenizer"
-        )
-
-
-def _vocabulary(path: Path) -> Any:
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value["model"], value["added_tokens"]

@@ -50,11 +50,3 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     logits_cV = head(hidden_cd).float()
     return F.cross_entropy(logits_cV, labels_c, reduction="none"), logits_cV.argmax(-1) == labels_c
-
-
-def tally(losses: Tensor, correct: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
-    """(L + 1, 3) float64 sums by offset 0..L: positions, cross-entropy, correct. Beyond L is left out."""
-    valid = (labels != IGNORE) & (offsets <= L)
-    rows = torch.stack([valid.double(), losses.double(), correct.double()], dim=-1)[valid]
-    sums = torch.zeros(L + 1, 3, dtype=torch.float64, device=rows.device)
-    return sums.index_add_(0, offsets[valid], rows)

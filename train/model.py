@@ -3,8 +3,10 @@
 Knows the library's models; knows no engine, no data and no objective beyond a layout's rows.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,8 @@ from transformers.utils import logging
 
 from conf import UserError
 from train.config import ModelConfig
-from train.loss import tally, weighted_cross_entropy
+from train.loss import weighted_cross_entropy
+from train.metrics import tally
 
 
 class AdaptiveLM(nn.Module):
@@ -61,11 +64,11 @@ def load_model(config: ModelConfig, *, vocab_size: int, dtype: torch.dtype, seed
     logging.disable_progress_bar()
     if config.random_init or config.path is None:
         torch.manual_seed(seed)
-        lm = AutoModelForCausalLM.from_config(found, attn_implementation="sdpa").to(dtype)
+        lm = AutoModelForCausalLM.from_config(found, attn_implementation=config.attention).to(dtype)
     else:
         try:
             lm = AutoModelForCausalLM.from_pretrained(
-                config.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+                config.path, dtype=dtype, attn_implementation=config.attention, local_files_only=True
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -79,3 +82,23 @@ def load_model(config: ModelConfig, *, vocab_size: int, dtype: torch.dtype, seed
     if config.activation_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
     return lm.train()
+
+
+def check_tokenizer(config: ModelConfig, data_path: str) -> None:
+    """Raises UserError when the model's tokenizer is not the one that made the shards."""
+    if config.path is None or config.random_init:
+        return
+    theirs = Path(config.path) / "tokenizer.json"
+    ours = Path(data_path) / "tokenizer" / "tokenizer.json"
+    if not theirs.is_file():
+        return
+    if _vocabulary(theirs) != _vocabulary(ours):
+        raise UserError(
+            f"data.path={data_path}: wanted shards made with the tokenizer of {config.path}, "
+            "found shards of another tokenizer"
+        )
+
+
+def _vocabulary(path: Path) -> Any:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value["model"], value["added_tokens"]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError
-from conf.stage import MANIFEST, fingerprint, is_finished, made_from, read_manifest, write_manifest
+from conf.stage import MANIFEST, fingerprint, is_finished, made_from, read_manifest, staged, write_manifest
 
 
 @dataclass
@@ -57,3 +57,18 @@ def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     write_manifest(tmp_path, "model", {})
     with pytest.raises(UserError, match="wanted kind 'shards', found kind 'model'"):
         read_manifest(tmp_path, "shards", "data.path")
+
+
+def test_a_folder_becomes_visible_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Shards of an interrupted run lay beside those of the next one, and were read with them."""
+    out = tmp_path / "out"
+    with pytest.raises(RuntimeError), staged(out) as partial:
+        (partial / "shard").write_text("stale")
+        raise RuntimeError
+    assert not out.exists()
+    with staged(out) as partial:
+        assert not list(partial.iterdir())
+        (partial / "other").write_text("x")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(UserError, match="wanted a new or empty folder"), staged(out):
+        pass

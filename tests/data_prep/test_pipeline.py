@@ -16,8 +16,6 @@ from data_prep.sources import documents
 from data_prep.vocab import Encoder, Vocab, load_tokenizer
 from tests.conftest import data_settings
 
-MADE: dict[str, object] = {"settings": {}, "inputs": {}}
-
 
 def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
     """Plain documents and both infilling modes, whole and cut, held out or not."""
@@ -72,7 +70,7 @@ def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
 
 
 def test_the_same_settings_give_the_same_bytes(data_folder: Path, tmp_path: Path) -> None:
-    prepare(data_settings(tmp_path), MADE)
+    prepare(data_settings(tmp_path), tmp_path)
     for path in [*data_folder.glob("*.npy"), data_folder / "held_out.jsonl"]:
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
@@ -80,23 +78,18 @@ def test_the_same_settings_give_the_same_bytes(data_folder: Path, tmp_path: Path
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(UserError, match=r"wanted source documents \(\*\.py\), found none"):
-        prepare(data_settings(tmp_path / "out", f"data.path={tmp_path / 'in'}", "data.include=['*.py']"), MADE)
+        prepare(data_settings(tmp_path, f"data.path={tmp_path / 'in'}", "data.include=['*.py']"), tmp_path)
     with pytest.raises(UserError, match="found no such folder"):
-        prepare(data_settings(tmp_path / "out", f"data.path={tmp_path / 'absent'}"), MADE)
-    assert not (tmp_path / "out" / "manifest.json").exists()
+        prepare(data_settings(tmp_path, f"data.path={tmp_path / 'absent'}"), tmp_path)
 
 
 def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
     for index in range(12):
-        (tmp_path / "in" / f"{index}.py").write_text(f"x{index} = 1\n" * 200)
-    facts = prepare(
-        data_settings(
-            tmp_path / "out", f"data.path={tmp_path / 'in'}", "data.include=['*.py']", "data.split_chars=null"
-        ),
-        MADE,
-    )
-    assert facts["train"]["modes"] == {"PLAIN": facts["train"]["documents"]}  # type: ignore[index]
+        (tmp_path / f"{index}.py").write_text(f"x{index} = 1\n" * 200)
+    overrides = [f"data.path={tmp_path}", "data.include=['*.py']", "data.split_chars=null"]
+    facts = prepare(data_settings(tmp_path / "out", *overrides), tmp_path / "out")
+    for name in ("train", "held_out"):
+        assert facts[name]["modes"] == {"PLAIN": facts[name]["documents"]}
 
 
 def test_files_that_are_no_text_are_counted(tmp_path: Path) -> None:

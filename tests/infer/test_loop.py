@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import tiny_llama
 
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.plain import PlainDrafter
 from infer.loop import Drafter, Step, decode
 from infer.runner import Runner
 from infer.tree import Tree
+from tests.conftest import tiny_llama
 
 A = 90  # the adaptive id of these tests
 

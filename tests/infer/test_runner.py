@@ -2,11 +2,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.conftest import tiny_llama
-from tests.infer.test_tree import path_to, trees
 
 from infer.runner import Runner
 from infer.tree import Tree
+from tests.conftest import tiny_llama
+from tests.infer.test_tree import path_to, trees
 
 PROMPT = [5, 17, 3, 88, 41]
 

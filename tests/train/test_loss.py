@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from train.layout import IGNORE
-from train.loss import tally, weighted_cross_entropy
+from train.loss import weighted_cross_entropy
+from train.metrics import tally
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])

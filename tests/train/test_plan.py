@@ -17,7 +17,8 @@ def test_the_7b_plan_needs_no_weights(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_zero_stages_divide_what_they_should() -> None:
     architecture = model_config(settings("train", TrainConfig, []).model)
-    common = dict(parameters=1000, rows=2, seq_len=16, chunk=8, ranks=4, bytes_per_weight=2, checkpointing=True)
+    common = {"parameters": 1000, "rows": 2, "seq_len": 16, "chunk": 8, "ranks": 4}
+    common |= {"bytes_per_weight": 2, "checkpointing": True}
     found = [estimate_memory(architecture, stage=stage, **common) for stage in range(4)]
     assert [m.optimizer for m in found] == [12000, 3000, 3000, 3000]
     assert [m.gradients for m in found] == [2000, 2000, 500, 500]

@@ -1,0 +1,56 @@
+"""What is measured while training: sums by window offset, their means, and how they are told."""
+
+import torch
+from torch import Tensor
+
+from train.layout import IGNORE
+
+
+def tally(losses: Tensor, correct: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
+    """(L + 1, 3) float64 sums by offset 0..L: positions, cross-entropy, correct. Beyond L is left out."""
+    valid = (labels != IGNORE) & (offsets <= L)
+    rows = torch.stack([valid.double(), losses.double(), correct.double()], dim=-1)[valid]
+    sums = torch.zeros(L + 1, 3, dtype=torch.float64, device=rows.device)
+    return sums.index_add_(0, offsets[valid], rows)
+
+
+def summarise(tally: torch.Tensor) -> dict[str, float]:
+    """Means by offset of a (L + 1, 3) tally: standard_loss, accuracy_j, masked_loss, masked."""
+    rows = tally.tolist()
+    count, loss, correct = rows[0]
+    metrics = {"standard_loss": loss / max(count, 1), "accuracy_0": correct / max(count, 1)}
+    masked = sum(row[0] for row in rows[1:])
+    if masked:
+        metrics["masked_loss"] = sum(row[1] for row in rows[1:]) / masked
+        metrics["masked"] = masked
+        for offset, (count, _, correct) in enumerate(rows[1:], start=1):
+            metrics[f"accuracy_{offset}"] = correct / max(count, 1)
+    return metrics
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """The metrics in one console line."""
+    parts = [f"loss {metrics['standard_loss']:.3f}"]
+    if "masked_loss" in metrics:
+        accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
+        shown = " ".join(f"{100 * value:.0f}" for value in accuracies)
+        parts.append(f"masked {metrics['masked_loss']:.3f}  accuracy by offset {shown} %")
+    if "tokens_per_second" in metrics:
+        parts.append(f"{metrics['tokens_per_second']:.0f} tok/s")
+    return "  ".join(parts)
+
+
+def describe_change(validation: list[dict[str, float]]) -> str:
+    """The held-out figures before and after, in one sentence."""
+    before, after = validation[0], validation[-1]
+    rise = after["standard_loss"] / before["standard_loss"] - 1
+    told = (
+        f"held-out standard-token loss {before['standard_loss']:.3f} before, {after['standard_loss']:.3f} "
+        f"after ({100 * rise:+.1f} %)"
+    )
+    if "accuracy_1" in after:
+        told += (
+            f"; accuracy at window offset 1 {100 * before['accuracy_1']:.1f} % before, "
+            f"{100 * after['accuracy_1']:.1f} % after"
+        )
+    return told
