@@ -95,9 +95,11 @@ def plot(rows: Sequence[dict[str, Any]], measure: str, path: Path) -> None:
             plain = next(r for r in mine if r["decoder"] == "plain")
             if plain[measure] is not None:
                 axis.axhline(plain[measure], color=color, linestyle=":", label=f"plain, {dtype}")
-        axis.set(title=name.replace("_", " "), xlabel="k, adaptive tokens", ylim=(0, None))
+        axis.set(title=name.replace("_", " "), xlabel="k, adaptive tokens")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
+    # Once every panel is drawn: they share the axis, and a limit set earlier would cut the later ones.
+    axes[0][0].set_ylim(bottom=0)
     axes[0][0].set_ylabel(PLOTS[measure])
     axes[0][-1].legend(fontsize="small")
     figure.tight_layout()

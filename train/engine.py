@@ -35,6 +35,7 @@ class Engine:
             parameter_groups(module, config.optimizer),
             lr=config.optimizer.lr,
             betas=(config.optimizer.beta1, config.optimizer.beta2),
+            fused=True,
         )
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=deepspeed_config(config, ranks=world_size())

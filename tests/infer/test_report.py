@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from infer.measure import Measured, Run, measure
+from infer.report import plot, print_report, summarise
+
+
+def row(prompt_set: str, dtype: str, decoder: str, k: int, rate: float, speedup: float) -> dict:
+    return {
+        "decoder": decoder,
+        "k": k,
+        "dtype": dtype,
+        "prompt_set": prompt_set,
+        "tokens_per_second": rate,
+        "speedup": speedup,
+        "acceptance_rate": 0.5 if k else None,
+        "tokens_per_forward": 1.5,
+        "identical": 4,
+        "prompts": 4,
+    }
+
+
+ROWS = [
+    row("humaneval", "bfloat16", "plain", 0, 100, 1.0),
+    row("humaneval", "bfloat16", "sdsat", 2, 150, 1.5),
+    row("held_out", "bfloat16", "plain", 0, 100, 1.0),
+    row("held_out", "bfloat16", "sdsat", 2, 150, 1.5),
+    row("held_out", "bfloat16", "sdsat", 4, 180, 1.8),
+    row("held_out", "float32", "plain", 0, 120, 1.0),
+    row("held_out", "float32", "sdsat", 2, 160, 1.3),
+]
+
+
+def test_the_best_k_is_held_against_plain_decoding_in_its_fastest_dtype() -> None:
+    best = summarise(ROWS)["held_out"]
+    assert (best["k"], best["dtype"], best["fastest_plain_dtype"]) == (4, "bfloat16", "float32")
+    assert best["speedup_over_fastest_plain"] == pytest.approx(1.5)
+    assert best["accepted_per_draft"] == pytest.approx(2.0)
+
+
+def test_every_panel_shows_its_whole_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first panel fixed the shared axis, and the second's higher curve was cut off."""
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    plot(ROWS, "tokens_per_second", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    for axis in kept[0].axes:
+        low, high = axis.get_ylim()
+        assert low == 0 and high > 180
+    monkeypatch.undo()
+    plt.close(kept[0])
+
+
+def test_the_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = {"cpu": "a processor", "gpu": None, "threads": 1}
+    print_report({"hardware": machine, "rows": ROWS, "summary": summarise(ROWS)})
+    printed = capsys.readouterr().out
+    assert "sdsat k=4" in printed and "…" not in printed
+    assert "1.80x plain decoding" in printed
+
+
+def test_measured_figures_are_those_of_the_runs() -> None:
+    plain = Measured([[Run([1, 2, 3, 4], 4.0, 4, 0, 0)] * 2, [Run([1, 2, 3, 4], 2.0, 4, 0, 0)] * 2])
+    drafted = Measured([[Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2, [Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2])
+    assert plain.tokens_per_second == [1.0, 2.0]
+    assert drafted.speedups(plain) == [2.0, 1.0]
+    assert plain.acceptance_rate is None and drafted.acceptance_rate == 0.5
+    assert (plain.tokens_per_forward, drafted.tokens_per_forward) == (1.0, 2.0)
+
+
+def test_decoders_take_turns_after_a_warm_up() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def decoder(name: str):
+        def run(prompt) -> Run:
+            calls.append((name, prompt[0]))
+            return Run([0], 1.0, 1, 0, 0)
+
+        return run
+
+    done = []
+    found = measure(
+        {"a": decoder("a"), "b": decoder("b")}, [[1], [2]], rounds=2, advance=lambda: done.append(1)
+    )
+    assert calls[:2] == [("a", 1), ("b", 1)]  # warm-up, uncounted
+    assert calls[2:] == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    assert len(done) == 4 and [len(r) for r in found["a"].rounds] == [2, 2]
