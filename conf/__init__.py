@@ -44,7 +44,7 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
             composed = compose("config", overrides=[_quoted(text, schema) for text in overrides])
         return OmegaConf.to_object(composed)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explain(error, schema, overrides)) from error
+        raise UserError(_explain(error, schema)) from error
     except (ValueError, TypeError) as error:
         raise UserError(f"settings of {entry}: {error}") from error
 
@@ -94,7 +94,7 @@ def _quoted(override: str, schema: type) -> str:
     return f"{key}='{escaped}'"
 
 
-def _explain(error: Exception, schema: type, overrides: Sequence[str]) -> str:
+def _explain(error: Exception, schema: type) -> str:
     """Hydra's and OmegaConf's many-line messages as one sentence."""
     if "Error merging override" in str(error) and error.__cause__ is not None:
         error = error.__cause__  # type: ignore[assignment]

@@ -5,6 +5,7 @@ what is in it. A folder without one is unfinished and nobody reads it. Knows not
 what the stages do.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -93,18 +94,33 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | P
 def staged(out: str | Path) -> Iterator[Path]:
     """A folder to write into, which becomes `out`, whole, when the block ends well.
 
-    Raises UserError when `out` holds anything already.
+    Raises UserError when `out` holds anything already, or another run is writing it.
     """
     final = Path(out)
     if final.exists() and (not final.is_dir() or any(final.iterdir())):
         raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
     partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    if final.exists():
-        final.rmdir()
-    os.replace(partial, final)
+    partial.mkdir(parents=True, exist_ok=True)
+    lock = os.open(partial, os.O_RDONLY)  # held until the block ends, or the process dies
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _empty(partial)
+        yield partial
+        if final.exists():
+            final.rmdir()
+        os.replace(partial, final)
+    except BlockingIOError as error:
+        raise UserError(f"out={out}: another run is writing it") from error
+    finally:
+        os.close(lock)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:

@@ -5,7 +5,7 @@ import time
 import torch
 
 from conf import run
-from infer.checkpoint import load_adaptive, load_model, load_text
+from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.plain import PlainDrafter
@@ -24,7 +24,7 @@ def main(config: InferConfig) -> None:
     prompt, limit = text.encode(config.prompt), config.decode.max_new_tokens
     runner = Runner(lm, capacity=len(prompt) + limit, max_rows=drafter.max_rows)
     began, steps, tokens, shown = time.perf_counter(), 0, list[int](), ""
-    for step in decode(runner, drafter, prompt, max_new_tokens=limit, eos=lm.config.eos_token_id):
+    for step in decode(runner, drafter, prompt, max_new_tokens=limit, eos=eos_ids(lm)):
         steps += 1
         tokens += step.tokens
         whole = text.decode(tokens)

@@ -53,7 +53,11 @@ def check_directory(folder: str | Path) -> Path:
 
 
 def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
-    """The library's model with tree attention, ready to decode."""
+    """The library's model with tree attention, ready to decode.
+
+    Raises UserError for a directory that is no model, and for a model with sliding-window
+    attention, whose mask a tree does not follow.
+    """
     register()
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,8 +71,19 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"model={folder}: wanted a causal model with weights, found {reason}") from error
+    if getattr(lm.config, "sliding_window", None) is not None:
+        raise UserError(
+            f"model={folder}: wanted full attention, found {lm.config.model_type} with a sliding window of "
+            f"{lm.config.sliding_window}"
+        )
     lm.to(device)  # type: ignore[arg-type]
     return lm.eval()
+
+
+def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
+    """The ids that end a text; a model may have none, one or several."""
+    found = lm.generation_config.eos_token_id if lm.generation_config else None
+    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
 
 
 def load_text(folder: str | Path) -> Text:

@@ -3,7 +3,7 @@
 Knows the order of the verbs; what they do is the drafter's, the runner's and the pick's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,12 +40,12 @@ class Step:
 
 
 def decode(
-    runner: Runner, drafter: Drafter, prompt: Sequence[int], *, max_new_tokens: int, eos: int | None
+    runner: Runner, drafter: Drafter, prompt: Sequence[int], *, max_new_tokens: int, eos: Collection[int]
 ) -> Iterator[Step]:
     """Greedy decoding of a prompt of at least one token, step by step.
 
     The tokens of all steps are exactly those of plain decoding: at most `max_new_tokens`,
-    ending with `eos` where the model chooses it.
+    ending with the first id of `eos` that the model chooses.
     """
     runner.prefill(prompt[:-1])
     drafter.begin()
@@ -57,8 +57,14 @@ def decode(
         runner.commit(path)
         drafter.observe(tree, path, choices)
         tokens = [tree.tokens[node] for node in path[1:]] + [choices[path[-1]]]
-        tokens = tokens[:left] if eos not in tokens else tokens[: tokens.index(eos) + 1][:left]
+        tokens = _until(tokens, eos)[:left]
         yield Step(tokens, tree.drafted, len(path) - 1)
         root, left = tokens[-1], left - len(tokens)
-        if root == eos:
+        if root in eos:
             return
+
+
+def _until(tokens: list[int], eos: Collection[int]) -> list[int]:
+    """The tokens up to and with the first that ends the text."""
+    end = next((index + 1 for index, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[:end]

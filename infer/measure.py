@@ -7,7 +7,7 @@ that a change of the machine's speed meets them alike. The clock covers prefill 
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -68,7 +68,7 @@ class Measured:
 Decoder = Callable[[Sequence[int]], Run]
 
 
-def loop_decoder(runner: Runner, drafter: Drafter, *, max_new_tokens: int, eos: int | None) -> Decoder:
+def loop_decoder(runner: Runner, drafter: Drafter, *, max_new_tokens: int, eos: Collection[int]) -> Decoder:
     """A drafter in the decoding loop, as a function of the prompt."""
 
     def run(prompt: Sequence[int]) -> Run:

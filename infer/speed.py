@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from conf import UserError, run
 from conf.stage import is_finished, made_from, staged, write_manifest
-from infer.checkpoint import load_adaptive, load_model, load_text
+from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.config import SpeedConfig
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.plain import PlainDrafter
@@ -89,7 +89,7 @@ def _decoders(
         )
     rows = max(drafter.max_rows for drafter in drafters.values())
     runner = Runner(lm, capacity=longest, max_rows=rows)
-    eos = lm.config.eos_token_id
+    eos = eos_ids(lm)
     decoders = {
         name: loop_decoder(runner, drafter, max_new_tokens=config.max_new_tokens, eos=eos)
         for name, drafter in drafters.items()
@@ -112,7 +112,7 @@ def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=max_new_tokens,
-            pad_token_id=lm.config.eos_token_id,
+            pad_token_id=next(iter(eos_ids(lm)), None),
         )
         tokens = output[0, len(prompt) :].tolist()
         seconds = time.perf_counter() - began

@@ -7,6 +7,8 @@ bash launch/setup.sh
 source .venv/bin/activate
 ranks=$(python -c 'import os; print(min(2, len(os.sched_getaffinity(0))))')
 export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
+# Large tensors come and go: keep their memory instead of returning it to the kernel each time.
+export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 out=${1:-runs/demo}
 train() { torchrun --standalone --nproc_per_node "$ranks" -m train "$@"; }
 

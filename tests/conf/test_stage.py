@@ -72,3 +72,13 @@ def test_a_folder_becomes_visible_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(UserError, match="wanted a new or empty folder"), staged(out):
         pass
+
+
+def test_two_runs_never_write_one_folder(tmp_path: Path) -> None:
+    """A run that was still dying and its successor shared the partial folder: the result lacked shards."""
+    out = tmp_path / "out"
+    with staged(out) as partial:
+        (partial / "shard").write_text("whole")
+        with pytest.raises(UserError, match="another run is writing it"), staged(out):
+            pass
+    assert (out / "shard").read_text() == "whole"
