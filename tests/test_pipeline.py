@@ -67,6 +67,8 @@ def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[st
     assert adaptive["adaptive_ids"] == vocab["adaptive"][:1] and adaptive["identical"]
     assert config["pard_token"] == config["ptd_token_id"] == vocab["adaptive"][0]
     assert config["vocab_size"] == vocab["size"]
+    generation = json.loads((model / "generation_config.json").read_text())
+    assert config["eos_token_id"] == generation["eos_token_id"] == vocab["eos"]
     assert (model / "generation_config.json").is_file() and (model / "tokenizer.json").is_file()
     assert not (folders["base_model"] / "adaptive.json").exists()
     weights = load_file(model / "model.safetensors")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.stage import is_finished, made_from, read_manifest
+from data_prep.vocab import Vocab
 from train.config import TrainConfig
 from train.metrics import describe_change
 
@@ -32,7 +33,7 @@ def main(config: TrainConfig) -> None:
         from train.loop import Trainer
         from train.model import check_tokenizer, model_config
 
-        model_config(config.model, vocab_size=data["vocab"]["size"])
+        model_config(config.model, vocab=Vocab.from_json(data["vocab"]))
         check_tokenizer(config.model, config.data.path)
         validation = Trainer(config, made, data).run()
     _tell(describe_change(validation))

@@ -46,7 +46,6 @@ def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torc
     shutil.copytree(described, out, dirs_exist_ok=True)
     config = AutoConfig.from_pretrained(described, local_files_only=True)
     config.dtype = dtype
-    config.bos_token_id, config.eos_token_id = manifest["vocab"]["bos"], manifest["vocab"]["eos"]
     adaptive = adaptive_json(checkpoint, manifest)
     if adaptive and adaptive["identical"]:
         # The keys that servers with parallel drafting read.
@@ -59,7 +58,7 @@ def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torc
         for name, tensor in full_weights(checkpoint / "checkpoints").items()
     }
     logging.disable_progress_bar()
-    lm.generation_config = GenerationConfig.from_model_config(config)
+    lm.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
     lm.save_pretrained(out, state_dict=weights)
     if adaptive:
         write_json(out / "adaptive.json", adaptive)

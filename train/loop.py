@@ -39,7 +39,7 @@ class Trainer:
         self.vocab = Vocab.from_json(data["vocab"])
         self.shards = {split: Shards(config.data.path, split) for split in ("train", "held_out")}
         dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
-        lm = load_model(config.model, vocab_size=self.vocab.size, dtype=dtype, seed=config.seed)
+        lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
         if self.rank == 0:
             self._describe(lm)
         self.parameters = sum(parameter.numel() for parameter in lm.parameters())

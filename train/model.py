@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Pretrain
 from transformers.utils import logging
 
 from conf import UserError
+from data_prep.vocab import Vocab
 from train.config import ModelConfig
 from train.loss import weighted_cross_entropy
 from train.metrics import tally
@@ -38,15 +39,18 @@ class AdaptiveLM(nn.Module):
         return loss, tally(losses, correct, flat, offsets.flatten(), L=self._L)
 
 
-def model_config(config: ModelConfig, *, vocab_size: int | None = None) -> PretrainedConfig:
+def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> PretrainedConfig:
     """The architecture: of the directory, or of `shape`; random weights take the data's vocabulary.
 
+    Without a vocabulary (a plan) the shape serves where there is no directory.
     Raises UserError for a path that does not exist: at once, without asking the hub.
     """
-    if config.random_init or (config.path is None and vocab_size is None):
-        size = {} if vocab_size is None else {"vocab_size": vocab_size}
+    if config.random_init or (config.path is None and vocab is None):
+        own = {}
+        if vocab is not None:
+            own = {"vocab_size": vocab.size, "bos_token_id": vocab.bos, "eos_token_id": vocab.eos}
         try:
-            return LlamaConfig(**{**config.shape, **size})
+            return LlamaConfig(**{**config.shape, **own})
         except (TypeError, ValueError) as error:
             raise UserError(f"model.shape: wanted the fields of a LlamaConfig, found {error}") from error
     if config.path is None:
@@ -58,9 +62,9 @@ def model_config(config: ModelConfig, *, vocab_size: int | None = None) -> Pretr
     return AutoConfig.from_pretrained(config.path, local_files_only=True)
 
 
-def load_model(config: ModelConfig, *, vocab_size: int, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """The model with its weights, for training. Raises UserError as `model_config` does."""
-    found = model_config(config, vocab_size=vocab_size)
+    found = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
     if config.random_init or config.path is None:
         torch.manual_seed(seed)
@@ -74,9 +78,9 @@ def load_model(config: ModelConfig, *, vocab_size: int, dtype: torch.dtype, seed
             reason = str(error).splitlines()[0]
             raise UserError(f"model.path={config.path}: wanted a causal model, found {reason}") from error
     rows = lm.get_input_embeddings().num_embeddings
-    if rows < vocab_size:
+    if rows < vocab.size:
         raise UserError(
-            f"model.path={config.path}: wanted at least {vocab_size} embedding rows, as the data's "
+            f"model.path={config.path}: wanted at least {vocab.size} embedding rows, as the data's "
             f"vocabulary has, found {rows}"
         )
     if config.activation_checkpointing:

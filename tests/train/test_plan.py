@@ -1,9 +1,15 @@
+from dataclasses import replace
+
 import pytest
 
 from conf import UserError, settings
+from data_prep.vocab import Vocab
 from train.config import TrainConfig
 from train.model import load_model, model_config
 from train.plan import count_parameters, estimate_memory, print_plan
+
+
+VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
 
 
 def test_the_7b_plan_needs_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,10 +35,10 @@ def test_a_path_that_does_not_exist_is_told_at_once(tmp_path) -> None:
     """Transformers asked the hub and retried for half a minute."""
     config = settings("train", TrainConfig, [f"model.path={tmp_path / 'absent'}"])
     with pytest.raises(UserError, match=r"model\.path=.*found no config\.json"):
-        model_config(config.model, vocab_size=100)
+        model_config(config.model, vocab=VOCAB)
     config = settings("train", TrainConfig, [])
     with pytest.raises(UserError, match=r"'model\.path' is required"):
-        model_config(config.model, vocab_size=100)
+        model_config(config.model, vocab=VOCAB)
 
 
 def test_too_small_an_embedding_is_refused(tmp_path) -> None:
@@ -40,7 +46,13 @@ def test_too_small_an_embedding_is_refused(tmp_path) -> None:
 
     random = ["model=demo", "model.shape.hidden_size=32", "model.shape.num_hidden_layers=1"]
     config = settings("train", TrainConfig, random)
-    load_model(config.model, vocab_size=64, dtype=torch.float32, seed=0).save_pretrained(tmp_path)
+    load_model(config.model, vocab=replace(VOCAB, size=64), dtype=torch.float32, seed=0).save_pretrained(tmp_path)
     config = settings("train", TrainConfig, [f"model.path={tmp_path}"])
     with pytest.raises(UserError, match="wanted at least 65 embedding rows.*found 64"):
-        load_model(config.model, vocab_size=65, dtype=torch.float32, seed=0)
+        load_model(config.model, vocab=replace(VOCAB, size=65), dtype=torch.float32, seed=0)
+
+
+def test_random_weights_take_the_datas_vocabulary() -> None:
+    """The exported demo model ended its texts at CodeLlama's id 2, a control piece of another meaning."""
+    found = model_config(settings("train", TrainConfig, ["model=demo"]).model, vocab=VOCAB)
+    assert (found.vocab_size, found.bos_token_id, found.eos_token_id) == (100, 3, 4)
