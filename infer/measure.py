@@ -7,8 +7,9 @@ that a change of the machine's speed meets them alike. The clock covers prefill 
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -66,6 +67,7 @@ class Measured:
 
 
 Decoder = Callable[[Sequence[int]], Run]
+K = TypeVar("K", bound=Hashable)
 
 
 def loop_decoder(runner: Runner, drafter: Drafter, *, max_new_tokens: int, eos: Collection[int]) -> Decoder:
@@ -84,12 +86,12 @@ def loop_decoder(runner: Runner, drafter: Drafter, *, max_new_tokens: int, eos: 
 
 
 def measure(
-    decoders: dict[str, Decoder],
+    decoders: Mapping[K, Decoder],
     prompts: Sequence[Sequence[int]],
     *,
     rounds: int,
     advance: Callable[[], None] = lambda: None,
-) -> dict[str, Measured]:
+) -> dict[K, Measured]:
     """Run all decoders over all prompts; `advance` is called after every prompt.
 
     Each decoder first decodes the first prompt once, uncounted, to warm up.

@@ -1,7 +1,8 @@
 """python -m infer.speed: plain greedy decoding and SDSAT for several k, compared and timed.
 
 Every output is compared with plain decoding of the same dtype, token by token; in float32
-all must be identical, and plain decoding must equal the library's own `generate`.
+all must be identical, and plain decoding must equal the library's own `generate`. The models
+of all dtypes are in memory together, so that they can take turns.
 """
 
 import time
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import Progress
@@ -26,6 +28,14 @@ from infer.measure import Decoder, Measured, Run, loop_decoder, measure
 from infer.prompts import load_prompts
 from infer.report import print_report, read_report, write_report
 from infer.runner import Runner
+
+
+class Key(NamedTuple):
+    """A decoder in a dtype."""
+
+    dtype: str
+    decoder: str
+    k: int
 
 
 def main(config: SpeedConfig) -> None:
@@ -53,17 +63,20 @@ def compare(config: SpeedConfig, adaptive_ids: Sequence[int]) -> list[dict[str, 
         name: load_prompts(name, prompt_set, text, seed=config.seed)
         for name, prompt_set in config.prompts.items()
     }
+    lms = {dtype: load_model(config.model, dtype=dtype) for dtype in config.dtypes}
     rows: list[dict[str, Any]] = []
     with Progress() as progress:
-        for dtype in config.dtypes:
-            lm = load_model(config.model, dtype=dtype)
-            for name, token_ids in prompts.items():
-                task = progress.add_task(f"{name}, {dtype}", total=config.rounds * len(token_ids))
-                decoders = _decoders(lm, adaptive_ids, token_ids, config)
-                found = measure(
-                    decoders, token_ids, rounds=config.rounds, advance=partial(progress.advance, task)
-                )
-                rows += _rows(found, dtype=dtype, prompt_set=name)
+        for name, token_ids in prompts.items():
+            task = progress.add_task(name, total=config.rounds * len(token_ids))
+            # All dtypes take turns too: plain decoding is also held against in its fastest one.
+            decoders = {
+                Key(dtype, *which): decoder
+                for dtype, lm in lms.items()
+                for which, decoder in _decoders(lm, adaptive_ids, token_ids, config).items()
+            }
+            advance = partial(progress.advance, task)
+            found = measure(decoders, token_ids, rounds=config.rounds, advance=advance)
+            rows += _rows(found, prompt_set=name)
     return rows
 
 
@@ -73,11 +86,11 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 def _decoders(
     lm: PreTrainedModel, adaptive_ids: Sequence[int], prompts: Sequence[Sequence[int]], config: SpeedConfig
-) -> dict[str, Decoder]:
-    """Plain decoding, SDSAT by k, and in float32 the library's `generate`, by name."""
-    drafters: dict[str, Drafter] = {"plain": PlainDrafter()}
+) -> dict[tuple[str, int], Decoder]:
+    """Plain decoding, SDSAT by k, and in float32 the library's `generate`, by name and k."""
+    drafters: dict[tuple[str, int], Drafter] = {("plain", 0): PlainDrafter()}
     try:
-        drafters |= {f"sdsat {k}": AdaptiveDrafter(adaptive_ids, k) for k in config.k}
+        drafters |= {("sdsat", k): AdaptiveDrafter(adaptive_ids, k) for k in config.k}
     except ValueError as error:
         raise UserError(str(error)) from error
     longest = max(map(len, prompts)) + config.max_new_tokens
@@ -91,11 +104,11 @@ def _decoders(
     runner = Runner(lm, capacity=longest, max_rows=rows)
     eos = eos_ids(lm)
     decoders = {
-        name: loop_decoder(runner, drafter, max_new_tokens=config.max_new_tokens, eos=eos)
-        for name, drafter in drafters.items()
+        which: loop_decoder(runner, drafter, max_new_tokens=config.max_new_tokens, eos=eos)
+        for which, drafter in drafters.items()
     }
     if lm.dtype == torch.float32:
-        decoders["generate"] = _library_decoder(lm, config.max_new_tokens)
+        decoders[("generate", 0)] = _library_decoder(lm, config.max_new_tokens)
     return decoders
 
 
@@ -122,22 +135,25 @@ def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:
     return run_library
 
 
-def _rows(found: dict[str, Measured], *, dtype: str, prompt_set: str) -> list[dict[str, Any]]:
-    plain = found["plain"]
+def _rows(found: dict[Key, Measured], *, prompt_set: str) -> list[dict[str, Any]]:
+    plains = {key.dtype: measured for key, measured in found.items() if key.decoder == "plain"}
+    fastest = max(plains, key=lambda dtype: plains[dtype].median_rate())
     rows = []
-    for name, measured in found.items():
-        decoder, _, k = name.partition(" ")
-        speedups = sorted(measured.speedups(plain))
+    for key, measured in found.items():
+        plain = plains[key.dtype]
+        speedups = measured.speedups(plain)
         same = sum(ours == theirs for ours, theirs in zip(measured.outputs, plain.outputs, strict=True))
         rows.append(
             {
-                "decoder": decoder,
-                "k": int(k or 0),
-                "dtype": dtype,
+                "decoder": key.decoder,
+                "k": key.k,
+                "dtype": key.dtype,
                 "prompt_set": prompt_set,
                 "tokens_per_second": measured.median_rate(),
-                "speedup": speedups[len(speedups) // 2],
-                "speedup_range": [speedups[0], speedups[-1]],
+                "speedup": median(speedups),
+                "speedup_range": [min(speedups), max(speedups)],
+                "speedup_over_fastest_plain": median(measured.speedups(plains[fastest])),
+                "fastest_plain_dtype": fastest,
                 "acceptance_rate": measured.acceptance_rate,
                 "tokens_per_forward": measured.tokens_per_forward,
                 "identical": same,

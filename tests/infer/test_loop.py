@@ -73,7 +73,9 @@ def test_plain_decoding_is_one_token_per_forward() -> None:
 
 @pytest.mark.parametrize("n", range(1, 12))
 @pytest.mark.parametrize("eos", [(), (5,), (6,), (7,), (8,), (99,), (8, 6)])
-def test_limits_and_eos_within_an_accepted_draft_cut_as_plain_decoding_does(n: int, eos: Collection[int]) -> None:
+def test_limits_and_eos_within_an_accepted_draft_cut_as_plain_decoding_does(
+    n: int, eos: Collection[int]
+) -> None:
     plain = tokens_of(run(ScriptedRunner(lambda j: True), PlainDrafter(), [1, 2], n, eos))
     for k in (1, 3, 7):
         drafted = tokens_of(run(ScriptedRunner(lambda j: True), AdaptiveDrafter([A], k), [1, 2], n, eos))

@@ -8,7 +8,6 @@ from train.config import TrainConfig
 from train.model import load_model, model_config
 from train.plan import count_parameters, estimate_memory, print_plan
 
-
 VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
 
 
@@ -46,7 +45,9 @@ def test_too_small_an_embedding_is_refused(tmp_path) -> None:
 
     random = ["model=demo", "model.shape.hidden_size=32", "model.shape.num_hidden_layers=1"]
     config = settings("train", TrainConfig, random)
-    load_model(config.model, vocab=replace(VOCAB, size=64), dtype=torch.float32, seed=0).save_pretrained(tmp_path)
+    load_model(config.model, vocab=replace(VOCAB, size=64), dtype=torch.float32, seed=0).save_pretrained(
+        tmp_path
+    )
     config = settings("train", TrainConfig, [f"model.path={tmp_path}"])
     with pytest.raises(UserError, match="wanted at least 65 embedding rows.*found 64"):
         load_model(config.model, vocab=replace(VOCAB, size=65), dtype=torch.float32, seed=0)
