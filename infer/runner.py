@@ -6,6 +6,7 @@ Knows the library's model and the cache; knows no drafting and no choosing.
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -85,6 +86,6 @@ class Runner:
         logits = self._head(hidden).float()
         if hidden.dtype != torch.float32:
             top = logits.topk(RESCORED, dim=-1).indices
-            weight = self._head.weight[top].float()
-            logits.scatter_(1, top, torch.einsum("qtd,qd->qt", weight, hidden.float()))
+            weight_qtd = F.embedding(top, self._head.weight).float()
+            logits.scatter_(1, top, torch.bmm(weight_qtd, hidden.float()[..., None])[..., 0])
         return logits

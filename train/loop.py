@@ -20,7 +20,7 @@ from train import engine as engines
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
-from train.metrics import describe, summarise
+from train.metrics import describe, describe_step, summarise
 from train.model import AdaptiveLM, load_model
 from train.schedule import learning_rate
 from train.tracker import Tracker
@@ -71,7 +71,7 @@ class Trainer:
                 metrics = self._train_step()
                 self.step += 1
                 self.tracker.log(self.step, metrics)
-                progress.update(task, completed=self.step, line=describe(metrics))
+                progress.update(task, completed=self.step, line=describe_step(metrics))
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self._validate()
                 if self.step % config.save_every == 0 or self.step == config.steps:

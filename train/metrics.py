@@ -28,15 +28,21 @@ def summarise(tally: torch.Tensor) -> dict[str, float]:
     return metrics
 
 
+def describe_step(metrics: dict[str, float]) -> str:
+    """A step beside its progress bar, within 80 columns; a1 is the accuracy at window offset 1."""
+    line = f"loss {metrics['standard_loss']:.2f}"
+    if "masked_loss" in metrics:
+        line += f" masked {metrics['masked_loss']:.2f} a1 {100 * metrics['accuracy_1']:.0f} %"
+    return f"{line} {metrics['tokens_per_second'] / 1000:.1f}k tok/s"
+
+
 def describe(metrics: dict[str, float]) -> str:
-    """The metrics in one console line."""
+    """A validation in one console line."""
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
         accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
         shown = " ".join(f"{100 * value:.0f}" for value in accuracies)
         parts.append(f"masked {metrics['masked_loss']:.3f}  accuracy by offset {shown} %")
-    if "tokens_per_second" in metrics:
-        parts.append(f"{metrics['tokens_per_second']:.0f} tok/s")
     return "  ".join(parts)
 
 

@@ -54,7 +54,7 @@ class Tracker:
         """A progress bar with a field `line` for the latest numbers."""
         return Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),
