@@ -20,15 +20,15 @@ from infer.tree import Tree
 ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 
 
-def main(hidden: int = 256, layers: int = 3, vocab: int = 2048, turns: int = 200) -> None:
+def main(hidden: int = 256, layers: int = 3, vocab: int = 512, turns: int = 200) -> None:
     torch.set_num_threads(1)
     register()
     config = LlamaConfig(
         hidden_size=hidden,
         intermediate_size=hidden * 11 // 4,
         num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden // 128),
-        num_key_value_heads=max(1, hidden // 128),
+        num_attention_heads=max(1, hidden // 64),
+        num_key_value_heads=max(1, hidden // 64),
         vocab_size=vocab,
     )
     for dtype in (torch.bfloat16, torch.float32):
