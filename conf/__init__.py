@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 T = TypeVar("T")
@@ -35,14 +35,9 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     Raises UserError for an unknown setting, a value of the wrong type, a missing value
     or a combination that the dataclass refuses.
     """
-    directory = Path(__file__).parent / entry
     OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
     try:
-        # The dataclass is the first of the YAML's defaults: it gives every setting its type.
-        ConfigStore.instance().store(name="schema", node=schema)
-        with initialize_config_dir(str(directory), version_base=None):
-            composed = compose("config", overrides=[_quoted(text, schema) for text in overrides])
-        return OmegaConf.to_object(composed)  # type: ignore[return-value]
+        return OmegaConf.to_object(_compose(entry, schema, overrides))  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, schema)) from error
     except (ValueError, TypeError) as error:
@@ -72,6 +67,13 @@ def _fail(sentence: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {sentence}", file=sys.stderr, flush=True)
     sys.exit(2)
+
+
+def _compose(entry: str, schema: type, overrides: Sequence[str] = ()) -> DictConfig:
+    # The dataclass is the first of the YAML's defaults: it gives every setting its type.
+    ConfigStore.instance().store(name="schema", node=schema)
+    with initialize_config_dir(str(Path(__file__).parent / entry), version_base=None):
+        return compose("config", overrides=[_quoted(text, schema) for text in overrides])
 
 
 def _quoted(override: str, schema: type) -> str:
@@ -134,9 +136,7 @@ def _help(entry: str, schema: type) -> str:
         for path in sorted(directory.iterdir())
         if path.is_dir()
     }
-    ConfigStore.instance().store(name="schema", node=schema)
-    with initialize_config_dir(str(directory), version_base=None):
-        defaults = OmegaConf.to_yaml(compose("config"), resolve=False)
+    defaults = OmegaConf.to_yaml(_compose(entry, schema), resolve=False)
     listed = "\n".join(f"  {name}={'|'.join(choices)}" for name, choices in groups.items())
     doc = (schema.__doc__ or "").strip()
     return f"{doc}\n\nSettings are given as name=value.\n\nGroups:\n{listed}\n\nDefaults:\n{defaults}"

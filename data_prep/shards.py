@@ -104,7 +104,7 @@ class Shards(Sequence[PackedSequence]):
             raise UserError(f"data.path={folder}: wanted shards of split '{split}', found none")
         try:
             self._tokens = [np.load(path, mmap_mode="r") for path in paths]
-            self._spans = [np.load(str(path).replace(".tokens.", ".spans."), mmap_mode="r") for path in paths]
+            self._spans = [np.load(_spans_beside(path), mmap_mode="r") for path in paths]
         except (OSError, ValueError) as error:
             raise UserError(f"data.path={folder}: wanted readable shards, found {error}") from error
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
@@ -126,3 +126,7 @@ class Shards(Sequence[PackedSequence]):
 
     def __iter__(self) -> Iterator[PackedSequence]:
         return (self[index] for index in range(len(self)))
+
+
+def _spans_beside(tokens: Path) -> Path:
+    return tokens.with_name(tokens.name.replace(".tokens.", ".spans."))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from conf.tracker import TrackerConfig
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -42,21 +44,13 @@ class PromptSetConfig:
     key: str = "prompt"  # the field that holds the text
     share: float = 1.0  # of the text's lines that are the prompt
     count: int = 10  # prompts taken
-    max_tokens: int | None = None  # longer prompts are passed over, and counted
+    max_tokens: int | None = None  # longer prompts are passed over
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"prompts.share: wanted a share above 0, up to 1, found {self.share}")
         if self.count < 1:
             raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
-
-
-@dataclass
-class TrackerConfig:
-    """Weights & Biases."""
-
-    mode: str = "offline"
-    project: str = "adaptive-tokens"
 
 
 @dataclass

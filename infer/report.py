@@ -21,15 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 from conf.stage import versions, write_json
-from infer.config import TrackerConfig
+from conf.tracker import TrackerConfig
 
 PLOTS = {"tokens_per_second": "tokens per second", "acceptance_rate": "acceptance rate"}
 
 
 def write_report(
-    out: Path, *, settings: dict[str, Any], rows: list[dict[str, Any]], tracker: TrackerConfig
+    out: Path, *, name: str, settings: dict[str, Any], rows: list[dict[str, Any]], tracker: TrackerConfig
 ) -> dict[str, Any]:
-    """Write report.json and the plots into `out`, and log both; returns the report."""
+    """Write report.json and the plots into the folder `out`, and log both under `name`; returns the report."""
     report = {
         "schema": 1,
         "hardware": hardware(),
@@ -38,11 +38,10 @@ def write_report(
         "rows": rows,
         "summary": summarise(rows),
     }
-    out.mkdir(parents=True, exist_ok=True)
     for measure in PLOTS:
         plot(rows, measure, out / f"{measure}.png")
     write_json(out / "report.json", report)
-    _log(out, report, tracker)
+    _log(out, name, report, tracker)
     return report
 
 
@@ -137,12 +136,12 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def _log(out: Path, report: dict[str, Any], tracker: TrackerConfig) -> None:
+def _log(out: Path, name: str, report: dict[str, Any], tracker: TrackerConfig) -> None:
     if tracker.mode == "disabled":
         return
     run = wandb.init(
         project=tracker.project,
-        name=f"{out.name}-speed",
+        name=f"{name}-speed",
         mode=tracker.mode,  # type: ignore[arg-type]
         dir=str(out),
         config=report["settings"] | {"hardware": report["hardware"]},

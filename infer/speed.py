@@ -50,7 +50,9 @@ def main(config: SpeedConfig) -> None:
         return
     with staged(config.out) as out:
         rows = compare(config, adaptive.ids)
-        report = write_report(out, settings=asdict(config), rows=rows, tracker=config.tracker)
+        report = write_report(
+            out, name=Path(config.out).name, settings=asdict(config), rows=rows, tracker=config.tracker
+        )
         write_manifest(out, "report", made)
     print_report(report)
     _check_identical(rows)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf import UserError
+from conf.tracker import TrackerConfig
+
 
 @dataclass
 class DataConfig:
@@ -64,18 +67,6 @@ class OptimizerConfig:
 
 
 @dataclass
-class TrackerConfig:
-    """Weights & Biases."""
-
-    mode: str = "offline"
-    project: str = "adaptive-tokens"
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("offline", "online", "disabled"):
-            raise ValueError(f"tracker.mode: wanted offline, online or disabled, found {self.mode}")
-
-
-@dataclass
 class TrainConfig:
     """torchrun -m train: token shards and a model -> a fine-tuned checkpoint."""
 
@@ -101,6 +92,15 @@ class TrainConfig:
         for name in ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+
+    def accumulations(self, ranks: int) -> int:
+        """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""
+        if self.global_batch % (self.micro_batch * ranks):
+            raise UserError(
+                f"global_batch={self.global_batch}: wanted a multiple of micro_batch x ranks = "
+                f"{self.micro_batch} x {ranks}"
+            )
+        return self.global_batch // (self.micro_batch * ranks)
 
 
 @dataclass

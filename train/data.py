@@ -5,6 +5,7 @@ it, and a resumed run needs no state but its step.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -25,9 +26,13 @@ def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
     epochs = positions // count
     order = np.empty(length, dtype=np.int64)
     for epoch in np.unique(epochs):
-        permutation = np.random.default_rng([seed, int(epoch)]).permutation(count)
-        order[epochs == epoch] = permutation[positions[epochs == epoch] % count]
+        order[epochs == epoch] = _permutation(seed, int(epoch), count)[positions[epochs == epoch] % count]
     return order
+
+
+@lru_cache(maxsize=2)  # a step may meet the end of one epoch and the start of the next
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) -> list[np.ndarray]:

@@ -108,21 +108,12 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 
 def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
-    """The user's DeepSpeed settings with batch sizes and clipping filled in.
-
-    Raises UserError when the global batch does not divide.
-    """
-    per_step = config.micro_batch * ranks
-    if config.global_batch % per_step:
-        raise UserError(
-            f"global_batch={config.global_batch}: wanted a multiple of micro_batch x ranks = "
-            f"{config.micro_batch} x {ranks}"
-        )
+    """The user's DeepSpeed settings with batch sizes and clipping filled in."""
     return {
         **config.deepspeed,
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
-        "gradient_accumulation_steps": config.global_batch // per_step,
+        "gradient_accumulation_steps": config.accumulations(ranks),
         "gradient_clipping": config.optimizer.clip,
         "zero_allow_untested_optimizer": True,
     }

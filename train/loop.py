@@ -34,7 +34,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> None:
         self.config, self.made = config, made
         self.rank, self.ranks = engines.start()
-        engines.deepspeed_config(config, ranks=self.ranks)  # a batch that does not divide is told first
+        config.accumulations(self.ranks)  # a batch that does not divide is told first
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
         self.shards = {split: Shards(config.data.path, split) for split in ("train", "held_out")}

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from conf import UserError
 from train.config import TrainConfig
 from train.model import model_config
 
@@ -79,12 +78,7 @@ def print_plan(config: TrainConfig) -> None:
     architecture = model_config(config.model)
     parameters = count_parameters(architecture)
     ranks = config.plan_ranks
-    per_step = config.micro_batch * ranks
-    if config.global_batch % per_step:
-        raise UserError(
-            f"global_batch={config.global_batch}: wanted a multiple of micro_batch x plan_ranks = "
-            f"{config.micro_batch} x {ranks}"
-        )
+    accumulations = config.accumulations(ranks)
     seq_len = architecture.max_position_embeddings
     copies = 2 if config.objective.name == "dual" else 1  # Y, or Y and M
     stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
@@ -111,7 +105,7 @@ def print_plan(config: TrainConfig) -> None:
         "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to {optimizer.min_lr:g}, "
         f"warm-up {optimizer.warmup_steps}",
         "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x {config.micro_batch} x "
-        f"{config.global_batch // per_step} accumulations",
+        f"{accumulations} accumulations",
         "tokens per step": f"{data / 1e6:.2f}M of data, {copies * data / 1e6:.2f}M computed",
         "tokens in all": f"{config.steps * data / 1e9:.2f}B of data, "
         f"{config.steps * copies * data / 1e9:.2f}B computed",

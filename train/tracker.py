@@ -9,7 +9,7 @@ from typing import Any
 import wandb
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from train.config import TrackerConfig
+from conf.tracker import TrackerConfig
 
 
 class Tracker:
