@@ -23,6 +23,7 @@ from typing import Any
 from conf import UserError
 
 MANIFEST = "manifest.json"
+BEGUN = "begun.json"
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
 
@@ -47,7 +48,12 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
 
 def fingerprint(folder: str | Path) -> str:
     """SHA-256 of a folder's manifest: what the next stage records as its input."""
-    return hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()
+    return fingerprint_file(Path(folder) / MANIFEST)
+
+
+def fingerprint_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
@@ -96,6 +102,18 @@ def staged(out: str | Path) -> Iterator[Path]:
 
     Raises UserError when `out` holds anything already, or another run is writing it.
     """
+    with begun(out) as partial:
+        yield partial
+        publish(partial)
+
+
+@contextmanager
+def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """The folder that `publish` is to make `out`, locked against other runs while the block lasts.
+
+    What an interrupted run left there is kept if it was begun with the same `made`.
+    Raises UserError as `staged` does.
+    """
     final = Path(out)
     if final.exists() and (not final.is_dir() or any(final.iterdir())):
         raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
@@ -104,15 +122,26 @@ def staged(out: str | Path) -> Iterator[Path]:
     lock = os.open(partial, os.O_RDONLY)  # held until the block ends, or the process dies
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _empty(partial)
+        record = partial / BEGUN
+        if made is None or not record.is_file() or _load(record) != made:
+            _empty(partial)
+        if made is not None:
+            write_json(record, made)
         yield partial
-        if final.exists():
-            final.rmdir()
-        os.replace(partial, final)
     except BlockingIOError as error:
         raise UserError(f"out={out}: another run is writing it") from error
     finally:
         os.close(lock)
+
+
+def publish(partial: Path) -> Path:
+    """Make a folder that was begun visible under its own name, which is returned."""
+    (partial / BEGUN).unlink(missing_ok=True)
+    final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
+    if final.exists():
+        final.rmdir()
+    os.replace(partial, final)
+    return final
 
 
 def _empty(folder: Path) -> None:

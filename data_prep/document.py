@@ -6,7 +6,7 @@ id, so that neither the number of workers nor their order changes a byte of the 
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,13 +15,28 @@ import numpy as np
 class Document:
     """A source file, or a piece of one.
 
-    `ends` is False for a piece after which its file goes on: such a piece gets no EOS.
+    `file` and `row` say where it was read. `held_out` ones are never trained on. `ends` is
+    False for a piece after which its file goes on: such a piece gets no EOS.
     """
 
     id: str
     text: str
     language: str
+    file: str = ""
+    row: int = 0
+    held_out: bool = False
     ends: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A row that goes no further, why, and what of it may help to find it again."""
+
+    reason: str
+    file: str
+    row: int | None = None  # none: the whole file
+    id: str = ""
+    detail: str = ""
 
 
 def hash64(*names: object) -> int:
@@ -58,5 +73,5 @@ def split(document: Document, max_chars: int) -> Iterator[Document]:
         size += len(line)
     pieces.append("".join(lines))
     for index, text in enumerate(pieces):
-        last = index == len(pieces) - 1
-        yield Document(f"{document.id}#{index}", text, document.language, ends=document.ends and last)
+        ends = document.ends and index == len(pieces) - 1
+        yield replace(document, id=f"{document.id}#{index}", text=text, ends=ends)

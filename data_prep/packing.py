@@ -17,8 +17,8 @@ from data_prep.fim import Mode
 class Encoded:
     """A document in token ids."""
 
-    hash: int  # 64-bit hash of the document's id
-    language: int  # index into the manifest's languages
+    id: str
+    language: int  # index into a list of languages
     mode: Mode
     ids: np.ndarray  # (n,)
 

@@ -1,151 +1,109 @@
-"""The way through data preparation: documents -> segments -> ids -> sequences -> shards.
+"""The way through data preparation: a plan, the phases, the result made visible.
 
-The only file of the package that knows all its steps; every step is in a file of its own.
+plan      the input's parts, the tokenizer, the benchmarks' index
+phases    see phases.py, run by an executor
+finish    the manifest, written last
 """
 
+import hashlib
+import heapq
 import json
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.progress import track
-
+from conf import UserError
+from conf.stage import begun, commit, fingerprint_file, is_finished, made_from, write_json
+from data_prep.benchmarks import entries, sources_hash
 from data_prep.config import DataPrepConfig
-from data_prep.document import Document, generator, hash64, split, unit
-from data_prep.fim import Mode, Segment, choose_cuts, choose_mode, lay_out
-from data_prep.packing import Encoded, pack
-from data_prep.shards import ShardWriter
-from data_prep.sources import documents
-from data_prep.vocab import Encoder, Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
+from data_prep.decontaminate import index_entries
+from data_prep.document import Document, hash64, split, unit
+from data_prep.executors import run_local, run_ray, submit_slurm
+from data_prep.filters import reason_to_drop
+from data_prep.finish import finish
+from data_prep.job import INDEX, WORK, Job, documents_of
+from data_prep.sources import Part, list_parts, read
+from data_prep.vocab import check_model, find_vocab, load_tokenizer, save_tokenizer, train_bpe
 
-BATCH = 512  # documents encoded at once
-BPE_BYTES = 8_000_000  # of text that the demo's tokenizer learns from
+BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 
 
-def prepare(config: DataPrepConfig, out: Path) -> dict[str, Any]:
-    """Write shards, tokenizer and held-out texts into `out`; returns the manifest's facts."""
-    drops: Counter[str] = Counter()
-    splits = _split_files(config, drops)
+def prepare(config: DataPrepConfig) -> str | None:
+    """Make the folder `config.out`, unless it is finished; what remains to be said to the user.
+
+    An interrupted preparation goes on where it stopped. Raises UserError for anything that
+    makes a result impossible; nothing is visible then.
+    """
+    parts, place = list_parts(config.data)
+    made = _made(config, parts, place)
+    out = Path(config.out)
+    if is_finished(out, "shards", made):
+        shutil.rmtree(out / WORK, ignore_errors=True)
+        return "is finished: nothing to do"
+    with begun(out, {**made, "commit": commit()}) as folder:
+        job = Job(config, folder.absolute())
+        if not (job.work / "plan.json").is_file():
+            _plan(job, parts, place)
+        if config.executor == "slurm":
+            return f"will be there when Slurm job {submit_slurm(job)} has ended"
+        {"local": run_local, "ray": run_ray}[config.executor](job)
+        finish(job)
+    return None
+
+
+def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
+    """What determines the result: settings and the content of what they name."""
+    ignored = ("executor", "workers", "slurm", "max_unreadable")
+    made = made_from(config, {}, ignore=ignored)
+    listed = json.dumps([[part.files, part.size] for part in parts]).encode()
+    made["inputs"]["data.path"] = hashlib.sha256(listed).hexdigest()
+    made["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
+    if place.startswith("hf://"):
+        made["inputs"]["commit"] = place.rpartition("@")[2]
+    if config.tokenizer is not None:
+        made["inputs"]["tokenizer"] = fingerprint_file(Path(config.tokenizer) / "tokenizer.json")
+    return made
+
+
+def _plan(job: Job, parts: list[Part], place: str) -> None:
+    """Put the tools that every task needs into the folder, and the plan when they are there."""
+    config, folder = job.config, job.folder
     if config.tokenizer is None:
-        tokenizer = train_bpe(_sample(splits["train"], BPE_BYTES), config.vocab)
+        tokenizer = train_bpe(_sample(config, parts, place), config.vocab)
     else:
         tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab)
-    encoder = Encoder(tokenizer, vocab)
-    save_tokenizer(tokenizer, config.vocab, config.tokenizer, out / "tokenizer")
-    languages = sorted({document.language for part in splits.values() for document in part})
-    facts: dict[str, Any] = {"vocab": vocab.to_json(), "seq_len": config.seq_len, "languages": languages}
-    for name, part in splits.items():
-        facts[name] = _write_split(out, name, part, config, vocab, encoder, languages)
-    _write_held_out(splits["held_out"], out / "held_out.jsonl")
-    facts["drops"] = dict(drops)
-    facts["texts_with_control_pieces"] = encoder.defused
-    return facts
+    if config.tokenizer is not None:
+        check_model(config.tokenizer, vocab)
+    save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / "tokenizer")
+    write_json(folder / INDEX, index_entries(entries(config.decontaminate)))
+    job.write_plan(parts, place, vocab)
 
 
-def _split_files(config: DataPrepConfig, drops: Counter[str]) -> dict[str, list[Document]]:
-    """Held out by file, so that no part of a held-out file is ever trained on; pieces in hashed order."""
-    parts: dict[str, list[Document]] = {"train": [], "held_out": []}
-    for document in documents(config.data, drops):
-        name = "held_out" if unit(config.seed, "held_out", document.id) < config.held_out else "train"
-        limit = config.data.split_chars
-        parts[name] += split(document, limit) if limit else [document]
-    for part in parts.values():
-        part.sort(key=lambda document: hash64(config.seed, "order", document.id))
-    return parts
-
-
-def _sample(part: list[Document], limit: int) -> Iterator[str]:
-    """Texts from the start of the hashed order, up to `limit` characters."""
+def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[str]:
+    """Texts of training documents, by the hash that orders them, up to a limit."""
+    heap: list[tuple[int, str]] = []  # the last of them first
     size = 0
-    for document in part:
-        if size >= limit:
-            return
-        size += len(document.text)
-        yield document.text
+    drops: Counter[str] = Counter()
+    for part in parts:
+        for document in documents_of(read(part, place, config.data), drops):
+            held_out = unit(config.seed, "held_out", document.id) < config.held_out
+            if held_out or reason_to_drop(document, config.filters):
+                continue
+            for piece in _pieces(document, config.data.split_chars):
+                heapq.heappush(heap, (-hash64(config.seed, "order", piece.id), piece.text))
+                size += len(piece.text)
+                while size - len(heap[0][1]) >= BPE_CHARS:
+                    size -= len(heapq.heappop(heap)[1])
+    if not heap:
+        found = ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
+        raise UserError(
+            f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found {found}"
+        )
+    return (text for _, text in sorted(heap, reverse=True))
 
 
-def _write_split(
-    out: Path,
-    name: str,
-    part: list[Document],
-    config: DataPrepConfig,
-    vocab: Vocab,
-    encoder: Encoder,
-    languages: list[str],
-) -> dict[str, Any]:
-    writer = ShardWriter(out, name, seq_len=config.seq_len, vocab_size=vocab.size, padding=vocab.eos)
-    modes: Counter[str] = Counter()
-
-    def counted(found: Iterable[Encoded]) -> Iterator[Encoded]:
-        for document in found:
-            modes[document.mode.name] += 1
-            yield document
-
-    encoded = encode(track(part, description=f"{name:>9}", transient=True), config, vocab, encoder, languages)
-    for packed in pack(counted(encoded), config.seq_len):
-        writer.add(packed)
-    writer.flush()
-    sequences = sum(shard["sequences"] for shard in writer.shards)
-    tokens = sum(shard["tokens"] for shard in writer.shards)
-    return {
-        "documents": len(part),
-        "modes": dict(sorted(modes.items())),
-        "sequences": sequences,
-        "tokens": tokens,
-        "filled": round(tokens / (sequences * config.seq_len), 4) if sequences else 0.0,
-        "shards": writer.shards,
-    }
-
-
-def encode(
-    part: Iterable[Document], config: DataPrepConfig, vocab: Vocab, encoder: Encoder, languages: list[str]
-) -> Iterator[Encoded]:
-    """Documents to ids, each in its mode; one that is too long for infilling stays plain."""
-    rest = iter(part)
-    while batch := list(islice(rest, BATCH)):
-        modes = [_mode(document, config, vocab) for document in batch]
-        laid_out = [_lay_out(document, mode, config, vocab, encoder) for document, mode in zip(batch, modes)]
-        ids = _encode_segments(laid_out, encoder)
-        for index, document in enumerate(batch):
-            if modes[index] is not Mode.PLAIN and len(ids[index]) > config.seq_len:
-                modes[index] = Mode.PLAIN
-                plain = _lay_out(document, Mode.PLAIN, config, vocab, encoder)
-                ids[index] = _encode_segments([plain], encoder)[0]
-            language = languages.index(document.language)
-            yield Encoded(hash64(document.id), language, modes[index], ids[index])
-
-
-def _mode(document: Document, config: DataPrepConfig, vocab: Vocab) -> Mode:
-    if not vocab.infilling:
-        return Mode.PLAIN
-    random = generator(config.seed, "mode", document.id)
-    return choose_mode(random, fim_rate=config.fim_rate, spm_rate=config.spm_rate)
-
-
-def _lay_out(
-    document: Document, mode: Mode, config: DataPrepConfig, vocab: Vocab, encoder: Encoder
-) -> list[Segment]:
-    cuts = choose_cuts(generator(config.seed, "cuts", document.id), len(document.text))
-    return lay_out(document.text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=document.ends)
-
-
-def _encode_segments(laid_out: list[list[Segment]], encoder: Encoder) -> list[np.ndarray]:
-    """Encode the texts of many documents in one call and put the ids back between control ids."""
-    texts = [segment for segments in laid_out for segment in segments if isinstance(segment, str)]
-    found = iter(encoder.encode(texts))
-    return [
-        np.concatenate([next(found) if isinstance(s, str) else [s] for s in segments]).astype(np.int64)
-        for segments in laid_out
-    ]
-
-
-def _write_held_out(part: list[Document], path: Path) -> None:
-    """The held-out documents as text: prompts for whoever measures the model later."""
-    with path.open("w", encoding="utf-8") as file:
-        for document in part:
-            row = {"id": document.id, "language": document.language, "content": document.text}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+def _pieces(document: Document, limit: int | None) -> Iterator[Document]:
+    return split(document, limit) if limit else iter([document])

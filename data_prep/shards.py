@@ -2,6 +2,7 @@
 
     <folder>/<split>-00000.tokens.npy    (sequences, seq_len) uint16 or uint32
     <folder>/<split>-00000.spans.npy     (spans,) SPAN records, by sequence and start
+    <folder>/<split>-00000.names.npy     (bytes,) the documents' ids as UTF-8
 
 Reading is by memory map, random access and without a copy. A sequence is padding after
 its last span. The manifest that makes a folder valid is written by the pipeline.
@@ -10,6 +11,7 @@ its last span. The manifest that makes a folder valid is written by the pipeline
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,8 @@ SPAN = np.dtype(
         ("start", "<u4"),
         ("stop", "<u4"),
         ("offset", "<u4"),  # of the part within its document
-        ("document", "<u8"),  # hash of the document's id
+        ("name", "<u4"),  # start of the document's id within the names
+        ("name_length", "<u4"),
         ("language", "<u2"),  # index into the manifest's languages
         ("mode", "u1"),  # fim.Mode
     ]
@@ -30,48 +33,56 @@ SPAN = np.dtype(
 
 
 class ShardWriter:
-    """Collects packed sequences and writes them as shards of at most `shard_sequences`."""
+    """Writes one shard, sequence by sequence; `close` makes it readable."""
 
-    def __init__(
-        self,
-        folder: Path,
-        split: str,
-        *,
-        seq_len: int,
-        vocab_size: int,
-        padding: int,
-        shard_sequences: int = 8192,
-    ) -> None:
-        self._folder, self._split, self._seq_len, self._padding = folder, split, seq_len, padding
-        self._dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        self._limit = shard_sequences
-        self._rows: list[np.ndarray] = []
+    def __init__(self, stem: Path, *, seq_len: int, dtype: np.dtype, padding: int) -> None:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        self._stem, self._seq_len, self._dtype, self._padding = stem, seq_len, dtype, padding
+        self._file = open(f"{stem}.tokens.npy", "wb")  # noqa: SIM115 (until close)
+        self._sequences = 0
+        self._write_header()
         self._spans: list[tuple[int, ...]] = []
-        self.shards: list[dict[str, int]] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        self._names = bytearray()
+        self._last: tuple[str, int] = ("", 0)
+
+    def _write_header(self) -> None:
+        described = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self._sequences, self._seq_len),
+        }
+        # NumPy pads the header so that the first axis can grow in place.
+        np.lib.format.write_array_header_1_0(self._file, described)
 
     def add(self, packed: Packed) -> None:
         """Append one sequence."""
-        row = len(self._rows)
-        self._rows.append(packed.tokens(self._seq_len, self._padding).astype(self._dtype))
-        self._spans += [
-            (row, s.start, s.stop, s.offset, s.document.hash, s.document.language, s.document.mode)
-            for s in packed.spans
-        ]
-        if len(self._rows) == self._limit:
-            self.flush()
+        self._file.write(packed.tokens(self._seq_len, self._padding).astype(self._dtype).tobytes())
+        for s in packed.spans:
+            name, length = self._name(s.document.id)
+            document = s.document
+            self._spans.append(
+                (self._sequences, s.start, s.stop, s.offset, name, length, document.language, document.mode)
+            )
+        self._sequences += 1
 
-    def flush(self) -> None:
-        """Write what has been collected as one shard."""
-        if not self._rows:
-            return
-        stem = self._folder / f"{self._split}-{len(self.shards):05d}"
+    def _name(self, id: str) -> tuple[int, int]:
+        """Where an id stands among the names; one that was just written is not written again."""
+        encoded = id.encode()
+        if self._last[0] != id or not self._names:
+            self._last = (id, len(self._names))
+            self._names += encoded
+        return self._last[1], len(encoded)
+
+    def close(self) -> dict[str, int]:
+        """Finish the shard; its sequences and tokens."""
         spans = np.array(self._spans, dtype=SPAN)
-        np.save(f"{stem}.tokens.npy", np.stack(self._rows))
-        np.save(f"{stem}.spans.npy", spans)
-        used = int((spans["stop"].astype(np.int64) - spans["start"]).sum())
-        self.shards.append({"sequences": len(self._rows), "tokens": used})
-        self._rows, self._spans = [], []
+        np.save(f"{self._stem}.spans.npy", spans)
+        np.save(f"{self._stem}.names.npy", np.frombuffer(bytes(self._names), dtype=np.uint8))
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+        tokens = int((spans["stop"].astype(np.int64) - spans["start"]).sum())
+        return {"sequences": self._sequences, "tokens": tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class PackedSequence:
 
     tokens: np.ndarray  # (seq_len,) memory-mapped
     spans: np.ndarray  # (documents,) SPAN records
+    names: np.ndarray  # (bytes,) the shard's names
 
     @property
     def used(self) -> int:
@@ -94,6 +106,12 @@ class PackedSequence:
             found[span["start"] : span["stop"]] = index
         return found
 
+    @property
+    def ids(self) -> list[str]:
+        """The id of each document, in the order of the spans."""
+        bounds = ((int(span["name"]), int(span["name_length"])) for span in self.spans)
+        return [self.names[start : start + length].tobytes().decode() for start, length in bounds]
+
 
 class Shards(Sequence[PackedSequence]):
     """All sequences of one split of a finished data folder."""
@@ -104,7 +122,8 @@ class Shards(Sequence[PackedSequence]):
             raise UserError(f"data.path={folder}: wanted shards of split '{split}', found none")
         try:
             self._tokens = [np.load(path, mmap_mode="r") for path in paths]
-            self._spans = [np.load(_spans_beside(path), mmap_mode="r") for path in paths]
+            self._spans = [_load_beside(path, "spans") for path in paths]
+            self._names = [_load_beside(path, "names") for path in paths]
         except (OSError, ValueError) as error:
             raise UserError(f"data.path={folder}: wanted readable shards, found {error}") from error
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
@@ -122,11 +141,11 @@ class Shards(Sequence[PackedSequence]):
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - int(self._starts[shard])
         start, stop = self._bounds[shard][row : row + 2]
-        return PackedSequence(self._tokens[shard][row], self._spans[shard][start:stop])
+        return PackedSequence(self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard])
 
     def __iter__(self) -> Iterator[PackedSequence]:
         return (self[index] for index in range(len(self)))
 
 
-def _spans_beside(tokens: Path) -> Path:
-    return tokens.with_name(tokens.name.replace(".tokens.", ".spans."))
+def _load_beside(tokens: Path, kind: str) -> Any:
+    return np.load(tokens.with_name(tokens.name.replace(".tokens.", f".{kind}.")), mmap_mode="r")

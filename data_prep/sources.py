@@ -1,77 +1,179 @@
-"""Where documents come from: folders of source files, or StarCoder-style parquet.
+"""Where documents come from: source files, parquet or JSON lines, in a folder or on the hub.
 
-Knows file formats; decides nothing about content beyond what cannot be read. Every file
-that is passed over is counted with its reason.
+Knows file formats; decides nothing about content beyond what cannot be read. The input is
+a list of parts that depends on the files alone; whatever in a part cannot be read comes
+out as a Drop with its file and row.
 """
 
+import gzip
+import io
+import json
 import re
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from conf import UserError
 from data_prep.config import DataConfig
-from data_prep.document import Document
+from data_prep.document import Document, Drop
+from data_prep.hub import hub_files, hub_open
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
+PART_BYTES = 32_000_000  # of small source files that make one part
+ROWS = 64  # of parquet, decoded at once
+SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json")}
+UNREADABLE = frozenset({"unreadable file", "malformed row", "missing column", "undecodable", "line too large"})
 
 
-def documents(data: DataConfig, drops: Counter[str]) -> Iterator[Document]:
-    """All readable documents, in a fixed order; `drops` counts the others by reason.
+@dataclass(frozen=True)
+class Part:
+    """A piece of the input that one task reads: paths relative to `data.path`, and their bytes."""
 
-    Raises UserError when there is no input at all.
-    """
-    found = False
-    source = _folder(Path(data.path), data, drops) if data.kind == "folder" else _starcoder(data.path, drops)
-    for document in source:
-        found = True
-        yield document
-    if not found:
-        raise UserError(
-            f"data.path={data.path}: wanted source documents ({', '.join(data.include)}), found none"
-        )
+    files: tuple[str, ...]
+    size: int
 
 
-def _folder(root: Path, data: DataConfig, drops: Counter[str]) -> Iterator[Document]:
-    if not root.is_dir():
-        raise UserError(f"data.path={root}: wanted a folder of source files, found no such folder")
-    paths = sorted({path for pattern in data.include for path in root.glob(pattern) if path.is_file()})
-    for path in paths:
-        if path.stat().st_size > data.max_bytes:
-            drops["too large"] += 1
-            continue
-        try:
-            # Bytes, not read_text: universal newlines would change the document.
-            text = path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            drops["undecodable"] += 1
-            continue
-        if not text.strip():
-            drops["empty"] += 1
-            continue
-        yield Document(path.relative_to(root).as_posix(), text, path.suffix.lstrip(".") or "none")
-
-
-def _starcoder(root: str, drops: Counter[str]) -> Iterator[Document]:
-    """A local folder per language of parquet files, or the hub's bigcode/starcoderdata, streamed."""
-    from datasets import load_dataset
-
-    if Path(root).is_dir():
-        languages = {
-            folder.name: sorted(map(str, folder.glob("*.parquet"))) for folder in sorted(Path(root).iterdir())
-        }
-        parts = [
-            (name, load_dataset("parquet", data_files=files, split="train", streaming=True))
-            for name, files in languages.items()
-            if files
-        ]
+def list_parts(data: DataConfig) -> tuple[list[Part], str]:
+    """All parts in a fixed order, and where their files lie. Raises UserError when there is no input at all."""
+    root = Path(data.path)
+    if root.is_dir():
+        paths = sorted({path for pattern in data.include for path in root.glob(pattern) if path.is_file()})
+        files = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in paths]
+        place = str(root)
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
+        files, place = hub_files(data.path)
     else:
-        parts = [("all", load_dataset(root, split="train", streaming=True))]
-    for language, rows in parts:
-        for row in rows:
-            text = METADATA.sub("", row["content"], count=1)
-            if not text.strip():
-                drops["empty"] += 1
+        raise UserError(f"data.path={data.path}: wanted a folder or a hub dataset's name, found no such folder")
+    if data.kind != "source":
+        files = [(name, size) for name, size in files if name.endswith(SUFFIXES[data.kind])]
+    if not files:
+        wanted = f"{data.kind} files ({', '.join(data.include)})"
+        raise UserError(f"data.path={data.path}: wanted {wanted}, found none")
+    if data.kind != "source":
+        return [Part((name,), size) for name, size in files], place
+    return _grouped(files), place
+
+
+def _grouped(files: list[tuple[str, int]]) -> list[Part]:
+    parts: list[Part] = []
+    group: list[str] = []
+    size = 0
+    for name, length in files:
+        group.append(name)
+        size += length
+        if size >= PART_BYTES:
+            parts.append(Part(tuple(group), size))
+            group, size = [], 0
+    return parts + ([Part(tuple(group), size)] if group else [])
+
+
+def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
+    """Every row of a part, in order."""
+    reader = {"source": _source, "parquet": _parquet, "jsonl": _jsonl}[data.kind]
+    for file in part.files:
+        try:
+            with _open(place, file) as stream:
+                yield from reader(stream, file, data)
+        except (OSError, EOFError, pa.ArrowException, gzip.BadGzipFile) as error:
+            # What came before the broken place is kept; the rest of the file is not.
+            yield Drop("unreadable file", file, detail=str(error).strip().split("\n")[0][:200])
+
+
+def _open(place: str, file: str) -> Any:
+    if place.startswith("hf://"):
+        return hub_open(f"{place}/{file}")
+    return open(Path(place) / file, "rb")
+
+
+def _source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+    content = stream.read(data.max_bytes + 1)
+    path = Path(file)
+    row = {data.text: content}
+    yield _document(row, file, 0, data, id=file, language=path.suffix.lstrip(".") or "none")
+
+
+def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+    table = pq.ParquetFile(stream, pre_buffer=False)
+    wanted = [data.text, *data.id, *([data.language] if data.language else [])]
+    missing = [name for name in wanted if name not in table.schema_arrow.names]
+    if missing:
+        yield Drop("missing column", file, detail=", ".join(missing))
+        return
+    row = 0
+    for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
+        # As bytes, since a string column may hold what is no UTF-8.
+        columns = {
+            name: _as_bytes(batch.column(name)) if name == data.text else batch.column(name).to_pylist()
+            for name in wanted
+        }
+        for index in range(batch.num_rows):
+            found = {name: values[index] for name, values in columns.items()}
+            yield _document(found, file, row, data)
+            row += 1
+
+
+def _as_bytes(column: pa.Array) -> list[Any]:
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        large = pa.types.is_large_string(column.type)
+        return column.view(pa.large_binary() if large else pa.binary()).to_pylist()
+    return column.to_pylist()
+
+
+def _jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+    if file.endswith(".gz"):
+        stream = gzip.GzipFile(fileobj=stream)
+    elif file.endswith(".zst"):
+        stream = pa.CompressedInputStream(stream, "zstd")
+    lines = io.BufferedReader(stream) if not isinstance(stream, io.BufferedReader) else stream
+    limit = 6 * data.max_bytes + 65536  # JSON may spell a character in six
+    row = 0
+    while line := lines.readline(limit):
+        if len(line) == limit and not line.endswith(b"\n"):
+            while (rest := lines.readline(limit)) and not rest.endswith(b"\n"):
                 continue
-            name = f"{row['max_stars_repo_name']}/{row['max_stars_repo_path']}"
-            yield Document(f"{language}/{name}/{row['id']}", text, language)
+            yield Drop("line too large", file, row, detail=f"over {limit} bytes")
+        elif line.strip():
+            yield _parsed(line, file, row, data)
+        row += 1
+
+
+def _parsed(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
+    try:
+        found = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Drop("undecodable", file, row, detail=str(error)[:200])
+    except (ValueError, RecursionError) as error:
+        return Drop("malformed row", file, row, detail=str(error)[:200])
+    if not isinstance(found, dict):
+        return Drop("malformed row", file, row, detail=f"wanted an object, found {type(found).__name__}")
+    return _document(found, file, row, data)
+
+
+def _document(
+    found: dict[str, Any], file: str, row: int, data: DataConfig, *, id: str = "", language: str = ""
+) -> Document | Drop:
+    """One row as a document; `id` and `language` where the columns are not to say them."""
+    for name in (data.text, *data.id, *([data.language] if data.language and not language else [])):
+        if found.get(name) is None:
+            return Drop("missing column", file, row, detail=name)
+    folder, _, _ = file.rpartition("/")
+    language = language or (str(found[data.language]) if data.language else folder.split("/")[0] or "none")
+    columns = "/".join(str(found[name]) for name in data.id)
+    id = id or (f"{language}/{columns}" if columns else f"{file}:{row}")
+    text = found[data.text]
+    if not isinstance(text, str | bytes):
+        return Drop("malformed row", file, row, id, f"{data.text}: wanted text, found {type(text).__name__}")
+    if len(text) > data.max_bytes:
+        return Drop("too large", file, row, id)
+    try:
+        # JSON can spell half of a surrogate pair.
+        text = text.decode("utf-8") if isinstance(text, bytes) else text.encode("utf-8").decode("utf-8")
+    except UnicodeError as error:
+        return Drop("undecodable", file, row, id, str(error)[:200])
+    if data.kind != "source":
+        text = METADATA.sub("", text, count=1)
+    return Document(id, text, language, file, row)

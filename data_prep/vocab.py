@@ -9,14 +9,16 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from conf import UserError
 from data_prep.config import VocabConfig
+from data_prep.words import Ragged, WordCache, falls_into_words
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
 
@@ -63,7 +65,8 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab) -> None:
-        normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+        described = json.loads(tokenizer.to_str())
+        normalizer = described["normalizer"] or {}
         steps = normalizer.get("normalizers", [normalizer])
         self.implicit_space = any(step.get("type") == "Prepend" for step in steps)
         if self.implicit_space:
@@ -72,43 +75,77 @@ class Encoder:
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self._tokenizer, self._model = tokenizer, tokenizer.model
         self._control = vocab.control
-        pieces = filter(None, (tokenizer.id_to_token(id) for id in sorted(vocab.control)))
-        self._spelled = re.compile("|".join(re.escape(piece).replace("▁", "[ ▁]") for piece in pieces))
-        self.defused = 0  # texts that spelled a control piece and were encoded again
+        pieces = [piece for id in vocab.control if (piece := tokenizer.id_to_token(id)) is not None]
+        # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
+        spellings = {piece.lstrip("▁") or piece for piece in pieces}
+        self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))))
+        self._spellings = sorted(s for s in spellings if not any(o in s for o in spellings - {s}))
+        # Its own pre-tokenizer cuts, and the library caches, where there is one.
+        bpe = described["model"]["type"] == "BPE" and not described["pre_tokenizer"]
+        by_words = bpe and self.implicit_space and falls_into_words(described["model"]["vocab"])
+        self._encode = WordCache(self._word) if by_words else self._by_library
 
     def lead(self, text: str) -> str:
         """The text whose plain encoding is enc(text)."""
         return " " + text if self.implicit_space and text else text
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def spells_control(self, text: str) -> bool:
+        """Whether a control piece is spelled in the text, which a careless encoder would make its id."""
+        return any(spelling in text for spelling in self._spellings)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Plain encodings (inf) of many texts at once, never with a control id."""
-        found = [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-        for index, ids in enumerate(found):
-            if not self._control.isdisjoint(ids):
-                found[index] = self._defuse(texts[index])
-        return found
+        ids, lengths = self._encode(texts)
+        return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
+
+    def _by_library(self, texts: Sequence[str]) -> Ragged:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        found = [
+            self._defuse(text) if self._has_control(one.ids) else one.ids
+            for text, one in zip(texts, encoded, strict=True)
+        ]
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        return np.fromiter(chain.from_iterable(found), np.int32, lengths.sum()), lengths
+
+    def _word(self, word: str) -> list[int]:
+        ids = [token.id for token in self._model.tokenize(word.replace(" ", "▁"))]
+        return self._defuse(word) if self._has_control(ids) else ids
+
+    def _has_control(self, ids: Sequence[int]) -> bool:
+        return not self._control.isdisjoint(ids)
 
     def _defuse(self, text: str) -> list[int]:
         """Encode a text that spells a control piece: cut in the middle of each spelling, since in
-        CodeLlama's tokenizer the merges themselves lead from " <PRE>" to its control id.
+        CodeLlama's tokenizer the merges themselves lead from " <PRE>" to its control id. A piece of
+        one character cannot be cut: its bytes stand for it.
         """
-        self.defused += 1
-        cuts = [0, *(m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)), len(text)]
-        parts = [text[start:stop] for start, stop in pairwise(cuts)]
-        encoded = self._tokenizer.encode_batch(parts, add_special_tokens=False)
-        ids = [id for part in encoded for id in part.ids]
-        assert self._control.isdisjoint(ids), "a text still yields a control id"
+        middles = [m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)]
+        parts = [text[start:stop] for start, stop in pairwise([0, *middles, len(text)])]
+        encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        ids: list[int] = []
+        for id in chain.from_iterable(part.ids for part in encoded):
+            ids += self._bytes(id) if id in self._control else [id]
+        assert not self._has_control(ids), "a text still yields a control id"
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def _bytes(self, id: int) -> list[int]:
+        """The byte pieces that spell what a piece spells. Raises UserError where there are none."""
+        piece = self._tokenizer.id_to_token(id) or ""
+        found = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in piece.replace("▁", " ").encode()]
+        if not found or None in found:
+            raise UserError(f"vocab: wanted control ids that no text spells, found {id} ({piece!r})")
+        return found  # type: ignore[return-value]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The exact text of ids without control pieces, the inverse of inf()."""
+        listed = np.asarray(ids).tolist()
         if not self.implicit_space:
-            return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+            return self._tokenizer.decode(listed, skip_special_tokens=False)
         # The tokenizer's own decoder strips a leading space: shield it with a piece of text.
         shield = self._tokenizer.encode("\n", add_special_tokens=False).ids
-        return self._tokenizer.decode(shield + list(ids), skip_special_tokens=False)[1:]
+        return self._tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -139,6 +176,27 @@ def find_vocab(tokenizer: Tokenizer, config: VocabConfig) -> Vocab:
     if not adaptive or len(set(adaptive)) < len(adaptive):
         raise UserError(f"vocab.adaptive: wanted at least one id, each once, found {config.adaptive}")
     return Vocab(size=size, adaptive=tuple(adaptive), **ids, **infilling)  # type: ignore[arg-type]
+
+
+def check_model(folder: str | Path, vocab: Vocab) -> None:
+    """Raises UserError when a config.json beside the tokenizer tells of a model with other ids."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return
+    model = json.loads(path.read_text(encoding="utf-8"))
+    rows = model.get("vocab_size")
+    if rows is not None and rows <= (last := max(vocab.control)):
+        raise UserError(
+            f"tokenizer={folder}: wanted ids below the {rows} embedding rows of the model in config.json, "
+            f"found control or adaptive id {last}"
+        )
+    for name, id in (("bos", vocab.bos), ("eos", vocab.eos)):
+        theirs = model.get(f"{name}_token_id")
+        if theirs is not None and id not in (theirs if isinstance(theirs, list) else [theirs]):
+            raise UserError(
+                f"tokenizer={folder}: wanted the {name.upper()} id {theirs} of the model in config.json, "
+                f"found {id} (vocab.{name})"
+            )
 
 
 def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:

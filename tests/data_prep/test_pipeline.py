@@ -1,61 +1,291 @@
+"""Data preparation as a whole, on real files, by every executor."""
+
 import json
+import os
+import signal
+import subprocess
+import sys
 import sysconfig
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from conf import UserError
-from data_prep.config import DataConfig
+from conf import UserError, settings
+from conf.stage import read_manifest
+from data_prep.config import DataPrepConfig
 from data_prep.fim import Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
-from data_prep.sources import documents
 from data_prep.vocab import Encoder, Vocab, load_tokenizer
 from tests.conftest import data_settings
+
+ROOT = Path(__file__).parents[2]
+BAD_LINES = ['{"content": "x', '{"text": 1}', '{"content": "  "}', "[]"]
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six parts of three languages: files of the standard library, and a few bad rows."""
+    root = tmp_path_factory.mktemp("jsonl")
+    paths = sorted(Path(sysconfig.get_path("stdlib"), "email").rglob("*.py"))
+    paths += sorted(Path(sysconfig.get_path("stdlib"), "json").rglob("*.py"))
+    paths = [path for path in paths if path.stat().st_size]
+    for index in range(6):
+        part = root / f"lang{index % 3}" / f"{index}.jsonl"
+        part.parent.mkdir(exist_ok=True)
+        rows = [json.dumps({"content": path.read_text()}) for path in paths[index::6]]
+        part.write_text("\n".join([*rows, BAD_LINES[index % 4]]) + "\n")
+    return root
+
+
+def arguments(jsonl: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "data=jsonl",
+        "vocab=demo",
+        "vocab.train_size=null",
+        f"data.path={jsonl}",
+        f"tokenizer={tokenizer}",
+        "seq_len=512",
+        "held_out=0.2",
+        "shard_tokens=30000",
+        "max_unreadable=0.5",
+        f"out={out}",
+        *more,
+    ]
+
+
+def run(arguments: list[str]) -> None:
+    prepare(settings("data_prep", DataPrepConfig, arguments))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file; of the manifest what does not tell of the run."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    found = {name: path.read_bytes() for name, path in files.items() if name != "manifest.json"}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    kept = {key: value for key, value in manifest.items() if key not in ("created", "commit", "versions")}
+    return {**found, "manifest": json.dumps(kept, sort_keys=True).encode()}
+
+
+@pytest.fixture(scope="module")
+def expected(jsonl: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one worker makes, in one go."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    run(arguments(jsonl, data_folder / "tokenizer", out, "workers=1"))
+    assert len(read_manifest(out, "shards", "out")["train"]["shards"]) > 2
+    return content(out)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_workers_changes_no_byte(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
+    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", f"workers={workers}"))
+    assert content(tmp_path / "out") == expected
+
+
+def test_ray_makes_the_same_bytes(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "workers=2"))
+    assert content(tmp_path / "out") == expected
+
+
+def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    """datatrove keeps a task's error in its log and goes on."""
+    pytest.importorskip("ray")
+    bad = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "max_unreadable=0")
+    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed: see .*out\.logs"):
+        run(bad)
+    assert not (tmp_path / "out").exists()
+
+
+STUBS = {
+    # Runs every task of the array at once; the jobs before it have ended when it is called.
+    "sbatch": """#!/bin/bash
+script="${@: -1}"; n=$(cat "$STUB/jobs" 2>/dev/null || echo 100); echo $((n + 1)) > "$STUB/jobs"
+cp "$script" "$STUB/$n.sh"; echo "$@" > "$STUB/$n.args"
+last=$(grep -oP '#SBATCH --array=0-\\K[0-9]+' "$script" || echo 0)
+for task in $(seq 0 $last); do
+    SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node1 SLURM_JOB_ID=$n bash "$script" > "$STUB/$n.$task.out" 2>&1
+done
+echo "Submitted batch job $n"
+""",
+    "srun": '#!/bin/bash\nwhile [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done; exec "$@"\n',
+    "scontrol": "#!/bin/bash\necho node1\n",
+}
+
+
+def test_slurm_jobs_make_the_same_bytes(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scripts are those that a cluster would get; the stub runs them on this machine."""
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("STUB", str(tmp_path))
+    slurm = ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
+    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+    assert content(tmp_path / "out") == expected
+    scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
+    encode = next(text for text in scripts.values() if "job-name=data_prep-encode" in text)
+    for line in (
+        "#SBATCH --array=0-1\n",
+        "#SBATCH --partition=cpu",
+        "#SBATCH --mem-per-cpu=2G",
+        "export SET_UP=1",
+    ):
+        assert line in encode
+    told = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
+    after = [args for text, args in told.items() if "job-name=data_prep-finish" in text]
+    assert any("--dependency=afterok:" in args for args in after)
+
+
+def test_what_was_killed_goes_on_to_the_same_bytes(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "data_prep"]
+    command += arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=2")
+    killed = 0
+    for seconds in (0.9, 1.2, 1.5, 1.8):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(seconds)
+        killed += process.poll() is None
+        # The command alone: its workers must notice.
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert killed
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    assert content(tmp_path / "out") == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_second_run_has_nothing_to_do_unless_the_input_changed(
+    jsonl: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"content": "x = 1\\n"}\n')
+    wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    config = settings("data_prep", DataPrepConfig, wanted)
+    assert prepare(config) is None
+    assert "nothing to do" in str(prepare(config))
+    (tmp_path / "in" / "a.jsonl").write_text('{"content": "x = 1\\n"}\n' * 2)
+    with pytest.raises(UserError, match=r"inputs\.data\.path"):
+        prepare(config)
+
+
+def test_what_is_dropped_is_counted_and_written_aside(expected: dict[str, bytes]) -> None:
+    manifest = json.loads(expected["manifest"])
+    assert manifest["drops"] == {"empty": 1, "malformed row": 3, "missing column": 2}
+    rows = [json.loads(line) for line in expected["drops.jsonl"].splitlines()]
+    assert len(rows) == 6 and {row["file"] for row in rows} == {f"lang{i % 3}/{i}.jsonl" for i in range(6)}
+    assert manifest["counts"]["rows"] == manifest["counts"]["documents"] + 6
+
+
+def test_too_much_that_is_unreadable_is_refused(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    wanted = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=2", "max_unreadable=0.01")
+    with pytest.raises(UserError, match=r"at most 1\.0% of rows unreadable \(max_unreadable\), found 5 of"):
+        run(wanted)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_left_is_refused(data_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": " "}\n')
+    wanted = arguments(tmp_path, data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    with pytest.raises(UserError, match="wanted documents to train on, found 1 empty"):
+        run(wanted)
+
+
+def test_a_budget_takes_its_part_of_every_language(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    whole = json.loads(expected["manifest"])
+    tokens = whole["train"]["tokens"] + whole["held_out"]["tokens"]
+    wanted = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=1", f"budget={tokens // 2}")
+    (tmp_path / "table.csv").write_text("language,characters\nlang0,3\nlang1,1\n")
+    run([*wanted, f"proportion.table={tmp_path / 'table.csv'}"])
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["train"]["tokens"] + manifest["held_out"]["tokens"] == pytest.approx(tokens / 2, rel=0.2)
+    assert manifest["languages"] == ["lang0", "lang1"]
+    assert manifest["drops"]["unknown language"] > 0 and manifest["counts"]["not chosen"] > 0
+    assert manifest["chosen"]["lang0"]["share"] == 0.75
+
+
+def test_near_duplicates_are_removed_but_one(data_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("datatrove")
+    texts = [path.read_text() for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))]
+    texts = [text for text in texts if len(text) > 2000]
+    (tmp_path / "in").mkdir()
+    for index in range(2):
+        changed = [text.replace("json", f"json{index}", 1) for text in texts]
+        rows = [json.dumps({"content": text}) for text in changed]
+        (tmp_path / "in" / f"{index}.jsonl").write_text("\n".join(rows))
+    more = ["workers=1", "near_duplicates=true"]
+    run(arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", *more))
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["drops"] == {"near-duplicate": len(texts)}
+    assert manifest["counts"]["documents"] == len(texts)
+
+
+def texts_of(folder: Path) -> dict[str, str]:
+    """Every document's text, decoded from the shards."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    vocab = Vocab.from_json(manifest["vocab"])
+    encoder = Encoder(load_tokenizer(folder / "tokenizer"), vocab)
+    parts: dict[str, list[tuple[int, int, np.ndarray]]] = {}
+    for split in ("train", "held_out"):
+        for sequence in Shards(folder, split):
+            for id, span in zip(sequence.ids, sequence.spans, strict=True):
+                ids = sequence.tokens[span["start"] : span["stop"]]
+                parts.setdefault(id, []).append((int(span["offset"]), int(span["mode"]), ids))
+    found = {}
+    for id, pieces in parts.items():
+        pieces.sort(key=lambda piece: piece[0])
+        ids = np.concatenate([piece[2] for piece in pieces]).tolist()
+        found[id] = text_of(ids, Mode(pieces[0][1]), vocab, encoder)
+    return found
+
+
+def text_of(ids: list[int], mode: Mode, vocab: Vocab, encoder: Encoder) -> str:
+    ids = [i for i in ids if i not in (vocab.bos, vocab.eos)]
+    strip = 1 if encoder.implicit_space else 0  # enc(s) = inf(" " + s)
+    if mode is Mode.PLAIN:
+        return encoder.decode(ids)[strip:]
+    suf, mid, eot = (ids.index(x) for x in (vocab.suf, vocab.mid, vocab.eot))
+    first, suffix, last = ids[1:suf], ids[suf + 1 : mid], ids[mid + 1 : eot]
+    parts = [encoder.decode(part) for part in (first, last, suffix)]
+    led = 0 if mode is Mode.PSM else 1  # which part was encoded with the leading space
+    parts[led] = parts[led][strip:]
+    return "".join(parts)
 
 
 def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
     """Plain documents and both infilling modes, whole and cut, held out or not."""
-    manifest = json.loads((data_folder / "manifest.json").read_text())
-    vocab = Vocab.from_json(manifest["vocab"])
-    encoder = Encoder(load_tokenizer(data_folder / "tokenizer"), vocab)
-    parts: dict[int, list[tuple[int, int, np.ndarray]]] = {}
-    for split in ("train", "held_out"):
-        for sequence in Shards(data_folder, split):
-            for span in sequence.spans:
-                ids = sequence.tokens[span["start"] : span["stop"]]
-                parts.setdefault(int(span["document"]), []).append((int(span["offset"]), span["mode"], ids))
-    texts = []
-    for pieces in parts.values():
-        pieces.sort(key=lambda piece: piece[0])
-        ids = np.concatenate([piece[2] for piece in pieces]).tolist()
-        texts.append(_text(ids, Mode(pieces[0][1]), vocab, encoder))
-    joined = "".join(texts)
+    found = texts_of(data_folder)
+    files: dict[str, dict[int, str]] = {}
+    for id, text in found.items():
+        file, _, piece = id.rpartition("#")
+        files.setdefault(file, {})[int(piece)] = text
     root = Path(sysconfig.get_path("stdlib"))
     sources = [p for name in ("json", "email", "logging") for p in (root / name).glob("*.py")]
-    assert sum(len(p.read_text()) for p in sources) == len(joined) > 100_000
-    for path in sources:
-        assert all(line in joined for line in path.read_text().splitlines())
-
-
-def _text(ids: list[int], mode: Mode, vocab: Vocab, encoder: Encoder) -> str:
-    ids = [i for i in ids if i not in (vocab.bos, vocab.eos)]
-    if mode is Mode.PLAIN:
-        return encoder.decode(ids)
-    suf, mid, eot = (ids.index(x) for x in (vocab.suf, vocab.mid, vocab.eot))
-    first, suffix, last = ids[1:suf], ids[suf + 1 : mid], ids[mid + 1 : eot]
-    return encoder.decode(first) + encoder.decode(last) + encoder.decode(suffix)
+    kept = [path for path in sources if path.read_text().strip()]
+    assert len(files) == len(kept) > 20
+    for path in kept:
+        pieces = files[path.relative_to(root).as_posix()]
+        assert "".join(pieces[index] for index in sorted(pieces)) == path.read_text()
 
 
 def test_held_out_files_are_never_trained_on(data_folder: Path) -> None:
     rows = [json.loads(line) for line in (data_folder / "held_out.jsonl").read_text().splitlines()]
-    trained = {int(s["document"]) for q in Shards(data_folder, "train") for s in q.spans}
-    held = {int(s["document"]) for q in Shards(data_folder, "held_out") for s in q.spans}
-    assert rows and not trained & held
-    assert len(held) == len(rows)
+    trained = {id.rpartition("#")[0] for q in Shards(data_folder, "train") for id in q.ids}
+    held = {id for q in Shards(data_folder, "held_out") for id in q.ids}
+    assert rows and {row["id"] for row in rows} == held
+    assert not trained & {id.rpartition("#")[0] for id in held}
 
 
 def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
@@ -69,57 +299,12 @@ def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
             assert sequence.tokens[span["start"]] == manifest["vocab"]["bos"]
 
 
-def test_the_same_settings_give_the_same_bytes(data_folder: Path, tmp_path: Path) -> None:
-    prepare(data_settings(tmp_path), tmp_path)
-    for path in [*data_folder.glob("*.npy"), data_folder / "held_out.jsonl"]:
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    with pytest.raises(UserError, match=r"wanted source documents \(\*\.py\), found none"):
-        prepare(data_settings(tmp_path, f"data.path={tmp_path / 'in'}", "data.include=['*.py']"), tmp_path)
-    with pytest.raises(UserError, match="found no such folder"):
-        prepare(data_settings(tmp_path, f"data.path={tmp_path / 'absent'}"), tmp_path)
-
-
 def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
     for index in range(12):
-        (tmp_path / f"{index}.py").write_text(f"x{index} = 1\n" * 200)
-    overrides = [f"data.path={tmp_path}", "data.include=['*.py']", "data.split_chars=null"]
-    facts = prepare(data_settings(tmp_path / "out", *overrides), tmp_path / "out")
+        (tmp_path / "in" / f"{index}.py").write_text(f"x{index} = 1\n" * 200)
+    overrides = [f"data.path={tmp_path / 'in'}", "data.include=['*.py']", "data.split_chars=null"]
+    prepare(data_settings(tmp_path / "out", *overrides))
+    manifest: dict[str, Any] = read_manifest(tmp_path / "out", "shards", "out")
     for name in ("train", "held_out"):
-        assert facts[name]["modes"] == {"PLAIN": facts[name]["documents"]}
-
-
-def test_files_that_are_no_text_are_counted(tmp_path: Path) -> None:
-    from collections import Counter
-
-    (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "b.py").write_text("  \n")
-    (tmp_path / "c.py").write_text("x" * 200)
-    (tmp_path / "d.py").write_bytes(b"y = 1\r\n")
-    drops: Counter[str] = Counter()
-    found = list(documents(DataConfig(path=str(tmp_path), max_bytes=100), drops))
-    assert [document.text for document in found] == ["y = 1\r\n"]
-    assert drops == {"undecodable": 1, "empty": 1, "too large": 1}
-
-
-def test_starcoder_parquet_is_read_and_its_metadata_stripped(tmp_path: Path) -> None:
-    from collections import Counter
-
-    rows = {
-        "content": ["<reponame>a/b<gh_stars>1\nx = 1\n", "y = 2\n<filename>kept\n", " "],
-        "id": ["1", "2", "3"],
-        "max_stars_repo_name": ["a/b"] * 3,
-        "max_stars_repo_path": ["x.py", "y.py", "z.py"],
-    }
-    (tmp_path / "python").mkdir()
-    pq.write_table(pa.table(rows), tmp_path / "python" / "train-0.parquet")
-    drops: Counter[str] = Counter()
-    found = list(documents(DataConfig(path=str(tmp_path), kind="starcoder"), drops))
-    assert [(d.text, d.language) for d in found] == [
-        ("x = 1\n", "python"),
-        ("y = 2\n<filename>kept\n", "python"),
-    ]
-    assert drops == {"empty": 1}
+        assert manifest[name]["modes"] == {"PLAIN": manifest[name]["documents"]}

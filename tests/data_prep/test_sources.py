@@ -1,0 +1,150 @@
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf import UserError
+from data_prep.config import DataConfig
+from data_prep.document import Document, Drop
+from data_prep.sources import Part, list_parts, read
+
+STARCODER = ["max_stars_repo_name", "max_stars_repo_path", "id"]
+
+
+def rows(data: DataConfig) -> list[Document | Drop]:
+    parts, place = list_parts(data)
+    return [row for part in parts for row in read(part, place, data)]
+
+
+def seen(data: DataConfig) -> list[str]:
+    """Texts of documents, reasons of drops."""
+    return [row.text if isinstance(row, Document) else row.reason for row in rows(data)]
+
+
+def test_source_files_keep_their_line_ends_and_are_counted_when_they_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.py").write_bytes(b"y = 1\r\n")
+    (tmp_path / "c.py").write_text("x" * 200)
+    (tmp_path / "d").write_text("<filename>kept\n")
+    data = DataConfig(path=str(tmp_path), max_bytes=100)
+    assert seen(data) == ["undecodable", "y = 1\r\n", "too large", "<filename>kept\n"]
+    found = [row for row in rows(data) if isinstance(row, Document)]
+    assert [(d.id, d.language, d.file) for d in found] == [("b.py", "py", "b.py"), ("d", "none", "d")]
+
+
+def test_small_source_files_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.sources.PART_BYTES", 10)
+    for name in "abcde":
+        (tmp_path / name).write_text("1234")
+    parts, _ = list_parts(DataConfig(path=str(tmp_path)))
+    assert parts == [Part(("a", "b", "c"), 12), Part(("d", "e"), 8)]
+
+
+def write_parquet(path: Path, **columns: list[object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_starcoder_parquet_is_read_and_its_metadata_stripped_once(tmp_path: Path) -> None:
+    texts = ["<reponame>a/b<gh_stars>1\nx = 1\n", "y = 2\n<filename>kept\n", "<filename>a\n<filename>b\n"]
+    columns = {name: ["p", "q", "r"] for name in STARCODER}
+    write_parquet(tmp_path / "python" / "train-0.parquet", content=texts, **columns)
+    data = DataConfig(path=str(tmp_path), kind="parquet", id=STARCODER)
+    assert seen(data) == ["x = 1\n", "y = 2\n<filename>kept\n", "<filename>b\n"]
+    first = rows(data)[0]
+    assert isinstance(first, Document)
+    assert (first.id, first.language, first.row) == ("python/p/p/p", "python", 0)
+
+
+def test_parquet_that_cannot_be_read_is_told_with_its_file(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "python" / "a.parquet", content=["x = 1\n", None], id=["1", "2"])
+    whole = (tmp_path / "python" / "a.parquet").read_bytes()
+    (tmp_path / "python" / "b.parquet").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "python" / "c.parquet").write_bytes(b"")
+    write_parquet(tmp_path / "python" / "d.parquet", text=["x"], id=["1"])
+    data = DataConfig(path=str(tmp_path), kind="parquet", id=["id"])
+    found = rows(data)
+    assert [row.text if isinstance(row, Document) else row.reason for row in found] == [
+        "x = 1\n",
+        "missing column",
+        "unreadable file",
+        "unreadable file",
+        "missing column",
+    ]
+    assert [(row.file[-9:], row.row) for row in found[1:]] == [
+        ("a.parquet", 1),
+        ("b.parquet", None),
+        ("c.parquet", None),
+        ("d.parquet", None),
+    ]
+
+
+def test_invalid_utf8_in_a_parquet_string_column_is_one_bad_row(tmp_path: Path) -> None:
+    """Arrow's to_pylist raised UnicodeDecodeError for the whole batch."""
+    raw = pa.array([b"x = 1\n", b"\xff\xfe", b"y = 2\n"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"content": raw}), tmp_path / "a.parquet")
+    assert seen(DataConfig(path=str(tmp_path), kind="parquet")) == ["x = 1\n", "undecodable", "y = 2\n"]
+
+
+LINES = [
+    b'{"content": "x = 1\\n", "language": "python"}',
+    b'{"content": "x',
+    b"",
+    b'{"content": "\xff"}',
+    b"[1]",
+    b'{"text": "x"}',
+    b'{"content": 5, "language": "c"}',
+    b'{"content": "\\ud800", "language": "c"}',
+    b"[" * 100_000,
+    b'{"content": "<gh_stars>1\\ny = 2", "language": "c"}',
+]
+REASONS = ["x = 1\n", "malformed row", "undecodable", "malformed row", "missing column", "malformed row"]
+REASONS += ["undecodable", "malformed row", "y = 2"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_json_lines_are_read_and_bad_ones_told_with_their_row(tmp_path: Path, suffix: str) -> None:
+    data = b"\n".join(LINES)
+    if suffix.endswith("gz"):
+        data = gzip.compress(data)
+    elif suffix.endswith("zst"):
+        data = pa.Codec("zstd").compress(data, asbytes=True)
+    (tmp_path / f"a{suffix}").write_bytes(data)
+    config = DataConfig(path=str(tmp_path), kind="jsonl", language="language")
+    assert seen(config) == REASONS
+    found = rows(config)
+    assert [row.row for row in found] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    assert isinstance(found[-1], Document)
+    assert (found[-1].id, found[-1].language) == (f"a{suffix}:9", "c")
+
+
+def test_a_line_of_100_mb_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
+    with open(tmp_path / "a.jsonl", "wb") as file:
+        file.write(b'{"content": "')
+        for _ in range(100):
+            file.write(b"x" * 1_000_000)
+        file.write(b'"}\n{"content": "y = 2"}\n')
+    data = DataConfig(path=str(tmp_path), kind="jsonl", max_bytes=1000)
+    assert seen(data) == ["line too large", "y = 2"]
+    assert rows(data)[1].row == 1
+
+
+def test_what_comes_before_the_broken_place_of_an_archive_is_kept(tmp_path: Path) -> None:
+    lines = [json.dumps({"content": f"x = {i}"}) for i in range(2000)]
+    whole = gzip.compress("\n".join(lines).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    found = seen(DataConfig(path=str(tmp_path), kind="jsonl"))
+    assert found[:2] == ["x = 0", "x = 1"] and found[-1] == "unreadable file"
+    assert set(found[:-1]) < {f"x = {i}" for i in range(2000)} | {"malformed row"}
+
+
+def test_no_input_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"wanted source files \(\*\.py\), found none"):
+        list_parts(DataConfig(path=str(tmp_path), include=["*.py"]))
+    with pytest.raises(UserError, match="wanted parquet files .* found none"):
+        list_parts(DataConfig(path=str(tmp_path), kind="parquet"))
+    with pytest.raises(UserError, match="found no such folder"):
+        list_parts(DataConfig(path=str(tmp_path / "absent")))
