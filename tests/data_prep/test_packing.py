@@ -14,8 +14,8 @@ DOCUMENTS = st.lists(
 def test_nothing_is_lost_and_no_infilling_document_is_cut(
     shapes: list[tuple[Mode, int]], patience: int
 ) -> None:
-    documents = [Encoded(i, 0, mode, np.arange(n) + 1000 * i) for i, (mode, n) in enumerate(shapes)]
-    found: dict[int, list[tuple[int, np.ndarray]]] = {}
+    documents = [Encoded(str(i), 0, mode, np.arange(n) + 1000 * i) for i, (mode, n) in enumerate(shapes)]
+    found: dict[str, list[tuple[int, np.ndarray]]] = {}
     for packed in pack(documents, 16, patience=patience):
         tokens = packed.tokens(16, -1)
         assert len(tokens) == 16
@@ -23,9 +23,9 @@ def test_nothing_is_lost_and_no_infilling_document_is_cut(
         assert (tokens[packed.used :] == -1).all()
         for span in packed.spans:
             assert span.stop > span.start
-            found.setdefault(span.document.hash, []).append((span.offset, tokens[span.start : span.stop]))
+            found.setdefault(span.document.id, []).append((span.offset, tokens[span.start : span.stop]))
     for document in documents:
-        parts = found[document.hash]
+        parts = found[document.id]
         assert np.array_equal(np.concatenate([part for _, part in parts]), document.ids)
         assert [offset for offset, _ in parts] == list(np.cumsum([0] + [len(p) for _, p in parts[:-1]]))
         if document.mode is not Mode.PLAIN:
@@ -35,6 +35,6 @@ def test_nothing_is_lost_and_no_infilling_document_is_cut(
 def test_plain_documents_fill_what_infilling_documents_leave() -> None:
     """Half of the documents for infilling, each nearly a sequence long, left 11 % of the slots empty."""
     modes = [Mode.PSM, Mode.PLAIN] * 100
-    documents = [Encoded(i, 0, mode, np.zeros(120, dtype=int)) for i, mode in enumerate(modes)]
+    documents = [Encoded(str(i), 0, mode, np.zeros(120, dtype=int)) for i, mode in enumerate(modes)]
     packed = list(pack(documents, 128))
     assert sum(p.used for p in packed) / (128 * len(packed)) > 0.98

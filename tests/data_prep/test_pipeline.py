@@ -238,7 +238,7 @@ def texts_of(folder: Path) -> dict[str, str]:
     vocab = Vocab.from_json(manifest["vocab"])
     encoder = Encoder(load_tokenizer(folder / "tokenizer"), vocab)
     parts: dict[str, list[tuple[int, int, np.ndarray]]] = {}
-    for split in ("train", "held_out"):
+    for split in {path.name.split("-")[0] for path in folder.glob("*.tokens.npy")}:
         for sequence in Shards(folder, split):
             for id, span in zip(sequence.ids, sequence.spans, strict=True):
                 ids = sequence.tokens[span["start"] : span["stop"]]
