@@ -17,6 +17,7 @@ def print_summary(manifest: dict[str, Any], console: Console) -> None:
 
 def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.caption_justify = "left"
     table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")
@@ -29,9 +30,7 @@ def languages(manifest: dict[str, Any]) -> Table:
     wanted = ["wanted"] if chosen else []
     by = manifest["settings"]["proportion"]["by"]
     counted = {"bytes": "bytes", "files": "documents"}[by]
-    table = _table(
-        "Languages", "language", "documents", "MB", "tokens", f"share of {by}", *wanted, "bytes/token"
-    )
+    table = _table("Languages", "language", "documents", "MB", "tokens", f"% of {by}", *wanted, "bytes/token")
     sums: dict[str, dict[str, int]] = {}
     for name in SPLITS:
         for language, counts in manifest[name]["languages"].items():
@@ -43,7 +42,7 @@ def languages(manifest: dict[str, Any]) -> Table:
         aim = []
         if chosen:
             part = chosen[language]
-            aim = [f"{part['share']:.2%}" + (" (all it has)" if part["exhausted"] else "")]
+            aim = [f"{part['share']:.2%}{'*' if part['exhausted'] else ' '}"]
         table.add_row(
             language,
             f"{total['documents']:,}",
@@ -53,6 +52,8 @@ def languages(manifest: dict[str, Any]) -> Table:
             *aim,
             f"{total['bytes'] / max(1, total['tokens']):.2f}",
         )
+    if any(part["exhausted"] for part in chosen.values()):
+        table.caption = "* it has less than its share: all of it is taken, and the others fill the budget"
     return table
 
 

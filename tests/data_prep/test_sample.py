@@ -7,7 +7,6 @@ over seeds; the seed being fixed, it fails always or never.
 import csv
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from scipy import stats
