@@ -50,14 +50,18 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     if any(argument in ("-h", "--help") for argument in overrides):
         print(_help(entry, schema))
         return
+    config: Any = None
     try:
-        main(settings(entry, schema, overrides))
+        config = settings(entry, schema, overrides)
+        main(config)
     except UserError as error:
         _fail(str(error))
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
-        _fail(f"{error.filename or 'writing'}: {error.strerror}")
+        # An error of writing names no file: then it is the result that found no place.
+        place = error.filename or f"out={getattr(config, 'out', '')}"
+        _fail(f"{place}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -118,7 +118,10 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     if final.exists() and (not final.is_dir() or any(final.iterdir())):
         raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
     partial = final.with_name(f".{final.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out={out}: wanted a folder that can be made, found {error.strerror}") from error
     lock = os.open(partial, os.O_RDONLY)  # held until the block ends, or the process dies
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

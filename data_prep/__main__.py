@@ -7,6 +7,7 @@ from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
 from data_prep.tables import print_summary
+from data_prep.vocab import Vocab
 
 
 def main(config: DataPrepConfig) -> None:
@@ -16,7 +17,10 @@ def main(config: DataPrepConfig) -> None:
     if remark is not None:
         console.print(f"data_prep: {config.out} {remark}", highlight=False)
         return
-    print_summary(read_manifest(config.out, "shards", "out"), console)
+    manifest = read_manifest(config.out, "shards", "out")
+    print_summary(manifest, console)
+    if config.fim_rate and not Vocab.from_json(manifest["vocab"]).infilling:
+        console.print("data_prep: infilling is off: the model has no pieces for it", highlight=False)
     console.print(f"data_prep: wrote {config.out}", highlight=False)
 
 

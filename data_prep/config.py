@@ -93,6 +93,7 @@ class VocabConfig:
     mid: str = "▁<MID>"
     eot: str = "▁<EOT>"
     adaptive: list[Any] = field(default_factory=list)
+    rows: int | None = None  # embedding rows of the model; none: of the config.json beside the tokenizer
     train_size: int | None = None  # train a byte-level BPE of this size when no tokenizer is given
 
 

@@ -5,6 +5,7 @@ go through datatrove.
 """
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -157,6 +158,8 @@ def submit_slurm(job: Job) -> str:
 
     logger.disable("datatrove")
 
+    if shutil.which("sbatch") is None:
+        raise UserError("executor=slurm: wanted the command sbatch on the path, found none")
     asked = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), 100)
     last: SlurmPipelineExecutor | None = None

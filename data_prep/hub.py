@@ -14,7 +14,7 @@ def hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     Raises UserError when the hub does not answer, or does not let this user in.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.hf_api import RepoFile
 
     api = HfApi()
@@ -30,7 +30,7 @@ def hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(f"{wanted}, and the hub knows no such dataset (or asks for sign-in)") from error
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:  # of the library or of its HTTP client: nothing came back
         raise UserError(f"{wanted}, and the hub did not answer ({type(error).__name__})") from error
     return files, f"hf://datasets/{name}@{commit}"
 

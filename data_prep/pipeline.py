@@ -25,7 +25,15 @@ from data_prep.filters import reason_to_drop
 from data_prep.finish import finish
 from data_prep.job import INDEX, WORK, Job, documents_of
 from data_prep.sources import Part, list_parts, read
-from data_prep.vocab import check_model, find_vocab, load_tokenizer, save_tokenizer, train_bpe
+from data_prep.vocab import (
+    check_model,
+    find_vocab,
+    load_tokenizer,
+    read_model,
+    save_tokenizer,
+    tokenizer_file,
+    train_bpe,
+)
 
 BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 
@@ -63,7 +71,7 @@ def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, An
     if place.startswith("hf://"):
         made["inputs"]["commit"] = place.rpartition("@")[2]
     if config.tokenizer is not None:
-        made["inputs"]["tokenizer"] = fingerprint_file(Path(config.tokenizer) / "tokenizer.json")
+        made["inputs"]["tokenizer"] = fingerprint_file(tokenizer_file(config.tokenizer))
     return made
 
 
@@ -74,7 +82,8 @@ def _plan(job: Job, parts: list[Part], place: str) -> None:
         tokenizer = train_bpe(_sample(config, parts, place), config.vocab)
     else:
         tokenizer = load_tokenizer(config.tokenizer)
-    vocab = find_vocab(tokenizer, config.vocab)
+    rows = read_model(config.tokenizer).get("vocab_size") if config.tokenizer else None
+    vocab = find_vocab(tokenizer, config.vocab, rows=rows)
     if config.tokenizer is not None:
         check_model(config.tokenizer, vocab)
     save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / "tokenizer")

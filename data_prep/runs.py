@@ -29,7 +29,7 @@ RECORD = np.dtype(
         ("mode", "u1"),
     ]
 )
-RUN_BYTES = 2**27  # of ids that a run holds in memory
+RUN_BYTES = 2**26  # of ids, as they are stored, that a run holds in memory
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

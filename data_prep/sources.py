@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
         files = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in paths]
         place = str(root)
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
-        files, place = hub_files(data.path)
+        listed, place = hub_files(data.path)
+        # fnmatch knows no folders: "**/*" is to match a file without one too.
+        files = [f for f in listed if any(fnmatch(f[0], p) or fnmatch(f"./{f[0]}", p) for p in data.include)]
     else:
         raise UserError(f"data.path={data.path}: wanted a folder or a hub dataset's name, found no such folder")
     if data.kind != "source":

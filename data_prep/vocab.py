@@ -148,25 +148,43 @@ class Encoder:
         return self._tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a folder. Raises UserError where there is none."""
+def tokenizer_file(folder: str | Path) -> Path:
+    """The tokenizer.json of a folder. Raises UserError where there is none."""
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"tokenizer={folder}: wanted a folder with tokenizer.json, found none")
+    return path
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a folder. Raises UserError where there is none."""
+    path = tokenizer_file(folder)
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception on a malformed file
         raise UserError(f"{path}: wanted a tokenizers file, found {error}") from error
 
 
-def find_vocab(tokenizer: Tokenizer, config: VocabConfig) -> Vocab:
-    """Look up the control pieces. Raises UserError for a missing BOS, EOS or adaptive token."""
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
+def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, rows: int | None = None) -> Vocab:
+    """Look up the control pieces; `rows` are the embedding rows of the model, where they are known.
+
+    Infilling pieces without a row are none: the files of CodeLlama-34B list some that its
+    model lacks. Adaptive ids may be the next rows, which training adds. Raises UserError
+    for a missing BOS, EOS or adaptive token.
+    """
+    rows = config.rows or rows or tokenizer.get_vocab_size(with_added_tokens=True)
     ids = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("bos", "eos")}
     for name, id in ids.items():
         if id is None:
             raise UserError(f"vocab.{name}={getattr(config, name)}: the tokenizer has no such piece")
     infilling = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("pre", "suf", "mid", "eot")}
+    infilling = {name: id if id is not None and id < rows else None for name, id in infilling.items()}
+    adaptive = _adaptive_ids(tokenizer, config, rows)
+    size = max(rows, *(id + 1 for id in adaptive))
+    return Vocab(size=size, adaptive=adaptive, **ids, **infilling)  # type: ignore[arg-type]
+
+
+def _adaptive_ids(tokenizer: Tokenizer, config: VocabConfig, rows: int) -> tuple[int, ...]:
     adaptive: list[int] = []
     for wanted in config.adaptive:
         id = tokenizer.token_to_id(wanted) if isinstance(wanted, str) else wanted
@@ -175,21 +193,24 @@ def find_vocab(tokenizer: Tokenizer, config: VocabConfig) -> Vocab:
         adaptive.append(id)
     if not adaptive or len(set(adaptive)) < len(adaptive):
         raise UserError(f"vocab.adaptive: wanted at least one id, each once, found {config.adaptive}")
-    return Vocab(size=size, adaptive=tuple(adaptive), **ids, **infilling)  # type: ignore[arg-type]
+    beyond = sorted(id for id in adaptive if id >= rows)
+    if beyond != list(range(rows, rows + len(beyond))):
+        raise UserError(
+            f"vocab.adaptive: wanted ids below the model's {rows} embedding rows, or the next from {rows} on, "
+            f"found {', '.join(map(str, beyond))} (vocab=codellama_34b has them for CodeLlama 34B and Python)"
+        )
+    return tuple(adaptive)
+
+
+def read_model(folder: str | Path) -> dict[str, Any]:
+    """The config.json of the model beside a tokenizer; empty where there is none."""
+    path = Path(folder) / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def check_model(folder: str | Path, vocab: Vocab) -> None:
-    """Raises UserError when a config.json beside the tokenizer tells of a model with other ids."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        return
-    model = json.loads(path.read_text(encoding="utf-8"))
-    rows = model.get("vocab_size")
-    if rows is not None and rows <= (last := max(vocab.control)):
-        raise UserError(
-            f"tokenizer={folder}: wanted ids below the {rows} embedding rows of the model in config.json, "
-            f"found control or adaptive id {last}"
-        )
+    """Raises UserError when the model beside the tokenizer has another BOS or EOS."""
+    model = read_model(folder)
     for name, id in (("bos", vocab.bos), ("eos", vocab.eos)):
         theirs = model.get(f"{name}_token_id")
         if theirs is not None and id not in (theirs if isinstance(theirs, list) else [theirs]):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from conf import UserError
 from data_prep.config import VocabConfig
-from data_prep.vocab import Encoder, Vocab, find_vocab, load_tokenizer, train_bpe
+from data_prep.vocab import Encoder, Vocab, check_model, find_vocab, load_tokenizer, train_bpe
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 TOKENIZER = train_bpe(["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50, CONFIG)
@@ -102,3 +102,21 @@ def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="wanted a tokenizers file"):
         load_tokenizer(tmp_path)
+
+
+def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
+    """The tokenizer.json of CodeLlama-34b lists infilling pieces at 32000 to 32003; its model has 32,000 rows."""
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-34b-hf")
+    vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
+    assert not vocab.infilling and vocab.size == 32001
+    with pytest.raises(UserError, match=r"wanted ids below the model's 32000 embedding rows.*found 32011"):
+        find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32011]))
+
+
+def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) -> None:
+    check_model(tmp_path, VOCAB)
+    (tmp_path / "config.json").write_text('{"vocab_size": 320, "bos_token_id": 0, "eos_token_id": [5, 1]}')
+    check_model(tmp_path, VOCAB)
+    (tmp_path / "config.json").write_text('{"bos_token_id": 0, "eos_token_id": 5}')
+    with pytest.raises(UserError, match=r"wanted the EOS id 5 of the model in config\.json, found 1"):
+        check_model(tmp_path, VOCAB)

@@ -1,0 +1,133 @@
+"""Reading a dataset from the hub, from a server on this machine that answers as the hub does."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.stage import read_manifest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "someone/code"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The few answers that listing and reading in ranges need."""
+
+    root: Path
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def entries(self) -> list[dict[str, object]]:
+        files = sorted(path for path in self.root.rglob("*") if path.is_file())
+        return [
+            {"type": "file", "path": str(f.relative_to(self.root)), "size": f.stat().st_size, "oid": "0" * 40}
+            for f in files
+        ]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith(f"/datasets/{NAME}/resolve/"):
+            data = (self.root / path.split("/", 6)[6]).read_bytes()
+            first, last = 0, len(data) - 1
+            if asked := self.headers.get("Range"):
+                first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
+            extra = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
+            extra["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
+            self.answer(data[first : last + 1], 206 if asked else 200, **extra)
+        elif path.startswith(f"/api/datasets/{NAME}/tree/"):
+            self.answer(json.dumps(self.entries()).encode(), Content_Type="application/json")
+        elif path == f"/api/datasets/{NAME}" or path.startswith(f"/api/datasets/{NAME}/revision/"):
+            info = {"id": NAME, "sha": COMMIT, "siblings": [], "private": False, "gated": False, "tags": []}
+            self.answer(json.dumps(info).encode(), Content_Type="application/json")
+        elif "gated" in path:
+            self.answer(b"{}", 403, X_Error_Code="GatedRepo")
+        else:
+            self.answer(b"{}", 404, X_Error_Code="RepoNotFound")
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        paths = json.loads(asked)["paths"] if asked.startswith("{") else asked
+        found = [entry for entry in self.entries() if str(entry["path"]) in paths]
+        self.answer(json.dumps(found).encode(), Content_Type="application/json")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a user of a hub that has one dataset."""
+    Hub.root = tmp_path / "hub"
+    for language, count in {"python": 12, "go": 5}.items():
+        (Hub.root / language).mkdir(parents=True)
+        rows = {
+            "content": [f"<reponame>r\nname_{index} = {index}\n" for index in range(count)],
+            **{
+                key: [str(i) for i in range(count)]
+                for key in ("id", "max_stars_repo_name", "max_stars_repo_path")
+            },
+        }
+        pq.write_table(pa.table(rows), Hub.root / language / "train-00000-of-00001.parquet")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    home = str(tmp_path / "home")
+    yield {
+        **os.environ,
+        "HF_ENDPOINT": address,
+        "HF_HOME": home,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
+    server.shutdown()
+
+
+def run(hub: dict[str, str], out: Path, name: str, tokenizer: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "data_prep", "experiment=starcoder", f"data.path={name}", f"out={out}"]
+    command += [f"tokenizer={tokenizer}", "vocab=demo", "vocab.train_size=null", "seq_len=64", "workers=1"]
+    command += ["held_out=0", "filters.alphanumeric=null"]
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, cwd=root, env=hub, capture_output=True, text=True, timeout=120)
+
+
+def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(
+    hub: dict[str, str], data_folder: Path, tmp_path: Path
+) -> None:
+    found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer")
+    assert found.returncode == 0, found.stderr
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert {name: sums["documents"] for name, sums in manifest["train"]["languages"].items()} == {
+        "go": 5,
+        "python": 12,
+    }
+    assert manifest["inputs"]["commit"] == COMMIT
+    assert not list((tmp_path / "home").rglob("*.parquet"))  # nothing is stored
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("someone/gated", "asks for sign-in"), ("someone/absent", "the hub knows no such dataset")],
+)
+def test_what_the_hub_refuses_is_one_sentence(
+    hub: dict[str, str], data_folder: Path, tmp_path: Path, name: str, told: str
+) -> None:
+    found = run(hub, tmp_path / "out", name, data_folder / "tokenizer")
+    assert found.returncode == 2 and len(found.stderr.splitlines()) == 1
+    assert f"data.path={name}" in found.stderr and told in found.stderr
