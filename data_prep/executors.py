@@ -130,7 +130,11 @@ def run_ray(job: Job) -> None:
 
     if not ray.is_initialized():
         ray.init(
-            log_to_driver=False, include_dashboard=False, num_cpus=_local_cpus(job), runtime_env=_environment()
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False,
+            num_cpus=_local_cpus(job),
+            runtime_env=_environment(),
         )
     for phase in wanted_phases(job):
         tasks = open_tasks(job, phase)

@@ -62,7 +62,7 @@ def encode_part(job: Job, part: int) -> dict[str, Any]:
     totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
     names: dict[str, int] = {}
     held_out: list[tuple[int, str]] = []
-    with open(f"{stem}.drops.jsonl", "w", encoding="utf-8") as file:
+    with open(f"{stem}.drops.jsonl", "w", encoding="utf-8", errors="backslashreplace") as file:
         pieces = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
         for document, mode, ids in encode(pieces, config, job.vocab, job.encoder):
             name = "held_out" if document.held_out else "train"

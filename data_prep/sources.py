@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -24,9 +25,10 @@ from data_prep.document import Document, Drop
 from data_prep.hub import hub_files, hub_open
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
-PART_BYTES = 32_000_000  # of small source files that make one part
+PART_BYTES = 8_000_000  # of small source files that make one part
 ROWS = 64  # of parquet, decoded at once
 SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json")}
+BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error)  # what broken files make the libraries raise
 UNREADABLE = frozenset({"unreadable file", "malformed row", "missing column", "undecodable", "line too large"})
 
 
@@ -81,7 +83,12 @@ def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
         try:
             with _open(place, file) as stream:
                 yield from reader(stream, file, data)
-        except (OSError, EOFError, pa.ArrowException, gzip.BadGzipFile) as error:
+        except (OSError, *BROKEN) as error:
+            if place.startswith("hf://") and not isinstance(error, BROKEN):
+                raise UserError(
+                    f"data.path={data.path}: wanted {file} from the hub, found {type(error).__name__}: rerun the "
+                    "command to go on from there"
+                ) from error
             # What came before the broken place is kept; the rest of the file is not.
             yield Drop("unreadable file", file, detail=str(error).strip().split("\n")[0][:200])
 
@@ -173,8 +180,8 @@ def _document(
     if len(text) > data.max_bytes:
         return Drop("too large", file, row, id)
     try:
-        # JSON can spell half of a surrogate pair.
-        text = text.decode("utf-8") if isinstance(text, bytes) else text.encode("utf-8").decode("utf-8")
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        f"{id}{language}{text}".encode()  # JSON can spell half of a surrogate pair
     except UnicodeError as error:
         return Drop("undecodable", file, row, id, str(error)[:200])
     if data.kind != "source":

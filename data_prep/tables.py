@@ -59,7 +59,7 @@ def languages(manifest: dict[str, Any]) -> Table:
 
 def splits(manifest: dict[str, Any]) -> Table:
     """Documents by mode, sequences, tokens and utilisation of each split."""
-    table = _table("Sequences", "split", "documents", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
+    table = _table("Sequences", "split", "docs", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
     for name, title in SPLITS.items():
         split = manifest[name]
         modes = [split["modes"].get(mode, 0) for mode in ("PLAIN", "PSM", "SPM")]

@@ -1,10 +1,13 @@
 import gzip
 import json
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conf import UserError
 from data_prep.config import DataConfig
@@ -139,6 +142,32 @@ def test_what_comes_before_the_broken_place_of_an_archive_is_kept(tmp_path: Path
     found = seen(DataConfig(path=str(tmp_path), kind="jsonl"))
     assert found[:2] == ["x = 0", "x = 1"] and found[-1] == "unreadable file"
     assert set(found[:-1]) < {f"x = {i}" for i in range(2000)} | {"malformed row"}
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4)
+ROWS = st.dictionaries(st.sampled_from(["content", "language", "id", "x"]), VALUES).map(
+    lambda row: json.dumps(row).encode()
+)
+
+
+@given(st.lists(st.binary(max_size=30) | ROWS | st.sampled_from(LINES), max_size=8))
+def test_no_bytes_make_reading_fail(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "a.jsonl").write_bytes(b"\n".join(lines))
+        for row in rows(DataConfig(path=folder, kind="jsonl", language="language", id=["id"])):
+            if isinstance(row, Document):
+                f"{row.text}{row.id}{row.language}".encode()
+
+
+@given(st.binary(max_size=200), st.integers(0, 2000))
+def test_no_damage_to_parquet_makes_reading_fail(damage: bytes, place: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.parquet")
+        write_parquet(path, content=[f"x = {i}\n" for i in range(50)])
+        whole = path.read_bytes()
+        path.write_bytes(whole[:place] + damage + whole[place + len(damage) :])
+        rows(DataConfig(path=folder, kind="parquet"))
 
 
 def test_no_input_at_all_is_refused(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
-    """The tokenizer.json of CodeLlama-34b lists infilling pieces at 32000 to 32003; its model has 32,000 rows."""
+    """The tokenizer.json of CodeLlama-34b lists infilling pieces from 32000 on, where its model has no rows."""
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-34b-hf")
     vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
     assert not vocab.infilling and vocab.size == 32001
