@@ -3,6 +3,8 @@
 Sign-in is the hub's own (HF_TOKEN, or `hf auth login`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from conf import UserError
@@ -35,8 +37,22 @@ def hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     return files, f"hf://datasets/{name}@{commit}"
 
 
-def hub_open(address: str) -> Any:
-    """A file of the hub, for reading in ranges."""
+@contextmanager
+def hub_open(address: str, broken: tuple[type[Exception], ...]) -> Iterator[Any]:
+    """A file of the hub, for reading in ranges.
+
+    While it is read, errors of the kinds in `broken` are those of a broken file. Any other
+    one is the hub's: raised as UserError, since the file must not be passed over for it.
+    """
     from huggingface_hub import HfFileSystem
 
-    return HfFileSystem().open(address.removeprefix("hf://"), "rb")
+    try:
+        with HfFileSystem().open(address.removeprefix("hf://"), "rb") as file:
+            yield file
+    except broken:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{address}: wanted to read it from the hub, found {type(error).__name__}: rerun the command to go "
+            "on from there"
+        ) from error

@@ -84,18 +84,13 @@ def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
             with _open(place, file) as stream:
                 yield from reader(stream, file, data)
         except (OSError, *BROKEN) as error:
-            if place.startswith("hf://") and not isinstance(error, BROKEN):
-                raise UserError(
-                    f"data.path={data.path}: wanted {file} from the hub, found {type(error).__name__}: rerun the "
-                    "command to go on from there"
-                ) from error
             # What came before the broken place is kept; the rest of the file is not.
             yield Drop("unreadable file", file, detail=str(error).strip().split("\n")[0][:200])
 
 
 def _open(place: str, file: str) -> Any:
     if place.startswith("hf://"):
-        return hub_open(f"{place}/{file}")
+        return hub_open(f"{place}/{file}", BROKEN)
     return open(Path(place) / file, "rb")
 
 

@@ -23,6 +23,7 @@ class Hub(BaseHTTPRequestHandler):
     """The few answers that listing and reading in ranges need."""
 
     root: Path
+    broken: str  # files with this in their path are not given out
 
     def log_message(self, *_: object) -> None:
         pass
@@ -44,7 +45,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path.startswith(f"/datasets/{NAME}/resolve/"):
+        if path.startswith(f"/datasets/{NAME}/resolve/") and self.broken in path:
+            self.answer(b"", 400)
+        elif path.startswith(f"/datasets/{NAME}/resolve/"):
             data = (self.root / path.split("/", 6)[6]).read_bytes()
             first, last = 0, len(data) - 1
             if asked := self.headers.get("Range"):
@@ -74,7 +77,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a user of a hub that has one dataset."""
-    Hub.root = tmp_path / "hub"
+    Hub.root, Hub.broken = tmp_path / "hub", "none"
     for language, count in {"python": 12, "go": 5}.items():
         (Hub.root / language).mkdir(parents=True)
         rows = {
@@ -119,6 +122,17 @@ def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(
     }
     assert manifest["inputs"]["commit"] == COMMIT
     assert not list((tmp_path / "home").rglob("*.parquet"))  # nothing is stored
+
+
+def test_a_file_that_the_hub_does_not_give_is_not_passed_over(
+    hub: dict[str, str], data_folder: Path, tmp_path: Path
+) -> None:
+    Hub.broken = "/python/"
+    found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer")
+    assert found.returncode == 2 and "python/train-00000-of-00001.parquet: wanted to read it" in found.stderr
+    assert not (tmp_path / "out").exists()
+    Hub.broken = "none"
+    assert run(hub, tmp_path / "out", NAME, data_folder / "tokenizer").returncode == 0
 
 
 @pytest.mark.parametrize(
