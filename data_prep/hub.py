@@ -45,13 +45,15 @@ def hub_open(address: str, broken: tuple[type[Exception], ...]) -> Iterator[Any]
     one is the hub's: raised as UserError, since the file must not be passed over for it.
     """
     from huggingface_hub import HfFileSystem
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         with HfFileSystem().open(address.removeprefix("hf://"), "rb") as file:
             yield file
-    except broken:
-        raise
     except Exception as error:
+        # Some errors of the hub call themselves ValueError.
+        if isinstance(error, broken) and not isinstance(error, HfHubHTTPError):
+            raise
         raise UserError(
             f"{address}: wanted to read it from the hub, found {type(error).__name__}: rerun the command to go "
             "on from there"
