@@ -4,6 +4,7 @@ A task's result lies in its files alone, so all three leave the same bytes. Ray 
 go through datatrove.
 """
 
+import logging
 import os
 import shutil
 import sys
@@ -131,7 +132,7 @@ def run_ray(job: Job) -> None:
     if not ray.is_initialized():
         ray.init(
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             include_dashboard=False,
             num_cpus=_local_cpus(job),
             runtime_env=_environment(),

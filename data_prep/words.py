@@ -34,36 +34,47 @@ class WordCache:
         self._forget()
 
     def _forget(self) -> None:
-        self._index: dict[str, int] = {}
+        self._index = _Index(self._encode)
         self._ids = np.empty(0, dtype=np.int32)
         self._starts = np.empty(0, dtype=np.int64)
         self._lengths = np.empty(0, dtype=np.int64)
-        self._chars = 0
 
     def __call__(self, texts: Sequence[str]) -> Ragged:
         """The ids of many texts."""
-        cut = [WORD.findall(text) for text in texts]
-        words = list(chain.from_iterable(cut))
-        self._learn(words)
-        index = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
+        if self._index.chars > CACHE_CHARS:
+            self._forget()
+        words = [WORD.findall(text) for text in texts]
+        count = sum(map(len, words))
+        index = np.fromiter(map(self._index.__getitem__, chain.from_iterable(words)), np.int64, count)
+        self._take_new()
         lengths = self._lengths[index]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         places = np.arange(ends[-1]) + np.repeat(self._starts[index] - ends[:-1], lengths)
-        per_text = np.cumsum([0, *map(len, cut)])
+        per_text = np.cumsum([0, *map(len, words)])
         return self._ids[places], np.diff(ends[per_text])
 
-    def _learn(self, words: Sequence[str]) -> None:
-        """Make sure that the cache has all the words, forgetting others when it is full."""
-        if self._chars > CACHE_CHARS:
-            self._forget()
-        new = [word for word in dict.fromkeys(words) if word not in self._index]
-        if not new:
-            return
-        encoded = [self._encode(word) for word in new]
-        self._chars += sum(map(len, new)) + WORD_CHARS * len(new)
-        self._index.update(zip(new, range(len(self._index), len(self._index) + len(new))))
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        ids = np.fromiter(chain.from_iterable(encoded), np.int32, lengths.sum())
-        self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
-        self._lengths = np.concatenate([self._lengths, lengths])
-        self._ids = np.concatenate([self._ids, ids])
+    def _take_new(self) -> None:
+        """Append the ids of the words that the index has met for the first time."""
+        new, self._index.new = self._index.new, []
+        if new:
+            lengths = np.fromiter(map(len, new), np.int64, len(new))
+            ids = np.fromiter(chain.from_iterable(new), np.int32, lengths.sum())
+            self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
+            self._lengths = np.concatenate([self._lengths, lengths])
+            self._ids = np.concatenate([self._ids, ids])
+
+
+class _Index(dict[str, int]):
+    """Words by number; a word that is looked up for the first time is encoded and gets the next one."""
+
+    def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
+        super().__init__()
+        self._encode = encode
+        self.new: list[Sequence[int]] = []
+        self.chars = 0
+
+    def __missing__(self, word: str) -> int:
+        self.new.append(self._encode(word))
+        self.chars += len(word) + WORD_CHARS
+        self[word] = number = len(self)
+        return number
