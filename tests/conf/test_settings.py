@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError, settings
+from data_prep.config import DataPrepConfig
 from infer.config import InferConfig, SpeedConfig
 from train.config import TrainConfig
 
@@ -48,7 +49,9 @@ def test_a_missing_setting_is_named() -> None:
         settings("infer", InferConfig, ["prompt=x"])
 
 
-@pytest.mark.parametrize("entry", ["data_prep", "train", "train.export", "infer", "infer.speed"])
+@pytest.mark.parametrize(
+    "entry", ["data_prep", "data_prep.inspect", "train", "train.export", "infer", "infer.speed"]
+)
 def test_a_mistake_is_one_line_and_exit_code_2(entry: str) -> None:
     run = subprocess.run([sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True)
     assert run.returncode == 2
@@ -59,3 +62,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(entry: str) -> None:
 @pytest.mark.parametrize("experiment", ["sdsat_7b_l3", "sdsat_7b_l5", "sdsat_13b_l7", "demo", "demo_base"])
 def test_every_recipe_composes(experiment: str) -> None:
     assert settings("train", TrainConfig, [f"experiment={experiment}"]).steps > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["budget=lots"], "budget: wanted an amount such as 8B or 500M, found lots"),
+        (["executor=slurm"], "slurm.partition: wanted the partition to submit to, found none"),
+        (["data.kind=zip"], "data.kind: wanted source, parquet or jsonl, found zip"),
+        (["filters.control=keep"], "filters.control: wanted reencode or drop, found keep"),
+        (["fim_rate=2"], "fim_rate: wanted a share between 0 and 1, found 2.0"),
+        (["workers=0"], "workers: wanted at least 1, found 0"),
+        (["tokenizer=null"], "wanted either tokenizer=DIR or vocab.train_size=N, found both or neither"),
+        (["shard_tokens=100"], "shard_tokens: wanted at least seq_len=16384, found 100"),
+    ],
+)
+def test_impossible_data_settings_die_at_start(overrides: list[str], message: str) -> None:
+    given = ["experiment=starcoder", "data.path=a", "tokenizer=b", "out=c", *overrides]
+    with pytest.raises(UserError) as told:
+        settings("data_prep", DataPrepConfig, given)
+    assert message in str(told.value)

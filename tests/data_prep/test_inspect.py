@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from conf import UserError, settings
+from data_prep.inspect import PAGE, InspectConfig, main
+from data_prep.show import marked_text, replacement_line, shortened
+from data_prep.tables import print_summary
+from data_prep.vocab import Encoder, Vocab, load_tokenizer
+
+
+def inspect(out: Path, *more: str) -> None:
+    main(settings("inspect", InspectConfig, [f"out={out}", *more]))
+
+
+def test_the_tables_and_sequences_are_shown(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect(data_folder, "inspect.sequences=3")
+    shown = capsys.readouterr().out
+    for text in ("Languages", "filled", "PSM", "<BOS>", "span replacement, L=5", "document 1 of"):
+        assert text in shown
+    assert shown.count("train sequence") == 3
+
+
+def test_the_page_holds_the_same_and_histograms(data_folder: Path) -> None:
+    inspect(data_folder, "inspect.html=true", "inspect.split=held_out", "inspect.sequences=1")
+    page = (data_folder / PAGE).read_text()
+    for text in ("<svg", "Languages", "&lt;BOS&gt;", "held_out sequence", "Lengths by mode"):
+        assert text in page or text.replace(" ", "&#160;") in page
+    (data_folder / PAGE).unlink()
+
+
+def test_more_sequences_than_there_are_is_refused(data_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"inspect\.sequences: wanted at most the \d+ there are, found 100000"):
+        inspect(data_folder, "inspect.sequences=100000")
+
+
+@pytest.fixture(scope="module")
+def tools(data_folder: Path) -> tuple[Vocab, Encoder]:
+    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+    return vocab, Encoder(load_tokenizer(data_folder / "tokenizer"), vocab)
+
+
+def test_sentinels_are_marked_and_replaced_tokens_numbered(tools: tuple[Vocab, Encoder]) -> None:
+    vocab, encoder = tools
+    assert vocab.pre is not None
+    ids = np.array([vocab.bos, vocab.pre, *encoder.encode(["def f(x):"])[0]])
+    assert marked_text(ids, vocab, encoder).plain == "<BOS><PRE>def f(x):"
+    offsets = np.zeros(len(ids), dtype=int)
+    offsets[2:4] = [1, 2]
+    first, second = (encoder.decode(ids[place : place + 1]) for place in (2, 3))
+    shown = replacement_line(ids, offsets, vocab, encoder).plain
+    assert shown.startswith(f"<BOS><PRE>a1{first}a2{second}")
+
+
+def test_long_texts_keep_their_ends() -> None:
+    assert shortened("abcdefgh", 8).plain == "abcdefgh"
+    assert shortened("abcdefghij", 4).plain == "ab\n... 6 characters ...\nij"
+
+
+def test_a_language_that_had_too_little_is_marked(data_folder: Path) -> None:
+    manifest = json.loads((data_folder / "manifest.json").read_text())
+    manifest["chosen"] = {"py": {"share": 0.5, "exhausted": True}}
+    console = Console(record=True, width=80)
+    print_summary(manifest, console)
+    shown = console.export_text()
+    assert "50.00%*" in shown and "all of it is taken" in shown
