@@ -146,7 +146,8 @@ class DataPrepConfig:
             raise ValueError("slurm.partition: wanted the partition to submit to, found none")
         if (self.tokenizer is None) == (self.vocab.train_size is None):
             raise ValueError("wanted either tokenizer=DIR or vocab.train_size=N, found both or neither")
-        _ = self.budget_amount
+        if self.budget_amount is None and self.proportion.table is not None:
+            raise ValueError("proportion.table: wanted a budget to share out, found none")
 
     @property
     def budget_amount(self) -> float | None:

@@ -74,6 +74,7 @@ def test_every_recipe_composes(experiment: str) -> None:
         (["fim_rate=2"], "fim_rate: wanted a share between 0 and 1, found 2.0"),
         (["workers=0"], "workers: wanted at least 1, found 0"),
         (["tokenizer=null"], "wanted either tokenizer=DIR or vocab.train_size=N, found both or neither"),
+        (["proportion.table=t.csv"], "proportion.table: wanted a budget to share out, found none"),
         (["shard_tokens=100"], "shard_tokens: wanted at least seq_len=16384, found 100"),
     ],
 )

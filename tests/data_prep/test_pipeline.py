@@ -294,6 +294,7 @@ def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
     assert min(modes["PSM"], modes["SPM"]) > 0.15 * manifest["train"]["documents"]
     assert manifest["train"]["filled"] > 0.98
     for sequence in Shards(data_folder, "train"):
+        assert not sequence.tokens.flags.owndata and not sequence.spans.flags.owndata  # read in place
         assert (sequence.documents >= 0).sum() == sequence.used
         for span in sequence.spans[sequence.spans["offset"] == 0]:
             assert sequence.tokens[span["start"]] == manifest["vocab"]["bos"]
