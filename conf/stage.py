@@ -5,6 +5,7 @@ what is in it. A folder without one is unfinished and nobody reads it. Knows not
 what the stages do.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -117,14 +118,14 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     final = Path(out)
     if final.exists() and (not final.is_dir() or any(final.iterdir())):
         raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
-    partial = final.with_name(f".{final.name}.partial")
+    partial = partial_of(out)
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out}: wanted a folder that can be made, found {error.strerror}") from error
     lock = os.open(partial, os.O_RDONLY)  # held until the block ends, or the process dies
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock)
         record = partial / BEGUN
         if made is None or not record.is_file() or _load(record) != made:
             _empty(partial)
@@ -137,14 +138,30 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
         os.close(lock)
 
 
+def partial_of(out: str | Path) -> Path:
+    """The folder that is to become `out`, while it is written."""
+    return Path(out).with_name(f".{Path(out).name}.partial")
+
+
 def publish(partial: Path) -> Path:
     """Make a folder that was begun visible under its own name, which is returned."""
-    (partial / BEGUN).unlink(missing_ok=True)
+    for path in partial.glob(".*"):  # left by a writer of JSON that was killed
+        path.unlink()
     final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
     if final.exists():
         final.rmdir()
     os.replace(partial, final)
+    (final / BEGUN).unlink(missing_ok=True)
     return final
+
+
+def _lock(folder: int) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        # A file system without locks: two runs at once are the user's to avoid.
 
 
 def _empty(folder: Path) -> None:
@@ -175,7 +192,9 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    # A file's name need not be UTF-8.
+    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
     os.replace(temporary, path)
 
 

@@ -12,16 +12,18 @@ from data_prep.vocab import Vocab
 
 def main(config: DataPrepConfig) -> None:
     """Prepare the data, unless the folder already holds it."""
-    console = Console()
+    console = Console(highlight=False, markup=False)
     remark = prepare(config)
     if remark is not None:
-        console.print(f"data_prep: {config.out} {remark}", highlight=False)
+        console.print(f"data_prep: {config.out} {remark}")
         return
     manifest = read_manifest(config.out, "shards", "out")
     print_summary(manifest, console)
     if config.fim_rate and not Vocab.from_json(manifest["vocab"]).infilling:
-        console.print("data_prep: infilling is off: the model has no pieces for it", highlight=False)
-    console.print(f"data_prep: wrote {config.out}", highlight=False)
+        console.print(
+            "data_prep: infilling is off: the model has no pieces for it", highlight=False, markup=False
+        )
+    console.print(f"data_prep: wrote {config.out}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,10 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
 
 
 def sources_hash(config: DecontaminateConfig) -> str:
-    """SHA-256 of the benchmarks' files; of a hub dataset, its name."""
+    """SHA-256 of the benchmarks' files; of a dataset of the hub, its name."""
     digest = hashlib.sha256()
     for setting, place in config.benchmarks.items():
-        digest.update(setting.encode())
+        digest.update(f"{setting}={place}".encode())
         for path in _files(setting, place) or []:
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -52,14 +53,14 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _hub_rows(setting, place)
         return
     for path in files:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         try:
+            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             text = data.decode("utf-8")
             lines = (json.loads(line) for line in text.split("\n") if line.strip())
             for row in json.loads(text) if path.suffix == ".json" else lines:
                 if isinstance(row, dict):
                     yield path.name.split(".")[0] if len(files) > 1 else "", row
-        except ValueError as error:
+        except (ValueError, OSError, EOFError, zlib.error) as error:
             raise UserError(f"decontaminate.{setting}: wanted JSON lines in {path}, found {error}") from error
 
 

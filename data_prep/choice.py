@@ -13,12 +13,12 @@ import numpy as np
 
 from data_prep.document import hash64
 
-BINS = 2**16
+BINS = 2**14
 
 
 def bin_of(seed: int, id: str) -> int:
     """The document's bin, 0 <= bin < BINS, uniform over ids."""
-    return hash64(seed, "choose", id) >> 48
+    return hash64(seed, "choose", id) >> 50
 
 
 @dataclass

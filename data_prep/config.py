@@ -96,6 +96,10 @@ class VocabConfig:
     rows: int | None = None  # embedding rows of the model; none: of the config.json beside the tokenizer
     train_size: int | None = None  # train a byte-level BPE of this size when no tokenizer is given
 
+    def __post_init__(self) -> None:
+        if self.train_size is not None and self.train_size < 300:
+            raise ValueError(f"vocab.train_size: wanted at least 300 (256 are bytes), found {self.train_size}")
+
 
 @dataclass
 class SlurmConfig:

@@ -125,7 +125,7 @@ def _hashes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarr
     return (prefix[stops - 1] - prefix[starts]) * inverses[starts + 1]
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def _powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
     """(2**bits,) powers of BASE and of its inverse, modulo 2**32."""
     factors = [np.full(2**bits, base, dtype=np.uint32) for base in (BASE, pow(BASE, -1, 2**32))]

@@ -55,6 +55,11 @@ def generator(*names: object) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(hash64(*names)))
 
 
+def pieces(document: Document, max_chars: int | None) -> Iterator[Document]:
+    """The document as it is encoded: whole, or split."""
+    return iter([document]) if max_chars is None else split(document, max_chars)
+
+
 def split(document: Document, max_chars: int) -> Iterator[Document]:
     """Cut a document into pieces of whole lines of at most `max_chars` characters.
 
@@ -62,16 +67,16 @@ def split(document: Document, max_chars: int) -> Iterator[Document]:
     for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
     its own. The pieces' texts concatenate to the document's.
     """
-    pieces: list[str] = []
+    texts: list[str] = []
     lines: list[str] = []
     size = 0
     for line in document.text.splitlines(keepends=True):
         if lines and size + len(line) > max_chars:
-            pieces.append("".join(lines))
+            texts.append("".join(lines))
             lines, size = [], 0
         lines.append(line)
         size += len(line)
-    pieces.append("".join(lines))
-    for index, text in enumerate(pieces):
-        ends = document.ends and index == len(pieces) - 1
+    texts.append("".join(lines))
+    for index, text in enumerate(texts):
+        ends = document.ends and index == len(texts) - 1
         yield replace(document, id=f"{document.id}#{index}", text=text, ends=ends)

@@ -6,9 +6,10 @@ import numpy as np
 
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, generator
+from data_prep.encoder import Encoder
 from data_prep.fim import Mode, Segment, choose_cuts, choose_mode, lay_out
 from data_prep.screen import batches
-from data_prep.vocab import Encoder, Vocab
+from data_prep.vocab import Vocab
 
 
 def encode(
@@ -36,7 +37,9 @@ def _mode(document: Document, config: DataPrepConfig, vocab: Vocab) -> Mode:
 def _lay_out(
     document: Document, mode: Mode, config: DataPrepConfig, vocab: Vocab, encoder: Encoder
 ) -> list[Segment]:
-    cuts = choose_cuts(generator(config.seed, "cuts", document.id), len(document.text))
+    cuts = (0, 0)
+    if mode is not Mode.PLAIN:
+        cuts = choose_cuts(generator(config.seed, "cuts", document.id), len(document.text))
     return lay_out(document.text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=document.ends)
 
 

@@ -7,6 +7,7 @@ go through datatrove.
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,9 @@ from rich.progress import Progress
 from conf import UserError
 from data_prep.finish import finish
 from data_prep.job import Job
-from data_prep.phases import PHASES, Phase, run_task
+from data_prep.phases import PHASES, Phase, phase_named, run_task
+
+SLURM_JOB = "slurm_job"
 
 _job: Job  # of a worker process
 
@@ -34,7 +37,7 @@ def cores() -> int:
 
 def open_tasks(job: Job, phase: Phase) -> list[int]:
     """The tasks of a phase that have not been run."""
-    return [task for task in range(phase.tasks(job)) if not job.facts(phase.name, task).is_file()]
+    return [task for task in range(phase.tasks(job)) if not job.done(phase.name, task).is_dir()]
 
 
 def wanted_phases(job: Job) -> list[Phase]:
@@ -55,8 +58,8 @@ def run_local(job: Job) -> None:
     with ProcessPoolExecutor(workers, context, _start_worker, (job,)) as pool:
 
         def run(phase: Phase, tasks: Sequence[int]) -> Iterable[None]:
-            running = [pool.submit(_run_in_worker, phase.name, task) for task in tasks]
             try:
+                running = [pool.submit(_run_in_worker, phase.name, task) for task in tasks]
                 for future in as_completed(running):
                     yield future.result()
             except BrokenProcessPool as error:
@@ -94,7 +97,7 @@ def _die_with_parent() -> None:
 
 
 def _run_in_worker(phase: str, task: int) -> None:
-    run_task(_job, next(known for known in PHASES if known.name == phase), task)
+    run_task(_job, phase_named(phase), task)
 
 
 class Tasks:
@@ -105,7 +108,7 @@ class Tasks:
 
     def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> None:
         """Run every world_size-th task from rank on."""
-        phase = next(known for known in PHASES if known.name == self.phase)
+        phase = phase_named(self.phase)
         for task in range(rank, phase.tasks(self.job), world_size):
             run_task(self.job, phase, task)
 
@@ -129,14 +132,17 @@ def run_ray(job: Job) -> None:
 
     logger.disable("datatrove")  # its tasks' logs are in files
 
-    if not ray.is_initialized():
+    try:
         ray.init(
+            ignore_reinit_error=True,
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False,
             num_cpus=_local_cpus(job),
             runtime_env=_environment(),
         )
+    except ConnectionError as error:
+        raise UserError(f"executor=ray: wanted the cluster of RAY_ADDRESS, found {error}") from error
     for phase in wanted_phases(job):
         tasks = open_tasks(job, phase)
         if not tasks:
@@ -145,14 +151,14 @@ def run_ray(job: Job) -> None:
             pipeline=[Tasks(job, phase.name)],
             tasks=phase.tasks(job),
             workers=job.config.workers or -1,
-            logging_dir=str(_logs(job, phase.name)),
+            logging_dir=str(_logs(job.config.out) / phase.name),
             skip_completed=False,  # a task knows whether it has been run
         ).run()
         if missing := open_tasks(job, phase):
             # Ray tells a task's error to its log only.
             raise UserError(
                 f"executor=ray: {len(missing)} of {phase.tasks(job)} tasks of phase '{phase.name}' failed: see "
-                f"{_logs(job, phase.name)}/logs"
+                f"{_logs(job.config.out) / phase.name}/logs"
             )
 
 
@@ -168,31 +174,49 @@ def submit_slurm(job: Job) -> str:
     asked = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), 100)
     last: SlurmPipelineExecutor | None = None
-    steps: list[tuple[str, Any]] = [(phase.name, Tasks(job, phase.name)) for phase in wanted_phases(job)]
-    for name, step in [*steps, ("finish", Finish(job))]:
-        single = name in ("choose", "cluster", "tally", "finish")
+    steps: list[tuple[str, int, Any]] = [
+        (phase.name, 1 if phase.single else ranks, Tasks(job, phase.name)) for phase in wanted_phases(job)
+    ]
+    for name, tasks, step in [*steps, ("finish", 1, Finish(job))]:
         last = SlurmPipelineExecutor(
             pipeline=[step],
-            tasks=1 if single else ranks,
+            tasks=tasks,
             time=asked.time,
             partition=str(asked.partition),
             mem_per_cpu_gb=asked.mem_per_cpu_gb,
             qos=asked.qos,
             job_name=f"data_prep-{name}",
             env_command=_shell_setup(asked.setup),
-            logging_dir=str(_logs(job, name)),
+            logging_dir=str(_logs(job.config.out) / name),
             skip_completed=False,
             depends=last,
         )
     assert last is not None
-    last.run()
+    try:
+        last.run()
+    except subprocess.CalledProcessError as error:
+        raise UserError(
+            f"executor=slurm: wanted jobs submitted, found that sbatch refused ({error})"
+        ) from error
+    (_logs(job.config.out) / SLURM_JOB).write_text(str(last.job_id))
     return str(last.job_id)
 
 
-def _logs(job: Job, phase: str) -> Path:
-    # Beside the result, so that they outlive it.
-    out = Path(job.config.out).absolute()
-    return out.with_name(f"{out.name}.logs") / phase
+def refuse_while_queued(out: str) -> None:
+    """Raises UserError when Slurm jobs that make `out` are still queued or running."""
+    record = _logs(out) / SLURM_JOB
+    if not record.is_file() or shutil.which("squeue") is None:
+        return
+    number = record.read_text()
+    found = subprocess.run(["squeue", "--noheader", "--jobs", number], capture_output=True, text=True)
+    if found.returncode == 0 and found.stdout.strip():
+        raise UserError(f"out={out}: wanted a folder that no job writes, found Slurm job {number} in the queue")
+
+
+def _logs(out: str) -> Path:
+    # Beside the result, so that it does not hold them.
+    path = Path(out).absolute()
+    return path.with_name(f"{path.name}.logs")
 
 
 def _root() -> str:

@@ -3,8 +3,8 @@
 Sign-in is the hub's own (HF_TOKEN, or `hf auth login`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import io
+from collections.abc import Callable
 from typing import Any
 
 from conf import UserError
@@ -37,24 +37,47 @@ def hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     return files, f"hf://datasets/{name}@{commit}"
 
 
-@contextmanager
-def hub_open(address: str, broken: tuple[type[Exception], ...]) -> Iterator[Any]:
+def hub_open(address: str) -> io.BufferedReader:
     """A file of the hub, for reading in ranges.
 
-    While it is read, errors of the kinds in `broken` are those of a broken file. Any other
-    one is the hub's: raised as UserError, since the file must not be passed over for it.
+    Where the hub fails, reading raises UserError: the file must not be passed over for it,
+    as a broken one is.
     """
-    from huggingface_hub import HfFileSystem
-    from huggingface_hub.errors import HfHubHTTPError
+    return io.BufferedReader(_HubFile(address), buffer_size=2**20)
 
-    try:
-        with HfFileSystem().open(address.removeprefix("hf://"), "rb") as file:
-            yield file
-    except Exception as error:
-        # Some errors of the hub call themselves ValueError.
-        if isinstance(error, broken) and not isinstance(error, HfHubHTTPError):
-            raise
-        raise UserError(
-            f"{address}: wanted to read it from the hub, found {type(error).__name__}: rerun the command to go "
-            "on from there"
-        ) from error
+
+class _HubFile(io.RawIOBase):
+    """The library's file, with the hub's errors told apart from those of what is read."""
+
+    def __init__(self, address: str) -> None:
+        from huggingface_hub import HfFileSystem
+
+        self._address = address
+        self._file = self._ask(lambda: HfFileSystem().open(address.removeprefix("hf://"), "rb"))
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except Exception as error:
+            raise UserError(
+                f"{self._address}: wanted to read it from the hub, found {type(error).__name__}: rerun the "
+                "command to go on from there"
+            ) from error
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always: a range is asked for."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Where the next read starts."""
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read up to the buffer's size."""
+        data = self._ask(lambda: self._file.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)

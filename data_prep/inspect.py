@@ -11,11 +11,13 @@ from rich.console import Console
 
 from conf import UserError, run
 from conf.stage import read_manifest
+from data_prep.config import one_of, share
 from data_prep.document import generator
-from data_prep.shards import Shards
+from data_prep.encoder import Encoder
+from data_prep.shards import SPLITS, Shards
 from data_prep.show import replacement_line, sequence_lines
 from data_prep.tables import print_summary
-from data_prep.vocab import Encoder, Vocab, load_tokenizer
+from data_prep.vocab import Vocab, load_tokenizer
 from train.adaptive import sample_windows, window_offsets
 from train.layout import replaceable
 
@@ -34,6 +36,12 @@ class ShowConfig:
     L: int = 5  # as the training's objective.L and objective.start_rate
     start_rate: float = 0.1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("inspect.split", self.split, SPLITS)
+        share("inspect.start_rate", self.start_rate)
+        if min(self.L, self.characters) < 1:
+            raise ValueError("inspect.L, inspect.characters: wanted positive numbers")
 
 
 @dataclass
@@ -56,7 +64,7 @@ def main(config: InspectConfig) -> None:
 
         path = Path(config.out) / PAGE
         write_page(path, console, Shards(config.out, config.inspect.split), manifest)
-        console.print(f"inspect: wrote {path}")
+        console.print(f"inspect: wrote {path}", markup=False)
 
 
 def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, console: Console) -> None:

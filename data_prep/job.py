@@ -16,18 +16,20 @@ from conf.stage import write_json
 from data_prep.config import DataPrepConfig
 from data_prep.decontaminate import Index
 from data_prep.document import Document, Drop
+from data_prep.encoder import Encoder
 from data_prep.screen import screen
 from data_prep.sources import Part, read
-from data_prep.vocab import Encoder, Vocab, load_tokenizer
+from data_prep.vocab import Vocab, load_tokenizer
 
 WORK = "work"  # below the folder; gone when it is finished
 INDEX = "decontamination.json"
 PLAN = f"{WORK}/plan.json"
+FACTS = "facts.json"
 
 
 @dataclass
 class Job:
-    """What a task is given. Its tools are loaded when they are first used, once in a process."""
+    """What a task is given. Its tools are loaded when they are first used."""
 
     config: DataPrepConfig
     folder: Path
@@ -43,12 +45,16 @@ class Job:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """What was written by `write_plan`."""
-        return json.loads((self.folder / PLAN).read_text(encoding="utf-8"))
+        return json.loads((self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape"))
 
-    def write_plan(self, parts: list[Part], place: str, vocab: Vocab) -> None:
-        """Make the plan, the sign that all the tools are in the folder."""
+    def write_plan(self, parts: list[Part], place: str, vocab: Vocab, shares: dict[str, float] | None) -> None:
+        """Make the plan, the sign that all the tools are in the folder.
+
+        `shares` are the sizes of the languages in the user's table, where there is one.
+        """
         listed = [asdict(part) for part in parts]
-        write_json(self.folder / PLAN, {"place": place, "parts": listed, "vocab": vocab.to_json()})
+        plan = {"place": place, "parts": listed, "vocab": vocab.to_json(), "shares": shares}
+        write_json(self.folder / PLAN, plan)
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -78,13 +84,13 @@ class Job:
         """The rows, filtered and decontaminated."""
         return screen(rows, self.config.filters, self.encoder, self.index)
 
-    def facts(self, phase: str, task: int) -> Path:
-        """Where a task's facts are written, as its last act."""
-        return self.work / phase / f"{task:05d}.json"
+    def done(self, phase: str, task: int = 0) -> Path:
+        """The folder of a finished task; there is none before."""
+        return self.work / phase / f"{task:05d}"
 
     def read_facts(self, phase: str, task: int = 0) -> dict[str, Any]:
         """The facts of a finished task."""
-        return json.loads(self.facts(phase, task).read_text(encoding="utf-8"))
+        return json.loads((self.done(phase, task) / FACTS).read_text(encoding="utf-8"))
 
 
 def documents_of(rows: Iterable[Document | Drop], drops: Counter[str] | None = None) -> Iterator[Document]:

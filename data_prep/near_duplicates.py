@@ -4,8 +4,11 @@ which finds pairs of similarity 0.8 with probability 0.92 and keeps one of each 
 The three phases before the filter: signatures of a part, pairs in a bucket, clusters of all.
 """
 
+import os
 import re
+import resource
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,11 @@ from data_prep.job import Job, documents_of
 from data_prep.screen import drop
 
 BUCKETS = 14  # datatrove's default
+SIGNED_CHARS = 100_000  # of a document, since the library holds 112 hashes of every word at once
 WORD = re.compile(r"\w+")
 
 
-def sign(job: Job, part: int) -> dict[str, Any]:
+def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
     """MinHash signatures of a part's documents, and which rows they are."""
     from datatrove.data import Document as Text
     from datatrove.pipeline.dedup import MinhashDedupSignature
@@ -37,54 +41,70 @@ def sign(job: Job, part: int) -> dict[str, Any]:
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
             return [found.span() for found in WORD.finditer(text)]
 
-    _quiet()
+    _begin()
     rows: list[tuple[str, int]] = []
 
     def texts() -> Any:
         for document in documents_of(job.screened(job.rows(part))):
             rows.append((document.file, document.row))
-            yield Text(text=document.text, id=document.id)
+            yield Text(text=document.text[:SIGNED_CHARS], id=document.id)
 
     # The library's default hash fails on text with xxhash 4.
     config = MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
-    step = MinhashDedupSignature(str(job.work / "signatures"), config, language=CodeWords())
+    step = MinhashDedupSignature(str(folder), config, language=CodeWords())
     step.run(texts(), rank=part, world_size=len(job.parts))
+    _move(folder, job.work / "signatures")
     return {"rows": rows}
 
 
-def match(job: Job, bucket: int) -> dict[str, Any]:
+def match(job: Job, bucket: int, folder: Path) -> dict[str, Any]:
     """Pairs of documents with the same signature in one bucket."""
     from datatrove.pipeline.dedup import MinhashDedupBuckets
 
-    _quiet()
-    step = MinhashDedupBuckets(str(job.work / "signatures"), str(job.work / "pairs"))
+    _begin()
+    step = MinhashDedupBuckets(str(job.work / "signatures"), str(folder))
     step.run(rank=bucket, world_size=BUCKETS)
+    _move(folder, job.work / "pairs")
     return {}
 
 
-def cluster(job: Job, _: int) -> dict[str, Any]:
+def cluster(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """All but one of each cluster of documents, by part."""
     from datatrove.pipeline.dedup import MinhashDedupCluster
 
-    _quiet()
-    MinhashDedupCluster(str(job.work / "pairs"), str(job.work / "removals")).run()
+    _begin()
+    MinhashDedupCluster(str(job.work / "pairs"), str(folder)).run()
     return {}
+
+
+def _move(folder: Path, target: Path) -> None:
+    """Put a task's files among those of all tasks, each in one step."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            place = target / path.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place)
 
 
 def unique(job: Job, part: int, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
     """The rows of a part, less the near-duplicates of others."""
-    path = job.work / "removals" / f"{part:06d}.remove"
+    path = job.done("cluster") / f"{part:06d}.remove"
     if not job.config.near_duplicates or not path.is_file():
         yield from rows
         return
     signed = job.read_facts("sign", part)["rows"]
     removed = {tuple(signed[index]) for index in np.fromfile(path, dtype="<u4").tolist()}
     for row in rows:
-        duplicate = isinstance(row, Document) and (row.file, row.row) in removed
-        yield drop(row, "near-duplicate") if duplicate else row
+        if isinstance(row, Document) and (row.file, row.row) in removed:
+            yield drop(row, "near-duplicate")
+        else:
+            yield row
 
 
-def _quiet() -> None:
+def _begin() -> None:
     from loguru import logger
 
     logger.disable("datatrove")
+    # It opens a file of every part at once.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

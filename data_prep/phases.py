@@ -1,73 +1,93 @@
 """The phases of data preparation: functions of a job and a task number, run in this order.
 
-    measure   a part's files, bytes and tokens by language       where there is a budget
-    choose    the thresholds that meet the budget                where there is a budget
-    sign, match, cluster   near-duplicates                       where they are to go
-    encode    a part's documents as ids, in runs sorted by hash
-    tally     totals, and whether too much was unreadable
-    pack      a range of hashes as one shard
+    sign, match, cluster    near-duplicates, where they are to go
+    measure                 a part's files, bytes and tokens by language, where there is a budget
+    choose                  the thresholds that meet the budget
+    encode                  a part's documents as ids, in runs sorted by hash
+    tally                   totals, and whether too much was unreadable
+    pack                    a range of hashes as one shard
 
-Each task writes files named after its number and returns facts, which are written when all
-else is: a task with facts is finished and never runs again. Nothing that a task writes
-depends on which worker ran it, or on how many there are.
+Each task writes into a folder of its own, its facts last, which then gets the task's name:
+a task with a folder is finished and never runs again, and two copies of it do no harm.
+Nothing that a task writes depends on which worker ran it, or on how many there are.
 """
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from conf import UserError
 from conf.stage import write_json
 from data_prep.budget import choose_documents, chosen, measure
-from data_prep.document import Document, Drop, hash64, split, unit
+from data_prep.document import Document, Drop, hash64, pieces, unit
 from data_prep.encode import encode
-from data_prep.job import Job
+from data_prep.held_out import HeldOutWriter
+from data_prep.job import FACTS, Job
 from data_prep.near_duplicates import BUCKETS, cluster, match, sign, unique
 from data_prep.packing import Encoded, pack
 from data_prep.runs import RunWriter, read_runs, token_dtype
-from data_prep.shards import ShardWriter
+from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
-SPLITS = ("train", "held_out")
+DROPS = "drops.jsonl"
+LANGUAGES = 2**16
+DOCUMENT_TOKENS = 256  # what a document counts for beside its tokens, when shards are sized for memory
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A step that all tasks of the one before must have ended."""
+    """A step that all tasks of the one before must have ended; `run` is given a folder to write into."""
 
     name: str
     tasks: Callable[[Job], int]
-    run: Callable[[Job, int], dict[str, Any]]
+    run: Callable[[Job, int, Path], dict[str, Any]]
     wanted: Callable[[Job], bool] = lambda job: True
+
+    @property
+    def single(self) -> bool:
+        """Whether it is always one task."""
+        return self.tasks is _one
 
 
 def run_task(job: Job, phase: Phase, task: int) -> None:
     """Run one task, unless it has been run."""
-    path = job.facts(phase.name, task)
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, phase.run(job, task))
+    done = job.done(phase.name, task)
+    if done.is_dir():
+        return
+    attempt = done.with_name(f".{done.name}.{uuid4().hex}")
+    attempt.mkdir(parents=True)
+    write_json(attempt / FACTS, phase.run(job, task, attempt))
+    try:
+        attempt.rename(done)
+    except OSError:
+        if not done.is_dir():
+            raise
+        shutil.rmtree(attempt)  # another copy of the task was faster
 
 
-def encode_part(job: Job, part: int) -> dict[str, Any]:
+def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     """Encode a part's documents, and set aside what is dropped and what is held out."""
-    config, stem = job.config, job.work / "encode" / f"{part:05d}"
+    config = job.config
     counts: Counter[str] = Counter()
     drops: Counter[str] = Counter()
     rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
-    writers = {name: RunWriter(Path(f"{stem}.{name}"), token_dtype(job.vocab.size)) for name in SPLITS}
+    writers = {name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS}
     totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
     names: dict[str, int] = {}
-    held_out: list[tuple[int, str]] = []
-    with open(f"{stem}.drops.jsonl", "w", encoding="utf-8", errors="backslashreplace") as file:
-        pieces = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
-        for document, mode, ids in encode(pieces, config, job.vocab, job.encoder):
+    with (
+        open(folder / DROPS, "w", encoding="utf-8", errors="backslashreplace") as file,
+        HeldOutWriter(folder) as held_out,
+    ):
+        kept = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
+        for document, mode, ids in encode(kept, config, job.vocab, job.encoder):
             name = "held_out" if document.held_out else "train"
             key = hash64(config.seed, "order", document.id)
-            language = names.setdefault(document.language, len(names))
+            language = _number(document.language, names)
             writers[name].add(key, Encoded(document.id, language, mode, ids))
             totals[name]["modes"][mode.name] += 1
             sums = totals[name]["languages"].setdefault(
@@ -76,11 +96,8 @@ def encode_part(job: Job, part: int) -> dict[str, Any]:
             sums["documents"] += 1
             sums["bytes"] += len(document.text.encode())
             sums["tokens"] += len(ids)
-            if name == "held_out":
-                row = {"id": document.id, "language": document.language, "content": document.text}
-                held_out.append((key, json.dumps(row, ensure_ascii=False)))
-    with open(f"{stem}.held_out.jsonl", "w", encoding="utf-8") as file:
-        file.writelines(f"{key:016x}{row}\n" for key, row in sorted(held_out))
+            if document.held_out:
+                held_out.add(key, document)
     for name, writer in writers.items():
         totals[name]["bounds"] = writer.close()
     return {"counts": counts, "drops": drops, "languages": list(names), **totals}
@@ -103,19 +120,24 @@ def _set_aside(rows: Iterable[Document | Drop], drops: Counter[str], file: Any) 
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
 
 
+def _number(language: str, names: dict[str, int]) -> int:
+    """The language's index. Raises UserError when there are more than a shard can tell apart."""
+    if language not in names and len(names) == LANGUAGES:
+        raise UserError(f"data.language: wanted at most {LANGUAGES:,} languages, found more: {language!r}")
+    return names.setdefault(language, len(names))
+
+
 def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> Iterator[Document]:
-    """Documents, or their pieces; those that spell a control piece are counted."""
-    config = job.config
+    """Documents as they are encoded, whole or in pieces; those that spell a control piece are counted."""
     for document in documents:
         counts["documents"] += 1
         counts["documents with control pieces"] += job.encoder.spells_control(document.text)
         # By file, so that no part of a held-out file is ever trained on.
-        held_out = unit(config.seed, "held_out", document.id) < config.held_out
-        document = replace(document, held_out=held_out)
-        yield from split(document, config.data.split_chars) if config.data.split_chars else [document]
+        held_out = unit(job.config.seed, "held_out", document.id) < job.config.held_out
+        yield from pieces(replace(document, held_out=held_out), job.config.data.split_chars)
 
 
-def tally(job: Job, _: int) -> dict[str, Any]:
+def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
     counts: Counter[str] = Counter()
     drops: Counter[str] = Counter()
@@ -131,8 +153,8 @@ def tally(job: Job, _: int) -> dict[str, Any]:
     _check_readable(job, counts, drops)
     for total in splits.values():
         total["languages"] = dict(sorted(total["languages"].items()))
-        tokens = sum(sums["tokens"] for sums in total["languages"].values())
-        total["shards"] = -(-tokens // job.config.shard_tokens)
+        sizes = (sums["tokens"] + DOCUMENT_TOKENS * sums["documents"] for sums in total["languages"].values())
+        total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
     languages = sorted({language for total in splits.values() for language in total["languages"]})
     if not languages:
         found = ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
@@ -148,11 +170,11 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
         if broken > limit * total:
             raise UserError(
                 f"data.path={job.config.data.path}: wanted at most {limit:.1%} of {kind} unreadable "
-                f"(max_unreadable), found {broken} of {total}: see {job.work}/encode/*.drops.jsonl"
+                f"(max_unreadable), found {broken} of {total}: see {job.work}/encode/*/{DROPS}"
             )
 
 
-def pack_shard(job: Job, task: int) -> dict[str, Any]:
+def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
     """Pack the documents of one range of keys into one shard."""
     config, totals = job.config, job.read_facts("tally")
     shards = [(name, index) for name in SPLITS for index in range(totals[name]["shards"])]
@@ -164,12 +186,15 @@ def pack_shard(job: Job, task: int) -> dict[str, Any]:
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
         languages = [totals["languages"].index(language) for language in facts["languages"]]
-        stem = job.work / "encode" / f"{part:05d}.{name}"
+        stem = job.done("encode", part) / name
         for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
             found.append((key, Encoded(document.id, languages[document.language], document.mode, document.ids)))
+    if not found:  # one document may be larger than a shard
+        return {"split": name, "sequences": 0, "tokens": 0}
     found.sort(key=lambda keyed: keyed[0])
-    stem = job.folder / f"{name}-{index:05d}"
-    writer = ShardWriter(stem, seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos)
+    writer = ShardWriter(
+        folder / f"{name}-{index:05d}", seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos
+    )
     for packed in pack((document for _, document in found), config.seq_len):
         writer.add(packed)
     return {"split": name, **writer.close()}
@@ -193,17 +218,22 @@ def _has_budget(job: Job) -> bool:
     return job.config.budget is not None
 
 
-def _unique_only(job: Job) -> bool:
+def _drops_duplicates(job: Job) -> bool:
     return job.config.near_duplicates
 
 
 PHASES = (
-    Phase("sign", _parts, sign, _unique_only),
-    Phase("match", lambda job: BUCKETS, match, _unique_only),
-    Phase("cluster", _one, cluster, _unique_only),
+    Phase("sign", _parts, sign, _drops_duplicates),
+    Phase("match", lambda job: BUCKETS, match, _drops_duplicates),
+    Phase("cluster", _one, cluster, _drops_duplicates),
     Phase("measure", _parts, measure, _has_budget),
     Phase("choose", _one, choose_documents, _has_budget),
     Phase("encode", _parts, encode_part),
     Phase("tally", _one, tally),
     Phase("pack", shard_count, pack_shard),
 )
+
+
+def phase_named(name: str) -> Phase:
+    """The phase of this name."""
+    return next(phase for phase in PHASES if phase.name == name)

@@ -17,15 +17,18 @@ from typing import Any
 from conf import UserError
 from conf.stage import begun, commit, fingerprint_file, is_finished, made_from, write_json
 from data_prep.benchmarks import entries, sources_hash
+from data_prep.budget import read_table
 from data_prep.config import DataPrepConfig
 from data_prep.decontaminate import index_entries
-from data_prep.document import Document, hash64, split, unit
-from data_prep.executors import run_local, run_ray, submit_slurm
+from data_prep.document import hash64, pieces, unit
+from data_prep.encoder import Encoder
+from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
 from data_prep.filters import reason_to_drop
 from data_prep.finish import finish
 from data_prep.job import INDEX, WORK, Job, documents_of
 from data_prep.sources import Part, list_parts, read
 from data_prep.vocab import (
+    FILES,
     check_model,
     find_vocab,
     load_tokenizer,
@@ -44,13 +47,16 @@ def prepare(config: DataPrepConfig) -> str | None:
     An interrupted preparation goes on where it stopped. Raises UserError for anything that
     makes a result impossible; nothing is visible then.
     """
+    out = Path(config.out)
+    if out.absolute().is_relative_to(Path(config.data.path).absolute()):
+        raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
     parts, place = list_parts(config.data)
     made = _made(config, parts, place)
-    out = Path(config.out)
     if is_finished(out, "shards", made):
-        shutil.rmtree(out / WORK, ignore_errors=True)
+        shutil.rmtree(out / WORK, ignore_errors=True)  # of a run that was killed right at its end
         return "is finished: nothing to do"
-    with begun(out, {**made, "commit": commit()}) as folder:
+    refuse_while_queued(config.out)
+    with begun(out, {**made, "commit": commit(), "modified": _modified(parts, place)}) as folder:
         job = Job(config, folder.absolute())
         if not (job.work / "plan.json").is_file():
             _plan(job, parts, place)
@@ -62,7 +68,10 @@ def prepare(config: DataPrepConfig) -> str | None:
 
 
 def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
-    """What determines the result: settings and the content of what they name."""
+    """What determines the result: the settings, and the content of the files that they name.
+
+    The data, too large to be hashed, count by the names and sizes of their files.
+    """
     ignored = ("executor", "workers", "slurm", "max_unreadable")
     made = made_from(config, {}, ignore=ignored)
     listed = json.dumps([[part.files, part.size] for part in parts]).encode()
@@ -71,8 +80,21 @@ def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, An
     if place.startswith("hf://"):
         made["inputs"]["commit"] = place.rpartition("@")[2]
     if config.tokenizer is not None:
-        made["inputs"]["tokenizer"] = fingerprint_file(tokenizer_file(config.tokenizer))
+        tokenizer_file(config.tokenizer)
+        for name in ("config.json", *FILES):
+            if (path := Path(config.tokenizer) / name).is_file():
+                made["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
+    if config.proportion.table is not None:
+        made["inputs"]["proportion.table"] = hash64(*read_table(config).items())
     return made
+
+
+def _modified(parts: list[Part], place: str) -> str:
+    """A hash of when the data's files were written: an unfinished run does not go on with other ones."""
+    if place.startswith("hf://"):
+        return ""
+    times = [(Path(place) / name).stat().st_mtime_ns for part in parts for name in part.files]
+    return hashlib.sha256(json.dumps(times).encode()).hexdigest()
 
 
 def _plan(job: Job, parts: list[Part], place: str) -> None:
@@ -86,9 +108,11 @@ def _plan(job: Job, parts: list[Part], place: str) -> None:
     vocab = find_vocab(tokenizer, config.vocab, rows=rows)
     if config.tokenizer is not None:
         check_model(config.tokenizer, vocab)
+    Encoder(tokenizer, vocab).check()
     save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / "tokenizer")
     write_json(folder / INDEX, index_entries(entries(config.decontaminate)))
-    job.write_plan(parts, place, vocab)
+    shares = read_table(config) if config.proportion.table else None
+    job.write_plan(parts, place, vocab, shares)
 
 
 def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[str]:
@@ -101,7 +125,7 @@ def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[s
             held_out = unit(config.seed, "held_out", document.id) < config.held_out
             if held_out or reason_to_drop(document, config.filters):
                 continue
-            for piece in _pieces(document, config.data.split_chars):
+            for piece in pieces(document, config.data.split_chars):
                 heapq.heappush(heap, (-hash64(config.seed, "order", piece.id), piece.text))
                 size += len(piece.text)
                 while size - len(heap[0][1]) >= BPE_CHARS:
@@ -112,7 +136,3 @@ def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[s
             f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found {found}"
         )
     return (text for _, text in sorted(heap, reverse=True))
-
-
-def _pieces(document: Document, limit: int | None) -> Iterator[Document]:
-    return split(document, limit) if limit else iter([document])

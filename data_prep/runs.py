@@ -5,12 +5,14 @@ a range of keys is a random part of them. Readers of the input write runs as mem
 allows; a packer reads one range of keys from the runs of all readers. What it gets does
 not depend on how the input was divided.
 
-    <stem>.records.npy    (documents,) RECORD, run after run
-    <stem>.tokens         the ids of all documents, in the same order
-    <stem>.names          the documents' ids as UTF-8, in the same order
+    <stem>.records    RECORD of each document, run after run
+    <stem>.tokens     the ids of all documents, in the same order
+    <stem>.names      the documents' ids as UTF-8, in the same order
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,9 @@ RECORD = np.dtype(
         ("mode", "u1"),
     ]
 )
-RUN_BYTES = 2**26  # of ids, as they are stored, that a run holds in memory
+KINDS = ("records", "tokens", "names")
+RUN_BYTES = 2**27  # that a run holds in memory
+DOCUMENT_BYTES = 512  # that a document takes there beside its ids
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -42,18 +46,18 @@ class RunWriter:
 
     def __init__(self, stem: Path, dtype: np.dtype, run_bytes: int = RUN_BYTES) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        self._stem, self._dtype, self._limit = stem, dtype, run_bytes
-        self._tokens = open(f"{stem}.tokens", "wb")  # noqa: SIM115 (until close)
-        self._names = open(f"{stem}.names", "wb")  # noqa: SIM115
+        self._dtype, self._limit = dtype, run_bytes
+        self._files = {kind: open(f"{stem}.{kind}", "wb") for kind in KINDS}  # noqa: SIM115 (until close)
         self._documents: list[tuple[int, Encoded]] = []
         self._held = 0
-        self._records: list[np.ndarray] = []
-        self.tokens = 0
+        self._bounds = [0]
+        self._tokens = 0
 
     def add(self, key: int, document: Encoded) -> None:
         """Take one document."""
-        self._documents.append((key, document))
-        self._held += len(document.ids) * self._dtype.itemsize
+        ids = document.ids.astype(self._dtype)
+        self._documents.append((key, replace(document, ids=ids)))
+        self._held += ids.nbytes + DOCUMENT_BYTES
         if self._held >= self._limit:
             self._flush()
 
@@ -62,35 +66,37 @@ class RunWriter:
         records = np.zeros(len(self._documents), dtype=RECORD)
         for record, (key, document) in zip(records, self._documents, strict=True):
             name = document.id.encode()
-            place = self._names.tell()
-            record["key"], record["start"], record["length"] = key, self.tokens, len(document.ids)
-            record["name"], record["name_length"] = place, len(name)
+            record["key"], record["start"], record["length"] = key, self._tokens, len(document.ids)
+            record["name"], record["name_length"] = self._files["names"].tell(), len(name)
             record["language"], record["mode"] = document.language, document.mode
-            self._names.write(name)
-            self._tokens.write(document.ids.astype(self._dtype).tobytes())
-            self.tokens += len(document.ids)
-        self._records.append(records)
+            self._files["names"].write(name)
+            self._files["tokens"].write(document.ids.tobytes())
+            self._tokens += len(document.ids)
+        self._files["records"].write(records.tobytes())
+        self._bounds.append(self._bounds[-1] + len(records))
         self._documents, self._held = [], 0
 
     def close(self) -> list[int]:
         """Write what is left; the bounds of the runs within the records."""
         self._flush()
-        self._tokens.close()
-        self._names.close()
-        np.save(f"{self._stem}.records.npy", np.concatenate(self._records))
-        return np.cumsum([0, *map(len, self._records)]).tolist()
+        for file in self._files.values():
+            file.close()
+        return self._bounds
 
 
 def read_runs(
     stem: Path, bounds: Sequence[int], dtype: np.dtype, low: int, high: int
 ) -> Iterator[tuple[int, Encoded]]:
     """The documents with low <= key < high, run after run, each with its key."""
-    records = np.load(f"{stem}.records.npy", mmap_mode="r")
+    if bounds[-1] == 0:  # an empty file cannot be mapped
+        return
+    records = np.memmap(f"{stem}.records", RECORD, "r")
     for first, last in zip(bounds, bounds[1:]):
-        keys = records["key"][first:last]
-        start = first + int(np.searchsorted(keys, np.uint64(low)))
-        # 2**64 is no uint64: the last range is open.
-        stop = last if high >= 2**64 else first + int(np.searchsorted(keys, np.uint64(high)))
+        # By bisection, so that of a long run only a few pages are read.
+        start, stop = (
+            first + bisect_left(range(first, last), key, key=lambda index: int(records[index]["key"]))
+            for key in (low, high)
+        )
         if start == stop:
             continue
         chosen = np.array(records[start:stop])

@@ -6,8 +6,8 @@ from typing import TypeVar
 from data_prep.config import FilterConfig
 from data_prep.decontaminate import Index
 from data_prep.document import Document, Drop
+from data_prep.encoder import Encoder
 from data_prep.filters import reason_to_drop
-from data_prep.vocab import Encoder
 
 BATCH = 256  # rows at once
 BATCH_CHARS = 1_000_000
@@ -38,8 +38,10 @@ def screen(
         texts = [row.text for row in checked if isinstance(row, Document)]
         matches = iter(index.search(texts))
         for row in checked:
-            match = next(matches) if isinstance(row, Document) else None
-            yield drop(row, "contaminated", f"{match.task}: {match.words}") if match else row
+            if isinstance(row, Document) and (match := next(matches)):
+                yield drop(row, "contaminated", f"{match.task}: {match.words}")
+            else:
+                yield row
 
 
 def _filter(row: Document | Drop, config: FilterConfig, encoder: Encoder) -> Document | Drop:
@@ -52,6 +54,6 @@ def _filter(row: Document | Drop, config: FilterConfig, encoder: Encoder) -> Doc
     return row
 
 
-def drop(row: Document | Drop, reason: str, detail: str = "") -> Drop:
-    """The row, dropped for a reason."""
+def drop(row: Document, reason: str, detail: str = "") -> Drop:
+    """The document, dropped for a reason."""
     return Drop(reason, row.file, row.row, row.id, detail)

@@ -18,6 +18,7 @@ import numpy as np
 from conf import UserError
 from data_prep.packing import Packed
 
+SPLITS = ("train", "held_out")
 SPAN = np.dtype(
     [
         ("sequence", "<u4"),
@@ -43,7 +44,7 @@ class ShardWriter:
         self._write_header()
         self._spans: list[tuple[int, ...]] = []
         self._names = bytearray()
-        self._last: tuple[str, int] = ("", 0)
+        self._last: tuple[str | None, int] = (None, 0)
 
     def _write_header(self) -> None:
         described = {
@@ -68,7 +69,7 @@ class ShardWriter:
     def _name(self, id: str) -> tuple[int, int]:
         """Where an id stands among the names; one that was just written is not written again."""
         encoded = id.encode()
-        if self._last[0] != id or not self._names:
+        if self._last[0] != id:
             self._last = (id, len(self._names))
             self._names += encoded
         return self._last[1], len(encoded)
@@ -119,13 +120,13 @@ class Shards(Sequence[PackedSequence]):
     def __init__(self, folder: str | Path, split: str) -> None:
         paths = sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
         if not paths:
-            raise UserError(f"data.path={folder}: wanted shards of split '{split}', found none")
+            raise UserError(f"{folder}: wanted shards of split '{split}', found none")
         try:
             self._tokens = [np.load(path, mmap_mode="r") for path in paths]
             self._spans = [_load_beside(path, "spans") for path in paths]
             self._names = [_load_beside(path, "names") for path in paths]
         except (OSError, ValueError) as error:
-            raise UserError(f"data.path={folder}: wanted readable shards, found {error}") from error
+            raise UserError(f"{folder}: wanted readable shards, found {error}") from error
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
         self._bounds = [
             np.searchsorted(spans["sequence"], np.arange(len(tokens) + 1))

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 from rich.text import Text
 
+from data_prep.encoder import Encoder
 from data_prep.fim import Mode
 from data_prep.shards import PackedSequence
-from data_prep.vocab import Encoder, Vocab
+from data_prep.vocab import Vocab
 
 SENTINEL = "bold white on dark_blue"
 ADAPTIVE = "bold white on dark_magenta"

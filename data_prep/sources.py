@@ -1,6 +1,7 @@
 """Where documents come from: source files, parquet or JSON lines, in a folder or on the hub.
 
-Knows file formats; decides nothing about content beyond what cannot be read. The input is
+Knows file formats, and StarCoder's metadata line, which is stripped from rows of parquet and
+JSON lines; decides nothing about content beyond what cannot be read. The input is
 a list of parts that depends on the files alone; whatever in a part cannot be read comes
 out as a Drop with its file and row.
 """
@@ -44,9 +45,8 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
     """All parts in a fixed order, and where their files lie. Raises UserError when there is no input at all."""
     root = Path(data.path)
     if root.is_dir():
-        paths = sorted({path for pattern in data.include for path in root.glob(pattern) if path.is_file()})
-        files = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in paths]
-        place = str(root)
+        files = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in _matching(root, data)]
+        place = str(root.absolute())
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
         listed, place = hub_files(data.path)
         # fnmatch knows no folders: "**/*" is to match a file without one too.
@@ -61,6 +61,13 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
     if data.kind != "source":
         return [Part((name,), size) for name, size in files], place
     return _grouped(files), place
+
+
+def _matching(root: Path, data: DataConfig) -> list[Path]:
+    try:
+        return sorted({path for pattern in data.include for path in root.glob(pattern) if path.is_file()})
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"data.include={data.include}: wanted globs below data.path, found {error}") from error
 
 
 def _grouped(files: list[tuple[str, int]]) -> list[Part]:
@@ -90,7 +97,7 @@ def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
 
 def _open(place: str, file: str) -> Any:
     if place.startswith("hf://"):
-        return hub_open(f"{place}/{file}", BROKEN)
+        return hub_open(f"{place}/{file}")
     return open(Path(place) / file, "rb")
 
 
@@ -102,7 +109,7 @@ def _source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[
 
 
 def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
-    table = pq.ParquetFile(stream, pre_buffer=False)
+    table = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
     wanted = [data.text, *data.id, *([data.language] if data.language else [])]
     missing = [name for name in wanted if name not in table.schema_arrow.names]
     if missing:
@@ -110,11 +117,7 @@ def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Dr
         return
     row = 0
     for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
-        # As bytes, since a string column may hold what is no UTF-8.
-        columns = {
-            name: _as_bytes(batch.column(name)) if name == data.text else batch.column(name).to_pylist()
-            for name in wanted
-        }
+        columns = {name: _as_bytes(batch.column(name)) for name in wanted}
         for index in range(batch.num_rows):
             found = {name: values[index] for name, values in columns.items()}
             yield _document(found, file, row, data)
@@ -122,6 +125,7 @@ def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Dr
 
 
 def _as_bytes(column: pa.Array) -> list[Any]:
+    """A column's values, text as bytes: a string column may hold what is no UTF-8."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         large = pa.types.is_large_string(column.type)
         return column.view(pa.large_binary() if large else pa.binary()).to_pylist()
@@ -148,7 +152,7 @@ def _jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop
 
 def _parsed(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
-        found = json.loads(line.decode("utf-8"))
+        found = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
     except UnicodeDecodeError as error:
         return Drop("undecodable", file, row, detail=str(error)[:200])
     except (ValueError, RecursionError) as error:
@@ -165,20 +169,26 @@ def _document(
     for name in (data.text, *data.id, *([data.language] if data.language and not language else [])):
         if found.get(name) is None:
             return Drop("missing column", file, row, detail=name)
-    folder, _, _ = file.rpartition("/")
-    language = language or (str(found[data.language]) if data.language else folder.split("/")[0] or "none")
-    columns = "/".join(str(found[name]) for name in data.id)
-    id = id or (f"{language}/{columns}" if columns else f"{file}:{row}")
     text = found[data.text]
     if not isinstance(text, str | bytes):
-        return Drop("malformed row", file, row, id, f"{data.text}: wanted text, found {type(text).__name__}")
-    if len(text) > data.max_bytes:
-        return Drop("too large", file, row, id)
+        return Drop("malformed row", file, row, detail=f"{data.text}: wanted text, found {type(text).__name__}")
     try:
-        text = text.decode("utf-8") if isinstance(text, bytes) else text
-        f"{id}{language}{text}".encode()  # JSON can spell half of a surrogate pair
+        folder, _, _ = file.rpartition("/")
+        named = _text(found[data.language]) if data.language else folder.split("/")[0]
+        language = language or named or "none"
+        columns = "/".join(_text(found[name]) for name in data.id)
+        id = id or (f"{language}/{columns}" if columns else f"{file}:{row}")
+        f"{id}{language}".encode()  # JSON and file names can hold halves of surrogate pairs
+        if (len(text) if isinstance(text, bytes) else len(text.encode())) > data.max_bytes:
+            return Drop("too large", file, row, id)
+        text = _text(text)
     except UnicodeError as error:
-        return Drop("undecodable", file, row, id, str(error)[:200])
+        return Drop("undecodable", file, row, detail=str(error)[:200])
     if data.kind != "source":
         text = METADATA.sub("", text, count=1)
     return Document(id, text, language, file, row)
+
+
+def _text(value: Any) -> str:
+    """A value of a column as text."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)

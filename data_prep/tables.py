@@ -4,9 +4,10 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-SPLITS = {"train": "train", "held_out": "held out"}
+from data_prep.shards import SPLITS
 
 
 def print_summary(manifest: dict[str, Any], console: Console) -> None:
@@ -44,7 +45,7 @@ def languages(manifest: dict[str, Any]) -> Table:
             part = chosen[language]
             aim = [f"{part['share']:.2%}{'*' if part['exhausted'] else ' '}"]
         table.add_row(
-            language,
+            escape(language),
             f"{total['documents']:,}",
             f"{total['bytes'] / 1e6:,.2f}",
             f"{total['tokens']:,}",
@@ -60,11 +61,11 @@ def languages(manifest: dict[str, Any]) -> Table:
 def splits(manifest: dict[str, Any]) -> Table:
     """Documents by mode, sequences, tokens and utilisation of each split."""
     table = _table("Sequences", "split", "docs", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
-    for name, title in SPLITS.items():
+    for name in SPLITS:
         split = manifest[name]
         modes = [split["modes"].get(mode, 0) for mode in ("PLAIN", "PSM", "SPM")]
         table.add_row(
-            title,
+            name.replace("_", " "),
             f"{split['documents']:,}",
             *(f"{count / max(1, sum(modes)):.1%}" for count in modes),
             f"{split['sequences']:,}",

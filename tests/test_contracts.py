@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from data_prep.config import VocabConfig
-from data_prep.vocab import Encoder, Vocab, find_vocab, load_tokenizer
+from data_prep.encoder import Encoder
+from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.checkpoint import Text
 from infer.runner import Runner
 from infer.tree import Tree

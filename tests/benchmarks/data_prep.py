@@ -63,7 +63,8 @@ def library(tokenizer: Path) -> Any:
 
 def encoder(tokenizer: Path) -> Any:
     """This project's encoder."""
-    from data_prep.vocab import Encoder, find_vocab, load_tokenizer
+    from data_prep.encoder import Encoder
+    from data_prep.vocab import find_vocab, load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     return Encoder(loaded, find_vocab(loaded, VocabConfig(adaptive=ADAPTIVE))).encode

@@ -1,5 +1,6 @@
 """Reading a dataset from the hub, from a server on this machine that answers as the hub does."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -102,10 +103,12 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     server.shutdown()
 
 
-def run(hub: dict[str, str], out: Path, name: str, tokenizer: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    hub: dict[str, str], out: Path, name: str, tokenizer: Path, *more: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "data_prep", "experiment=starcoder", f"data.path={name}", f"out={out}"]
     command += [f"tokenizer={tokenizer}", "vocab=demo", "vocab.train_size=null", "seq_len=64", "workers=1"]
-    command += ["held_out=0", "filters.alphanumeric=null"]
+    command += ["held_out=0", "filters.alphanumeric=null", *more]
     root = Path(__file__).parents[2]
     return subprocess.run(command, cwd=root, env=hub, capture_output=True, text=True, timeout=120)
 
@@ -133,6 +136,22 @@ def test_a_file_that_the_hub_does_not_give_is_not_passed_over(
     assert not (tmp_path / "out").exists()
     Hub.broken = "none"
     assert run(hub, tmp_path / "out", NAME, data_folder / "tokenizer").returncode == 0
+
+
+def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(
+    hub: dict[str, str], data_folder: Path, tmp_path: Path
+) -> None:
+    """Errors of gzip and of Arrow's codecs are OSError, and were taken for the hub's."""
+    lines = [json.dumps({"content": f"name_{i} = {i}\n"}).encode() for i in range(500)]
+    whole = gzip.compress(b"\n".join(lines))
+    (Hub.root / "c").mkdir()
+    (Hub.root / "c" / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (Hub.root / "c" / "b.jsonl.gz").write_bytes(b"no archive")
+    (Hub.root / "c" / "c.jsonl.gz").write_bytes(whole)
+    found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer", "data=jsonl", "max_unreadable=0.9")
+    assert found.returncode == 0, found.stderr
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["drops"]["unreadable file"] == 2 and manifest["counts"]["documents"] >= 500
 
 
 @pytest.mark.parametrize(

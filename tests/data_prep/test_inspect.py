@@ -6,10 +6,11 @@ import pytest
 from rich.console import Console
 
 from conf import UserError, settings
+from data_prep.encoder import Encoder
 from data_prep.inspect import PAGE, InspectConfig, main
 from data_prep.show import marked_text, replacement_line, shortened
 from data_prep.tables import print_summary
-from data_prep.vocab import Encoder, Vocab, load_tokenizer
+from data_prep.vocab import Vocab, load_tokenizer
 
 
 def inspect(out: Path, *more: str) -> None:

@@ -16,10 +16,11 @@ import pytest
 from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
+from data_prep.encoder import Encoder
 from data_prep.fim import Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
-from data_prep.vocab import Encoder, Vocab, load_tokenizer
+from data_prep.vocab import Vocab, load_tokenizer
 from tests.conftest import data_settings
 
 ROOT = Path(__file__).parents[2]
@@ -195,8 +196,9 @@ def test_too_much_that_is_unreadable_is_refused(jsonl: Path, data_folder: Path, 
 
 
 def test_nothing_left_is_refused(data_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"content": " "}\n')
-    wanted = arguments(tmp_path, data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"content": " "}\n')
+    wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
     with pytest.raises(UserError, match="wanted documents to train on, found 1 empty"):
         run(wanted)
 
@@ -214,6 +216,45 @@ def test_a_budget_takes_its_part_of_every_language(
     assert manifest["languages"] == ["lang0", "lang1"]
     assert manifest["drops"]["unknown language"] > 0 and manifest["counts"]["not chosen"] > 0
     assert manifest["chosen"]["lang0"]["share"] == 0.75
+
+
+def test_a_budget_counts_the_pieces_of_split_documents(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    """Whole documents were measured, whose pieces take a quarter more tokens."""
+    more = ["workers=1", "budget=80K", "data.split_chars=60", "held_out=0"]
+    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *more))
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["train"]["tokens"] == pytest.approx(80_000, rel=0.08)
+
+
+def test_a_document_larger_than_a_shard(data_folder: Path, tmp_path: Path) -> None:
+    """The shards beside its own are empty, and an empty file cannot be mapped."""
+    (tmp_path / "in").mkdir()
+    text = "".join(f"x{i} = {i}\n" for i in range(4000))
+    (tmp_path / "in" / "a.jsonl").write_text(json.dumps({"content": text}))
+    more = ["workers=1", "shard_tokens=1000", "held_out=0"]
+    run(arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", *more))
+    assert texts_of(tmp_path / "out") == {"a.jsonl:0": text}
+
+
+def test_the_result_cannot_lie_within_the_data(jsonl: Path, data_folder: Path) -> None:
+    """It became input of the next run."""
+    with pytest.raises(UserError, match=r"wanted a folder outside of data\.path"):
+        run(arguments(jsonl, data_folder / "tokenizer", jsonl / "out"))
+
+
+def test_a_changed_table_is_noticed(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    """Its path alone counted: after an edit there was nothing to do."""
+    table = tmp_path / "table.csv"
+    wanted = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=1", "budget=9K")
+    wanted += ["proportion.unit=bytes", f"proportion.table={table}"]
+    table.write_text("language,bytes\nlang0,1\nlang1,1\n")
+    run(wanted)
+    table.write_text("language,bytes\nlang0,1\nlang1,2\n")
+    with pytest.raises(UserError, match=r"inputs\.proportion\.table"):
+        run(wanted)
+    table.write_text("language,bytes\nlang0\n")
+    with pytest.raises(UserError, match="wanted a CSV file with languages and a column"):
+        run(wanted)
 
 
 def test_near_duplicates_are_removed_but_one(data_folder: Path, tmp_path: Path) -> None:

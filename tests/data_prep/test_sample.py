@@ -14,11 +14,12 @@ from scipy import stats
 from conf import settings
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
+from data_prep.encoder import Encoder
 from data_prep.fim import Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.sources import METADATA
-from data_prep.vocab import Encoder, Vocab, load_tokenizer
+from data_prep.vocab import Vocab, load_tokenizer
 from tests.data_prep.test_pipeline import text_of, texts_of
 
 FILTERS_OFF = ["filters.longest_line=null", "filters.mean_line=null", "filters.alphanumeric=null"]

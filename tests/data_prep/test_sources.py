@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -90,6 +91,37 @@ def test_invalid_utf8_in_a_parquet_string_column_is_one_bad_row(tmp_path: Path) 
     raw = pa.array([b"x = 1\n", b"\xff\xfe", b"y = 2\n"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"content": raw}), tmp_path / "a.parquet")
     assert seen(DataConfig(path=str(tmp_path), kind="parquet")) == ["x = 1\n", "undecodable", "y = 2\n"]
+
+
+def test_invalid_utf8_in_an_id_is_one_bad_row_too(tmp_path: Path) -> None:
+    """Only the text's column was read as bytes: the rest of the file was lost."""
+    ids = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"content": ["x = 1", "y = 2", "z = 3"], "id": ids}), tmp_path / "a.parquet")
+    assert seen(DataConfig(path=str(tmp_path), kind="parquet", id=["id"])) == ["x = 1", "undecodable", "z = 3"]
+
+
+def test_a_documents_size_is_in_bytes_in_every_format(tmp_path: Path) -> None:
+    """JSON lines were measured in characters."""
+    (tmp_path / "a.jsonl").write_text('{"content": "éé"}\n{"content": "ee"}\n')
+    assert seen(DataConfig(path=str(tmp_path), kind="jsonl", max_bytes=3)) == ["too large", "ee"]
+
+
+def test_a_byte_order_mark_belongs_to_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"content": "x = 1"}\n')
+    assert seen(DataConfig(path=str(tmp_path), kind="jsonl")) == ["x = 1"]
+
+
+def test_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    os.makedirs(os.fsencode(tmp_path) + b"/in")
+    with open(os.fsencode(tmp_path) + b"/in/\xff.py", "w") as file:
+        file.write("x = 1\n")
+    assert seen(DataConfig(path=str(tmp_path / "in"))) == ["undecodable"]
+
+
+@pytest.mark.parametrize("pattern", ["", "/abs/*.py"])
+def test_a_glob_that_is_none_is_named(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(UserError, match=r"data\.include=.*wanted globs below data\.path"):
+        list_parts(DataConfig(path=str(tmp_path), include=[pattern]))
 
 
 LINES = [

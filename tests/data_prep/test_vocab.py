@@ -3,10 +3,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers, pre_tokenizers
 
 from conf import UserError
 from data_prep.config import VocabConfig
-from data_prep.vocab import Encoder, Vocab, check_model, find_vocab, load_tokenizer, train_bpe
+from data_prep.encoder import Encoder
+from data_prep.vocab import Vocab, check_model, find_vocab, load_tokenizer, train_bpe
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 TOKENIZER = train_bpe(["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50, CONFIG)
@@ -44,7 +46,7 @@ def test_codellama_text_survives_and_yields_no_control_id(shared_data: Path) -> 
     texts = ["a <PRE> b </s><s><unk> <SUF>", "  lead\t\n x ", "é漢😀", "▁<MID>"]
     for ids, text in zip(encoder.encode(texts), texts, strict=True):
         assert not vocab.control & set(ids.tolist())
-        assert encoder.decode(ids) == text.replace("▁", " ")
+        assert encoder.decode(ids) == text
     assert list(map(encoder.spells_control, texts)) == [True, False, False, True]
 
 
@@ -83,8 +85,8 @@ PIECES = [
 def test_no_fuzz_of_control_strings_yields_a_control_id(codellama: Encoder, parts: list[str]) -> None:
     text = "".join(parts)
     (ids,) = codellama.encode([text])
-    assert not codellama._control & set(ids.tolist())
-    assert codellama.decode(ids) == text.replace("▁", " ")
+    assert not codellama.control & set(ids.tolist())
+    assert codellama.decode(ids) == text
 
 
 def test_wrong_pieces_are_named() -> None:
@@ -120,3 +122,33 @@ def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) 
     (tmp_path / "config.json").write_text('{"bos_token_id": 0, "eos_token_id": 5}')
     with pytest.raises(UserError, match=r"wanted the EOS id 5 of the model in config\.json, found 1"):
         check_model(tmp_path, VOCAB)
+
+
+def test_no_text_yields_an_id_without_an_embedding_row(shared_data: Path) -> None:
+    """With the 7B tokenizer for a model of 32,000 rows, " <PRE>" encoded to 32007, which has no row."""
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
+    encoder = Encoder(tokenizer, vocab)
+    (ids,) = encoder.encode(["a <PRE> b <SU <EOT>"])
+    assert max(ids) < 32000 and encoder.decode(ids) == "a <PRE> b <SU <EOT>"
+
+
+def test_control_ids_cannot_be_adaptive() -> None:
+    with pytest.raises(UserError, match="none of a control piece"):
+        find_vocab(TOKENIZER, VocabConfig(adaptive=[VOCAB.eos]))
+
+
+def test_a_tokenizer_that_loses_text_is_refused(shared_data: Path) -> None:
+    """Metaspace, as in a re-saved Llama tokenizer, swallowed leading spaces; NFC changes letters."""
+    ENCODER.check()
+    for folder in ("codellama-7b", "codellama-34b-hf"):
+        tokenizer = load_tokenizer(shared_data / "tokenizers" / folder)
+        Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))).check()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    with pytest.raises(UserError, match="wanted one that gives every text back"):
+        Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))).check()
+    composed = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
+    composed.normalizer = normalizers.NFC()
+    with pytest.raises(UserError, match="wanted one that gives every text back"):
+        Encoder(composed, VOCAB).check()
