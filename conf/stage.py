@@ -145,8 +145,9 @@ def partial_of(out: str | Path) -> Path:
 
 def publish(partial: Path) -> Path:
     """Make a folder that was begun visible under its own name, which is returned."""
-    for path in partial.glob(".*"):  # left by a writer of JSON that was killed
-        path.unlink()
+    for path in partial.glob(".*"):
+        if path.is_file():  # left by a writer of JSON that was killed
+            path.unlink()
     final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
     if final.exists():
         final.rmdir()

@@ -14,14 +14,14 @@ own, and print MB/s of text (metadata stripped):
     data_prep       python -m data_prep as a function call: worker processes started, shards written
 
 With --copies each document is read that often under other names, for sizes beyond the sample.
-The last line is JSON: medians, ratios, and the largest memory of a data_prep process.
+The last line is JSON: median speeds, medians of the rounds' ratios, and the highest resident
+memory that any process of data_prep had.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -194,24 +194,32 @@ JOBS = {"datasets.map": run_datasets_map, "data_prep": run_data_prep}
 def time_job(name: str, sample: Path, tokenizer: Path, workers: int) -> tuple[float, float]:
     """Seconds of a job in a fresh interpreter, imports not counted, and its largest process in GB."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.benchmarks.data_prep",
-            str(sample),
-            str(tokenizer),
-            "--workers",
-            str(workers),
-        ]
-        found = subprocess.run(
-            [*command, "--job", name, "--out", folder], check=True, stdout=subprocess.PIPE, text=True
-        )
-    seconds, memory = json.loads(found.stdout.splitlines()[-1])
-    return seconds, memory
+        command = [sys.executable, "-m", "tests.benchmarks.data_prep", str(sample), str(tokenizer)]
+        command += ["--workers", str(workers), "--job", name, "--out", folder]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        largest = 0.0
+        while process.poll() is None:
+            largest = max(largest, largest_of_session(process.pid))
+            time.sleep(1)  # seldom, since looking costs the cores that are measured
+        assert process.returncode == 0 and process.stdout is not None
+        return float(process.stdout.read().splitlines()[-1]), largest
+
+
+def largest_of_session(session: int) -> float:
+    """The highest resident memory in GB that any living process of the session has had."""
+    highest = [0]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if os.getsid(int(status.parent.name)) == session:
+                lines = status.read_text().splitlines()
+                highest += [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+        except (OSError, ValueError):  # it has just ended
+            continue
+    return max(highest) / 1e6
 
 
 def run_job(name: str, sample: Path, tokenizer: Path, workers: int, out: Path) -> None:
-    """In the fresh interpreter: run one job and print seconds and memory."""
+    """In the fresh interpreter: run one job and print its seconds."""
     import datasets
 
     import data_prep.pipeline  # noqa: F401
@@ -219,11 +227,7 @@ def run_job(name: str, sample: Path, tokenizer: Path, workers: int, out: Path) -
     assert datasets
     begun = time.perf_counter()
     JOBS[name](sample, tokenizer, workers, out)
-    seconds = time.perf_counter() - begun
-    kilobytes = max(
-        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    print(json.dumps([seconds, kilobytes / 1e6]))
+    print(time.perf_counter() - begun)
 
 
 def copy_sample(sample: Path, copies: int, out: Path) -> Path:

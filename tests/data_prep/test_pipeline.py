@@ -118,19 +118,43 @@ echo "Submitted batch job $n"
 """,
     "srun": '#!/bin/bash\nwhile [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done; exec "$@"\n',
     "scontrol": "#!/bin/bash\necho node1\n",
+    "squeue": "#!/bin/bash\necho 100 cpu data_prep-finish\n",
 }
 
 
-def test_slurm_jobs_make_the_same_bytes(
-    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scripts are those that a cluster would get; the stub runs them on this machine."""
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Settings for a cluster whose commands are stubs."""
     for name, text in STUBS.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("STUB", str(tmp_path))
-    slurm = ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
+    return ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
+
+
+def test_a_folder_that_a_job_in_the_queue_writes_is_left_alone(
+    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
+) -> None:
+    """A second command emptied the folder under the running jobs."""
+    (tmp_path / "out.logs").mkdir()
+    (tmp_path / "out.logs" / "slurm_job").write_text("100")
+    with pytest.raises(UserError, match="found Slurm job 100 in the queue"):
+        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+
+
+def test_a_partition_that_sbatch_refuses_is_told(
+    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 1\n")
+    with pytest.raises(UserError, match="found that sbatch refused"):
+        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+
+
+def test_slurm_jobs_make_the_same_bytes(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
+) -> None:
+    """The scripts are those that a cluster would get; the stub runs them on this machine."""
     run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
     assert content(tmp_path / "out") == expected
     scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
