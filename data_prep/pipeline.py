@@ -1,8 +1,10 @@
 """The way through data preparation: a plan, the phases, the result made visible.
 
-plan      the input's parts, the tokenizer, the benchmarks' index
-phases    see phases.py, run by an executor
-finish    the manifest, written last
+    plan      the input's parts, the tokenizer, the benchmarks' index
+    phases    see phases.py, run by an executor
+    finish    the manifest, written last
+
+The only file that knows them all.
 """
 
 import hashlib

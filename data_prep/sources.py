@@ -1,9 +1,9 @@
 """Where documents come from: source files, parquet or JSON lines, in a folder or on the hub.
 
 Knows file formats, and StarCoder's metadata line, which is stripped from rows of parquet and
-JSON lines; decides nothing about content beyond what cannot be read. The input is
-a list of parts that depends on the files alone; whatever in a part cannot be read comes
-out as a Drop with its file and row.
+JSON lines; decides nothing about content beyond what cannot be read. The input is a list of
+parts that depends on the files alone; whatever in a part cannot be read comes out as a Drop
+with its file and row.
 """
 
 import gzip
@@ -65,7 +65,8 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
 
 def _matching(root: Path, data: DataConfig) -> list[Path]:
     try:
-        return sorted({path for pattern in data.include for path in root.glob(pattern) if path.is_file()})
+        found = {path for pattern in data.include for path in root.glob(pattern)}
+        return sorted(path for path in found if path.is_file() and ".git" not in path.relative_to(root).parts)
     except (ValueError, NotImplementedError) as error:
         raise UserError(f"data.include={data.include}: wanted globs below data.path, found {error}") from error
 

@@ -39,6 +39,13 @@ def test_source_files_keep_their_line_ends_and_are_counted_when_they_are_no_text
     assert [(d.id, d.language, d.file) for d in found] == [("b.py", "py", "b.py"), ("d", "none", "d")]
 
 
+def test_the_store_of_a_checkout_is_no_source(tmp_path: Path) -> None:
+    for name in (".git/config", ".github/a.yml", "b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert seen(DataConfig(path=str(tmp_path))) == [".github/a.yml", "b.py"]
+
+
 def test_small_source_files_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.sources.PART_BYTES", 10)
     for name in "abcde":
