@@ -131,7 +131,8 @@ def run_ray(job: Job) -> None:
     from loguru import logger
 
     logger.disable("datatrove")  # its tasks' logs are in files
-
+    if " " in sys.executable:  # Ray would try for ever to start its workers
+        raise UserError(f"executor=ray: wanted a Python whose path has no space, found {sys.executable}")
     try:
         ray.init(
             ignore_reinit_error=True,

@@ -88,6 +88,10 @@ def test_the_number_of_workers_changes_no_byte(
     assert content(tmp_path / "out") == expected
 
 
+needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
+
+
+@needs_ray
 def test_ray_makes_the_same_bytes(
     jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -96,6 +100,7 @@ def test_ray_makes_the_same_bytes(
     assert content(tmp_path / "out") == expected
 
 
+@needs_ray
 def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
     """datatrove keeps a task's error in its log and goes on."""
     pytest.importorskip("ray")
@@ -103,6 +108,15 @@ def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_pa
     with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed: see .*out\.logs"):
         run(bad)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_python_that_ray_cannot_start_is_refused(
+    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a path with a space no worker ever started, and the command waited for ever."""
+    monkeypatch.setattr(sys, "executable", "/a b/python")
+    with pytest.raises(UserError, match="wanted a Python whose path has no space"):
+        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray"))
 
 
 STUBS = {
