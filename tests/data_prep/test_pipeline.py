@@ -1,7 +1,6 @@
 """Data preparation as a whole, on real files, by every executor."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,62 +21,9 @@ from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab, load_tokenizer
 from tests.conftest import data_settings
+from tests.data_prep.conftest import arguments, content, run
 
 ROOT = Path(__file__).parents[2]
-BAD_LINES = ['{"content": "x', '{"text": 1}', '{"content": "  "}', "[]"]
-
-
-@pytest.fixture(scope="module")
-def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six parts of three languages: files of the standard library, and a few bad rows."""
-    root = tmp_path_factory.mktemp("jsonl")
-    paths = sorted(Path(sysconfig.get_path("stdlib"), "email").rglob("*.py"))
-    paths += sorted(Path(sysconfig.get_path("stdlib"), "json").rglob("*.py"))
-    paths = [path for path in paths if path.stat().st_size]
-    for index in range(6):
-        part = root / f"lang{index % 3}" / f"{index}.jsonl"
-        part.parent.mkdir(exist_ok=True)
-        rows = [json.dumps({"content": path.read_text()}) for path in paths[index::6]]
-        part.write_text("\n".join([*rows, BAD_LINES[index % 4]]) + "\n")
-    return root
-
-
-def arguments(jsonl: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
-    return [
-        "data=jsonl",
-        "vocab=demo",
-        "vocab.train_size=null",
-        f"data.path={jsonl}",
-        f"tokenizer={tokenizer}",
-        "seq_len=512",
-        "held_out=0.2",
-        "shard_tokens=30000",
-        "max_unreadable=0.5",
-        f"out={out}",
-        *more,
-    ]
-
-
-def run(arguments: list[str]) -> None:
-    prepare(settings("data_prep", DataPrepConfig, arguments))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file; of the manifest what does not tell of the run."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    found = {name: path.read_bytes() for name, path in files.items() if name != "manifest.json"}
-    manifest = json.loads((folder / "manifest.json").read_text())
-    kept = {key: value for key, value in manifest.items() if key not in ("created", "commit", "versions")}
-    return {**found, "manifest": json.dumps(kept, sort_keys=True).encode()}
-
-
-@pytest.fixture(scope="module")
-def expected(jsonl: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one worker makes, in one go."""
-    out = tmp_path_factory.mktemp("expected") / "out"
-    run(arguments(jsonl, data_folder / "tokenizer", out, "workers=1"))
-    assert len(read_manifest(out, "shards", "out")["train"]["shards"]) > 2
-    return content(out)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -86,103 +32,6 @@ def test_the_number_of_workers_changes_no_byte(
 ) -> None:
     run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", f"workers={workers}"))
     assert content(tmp_path / "out") == expected
-
-
-needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
-
-
-@needs_ray
-def test_ray_makes_the_same_bytes(
-    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    pytest.importorskip("ray")
-    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "workers=2"))
-    assert content(tmp_path / "out") == expected
-
-
-@needs_ray
-def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
-    """datatrove keeps a task's error in its log and goes on."""
-    pytest.importorskip("ray")
-    bad = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "max_unreadable=0")
-    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed: see .*out\.logs"):
-        run(bad)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_python_that_ray_cannot_start_is_refused(
-    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a path with a space no worker ever started, and the command waited for ever."""
-    monkeypatch.setattr(sys, "executable", "/a b/python")
-    with pytest.raises(UserError, match="wanted a Python whose path has no space"):
-        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray"))
-
-
-STUBS = {
-    # Runs every task of the array at once; the jobs before it have ended when it is called.
-    "sbatch": """#!/bin/bash
-script="${@: -1}"; n=$(cat "$STUB/jobs" 2>/dev/null || echo 100); echo $((n + 1)) > "$STUB/jobs"
-cp "$script" "$STUB/$n.sh"; echo "$@" > "$STUB/$n.args"
-last=$(grep -oP '#SBATCH --array=0-\\K[0-9]+' "$script" || echo 0)
-for task in $(seq 0 $last); do
-    SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node1 SLURM_JOB_ID=$n bash "$script" > "$STUB/$n.$task.out" 2>&1
-done
-echo "Submitted batch job $n"
-""",
-    "srun": '#!/bin/bash\nwhile [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done; exec "$@"\n',
-    "scontrol": "#!/bin/bash\necho node1\n",
-    "squeue": "#!/bin/bash\necho 100 cpu data_prep-finish\n",
-}
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Settings for a cluster whose commands are stubs."""
-    for name, text in STUBS.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("STUB", str(tmp_path))
-    return ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
-
-
-def test_a_folder_that_a_job_in_the_queue_writes_is_left_alone(
-    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
-) -> None:
-    """A second command emptied the folder under the running jobs."""
-    (tmp_path / "out.logs").mkdir()
-    (tmp_path / "out.logs" / "slurm_job").write_text("100")
-    with pytest.raises(UserError, match="found Slurm job 100 in the queue"):
-        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
-
-
-def test_a_partition_that_sbatch_refuses_is_told(
-    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
-) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 1\n")
-    with pytest.raises(UserError, match="found that sbatch refused"):
-        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
-
-
-def test_slurm_jobs_make_the_same_bytes(
-    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
-) -> None:
-    """The scripts are those that a cluster would get; the stub runs them on this machine."""
-    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
-    assert content(tmp_path / "out") == expected
-    scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
-    encode = next(text for text in scripts.values() if "job-name=data_prep-encode" in text)
-    for line in (
-        "#SBATCH --array=0-1\n",
-        "#SBATCH --partition=cpu",
-        "#SBATCH --mem-per-cpu=2G",
-        "export SET_UP=1",
-    ):
-        assert line in encode
-    told = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
-    after = [args for text, args in told.items() if "job-name=data_prep-finish" in text]
-    assert any("--dependency=afterok:" in args for args in after)
 
 
 def test_what_was_killed_goes_on_to_the_same_bytes(

@@ -1,0 +1,106 @@
+"""Ray really runs, on a cluster of this machine; Slurm's scripts run through a stub of its commands."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf import UserError
+from tests.data_prep.conftest import arguments, content, run
+
+needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
+
+
+@needs_ray
+def test_ray_makes_the_same_bytes(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "workers=2"))
+    assert content(tmp_path / "out") == expected
+
+
+@needs_ray
+def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    """datatrove keeps a task's error in its log and goes on."""
+    pytest.importorskip("ray")
+    bad = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "max_unreadable=0")
+    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed: see .*out\.logs"):
+        run(bad)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_python_that_ray_cannot_start_is_refused(
+    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a path with a space no worker ever started, and the command waited for ever."""
+    monkeypatch.setattr(sys, "executable", "/a b/python")
+    with pytest.raises(UserError, match="wanted a Python whose path has no space"):
+        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray"))
+
+
+STUBS = {
+    # Runs every task of the array at once; the jobs before it have ended when it is called.
+    "sbatch": """#!/bin/bash
+script="${@: -1}"; n=$(cat "$STUB/jobs" 2>/dev/null || echo 100); echo $((n + 1)) > "$STUB/jobs"
+cp "$script" "$STUB/$n.sh"; echo "$@" > "$STUB/$n.args"
+last=$(grep -oP '#SBATCH --array=0-\\K[0-9]+' "$script" || echo 0)
+for task in $(seq 0 $last); do
+    SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node1 SLURM_JOB_ID=$n bash "$script" > "$STUB/$n.$task.out" 2>&1
+done
+echo "Submitted batch job $n"
+""",
+    "srun": '#!/bin/bash\nwhile [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done; exec "$@"\n',
+    "scontrol": "#!/bin/bash\necho node1\n",
+    "squeue": "#!/bin/bash\necho 100 cpu data_prep-finish\n",
+}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Settings for a cluster whose commands are stubs."""
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("STUB", str(tmp_path))
+    return ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
+
+
+def test_a_folder_that_a_job_in_the_queue_writes_is_left_alone(
+    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
+) -> None:
+    """A second command emptied the folder under the running jobs."""
+    (tmp_path / "out.logs").mkdir()
+    (tmp_path / "out.logs" / "slurm_job").write_text("100")
+    with pytest.raises(UserError, match="found Slurm job 100 in the queue"):
+        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+
+
+def test_a_partition_that_sbatch_refuses_is_told(
+    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 1\n")
+    with pytest.raises(UserError, match="found that sbatch refused"):
+        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+
+
+def test_slurm_jobs_make_the_same_bytes(
+    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
+) -> None:
+    """The scripts are those that a cluster would get; the stub runs them on this machine."""
+    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+    assert content(tmp_path / "out") == expected
+    scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
+    encode = next(text for text in scripts.values() if "job-name=data_prep-encode" in text)
+    for line in (
+        "#SBATCH --array=0-1\n",
+        "#SBATCH --partition=cpu",
+        "#SBATCH --mem-per-cpu=2G",
+        "export SET_UP=1",
+    ):
+        assert line in encode
+    told = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
+    after = [args for text, args in told.items() if "job-name=data_prep-finish" in text]
+    assert any("--dependency=afterok:" in args for args in after)
