@@ -5,6 +5,7 @@ id, so that neither the number of workers nor their order changes a byte of the 
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,11 @@ class Drop:
     row: int | None = None  # none: the whole file
     id: str = ""
     detail: str = ""
+
+
+def told(drops: Counter[str]) -> str:
+    """Counts of drops by reason as part of a sentence, the most frequent first."""
+    return ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
 
 
 def hash64(*names: object) -> int:

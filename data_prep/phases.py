@@ -24,7 +24,7 @@ from uuid import uuid4
 from conf import UserError
 from conf.stage import write_json
 from data_prep.budget import choose_documents, chosen, measure
-from data_prep.document import Document, Drop, hash64, pieces, unit
+from data_prep.document import Document, Drop, hash64, pieces, told, unit
 from data_prep.encode import encode
 from data_prep.held_out import HeldOutWriter
 from data_prep.job import FACTS, Job
@@ -157,8 +157,7 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
         total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
     languages = sorted({language for total in splits.values() for language in total["languages"]})
     if not languages:
-        found = ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
-        raise UserError(f"data.path={job.config.data.path}: wanted documents to train on, found {found}")
+        raise UserError(f"data.path={job.config.data.path}: wanted documents to train on, found {told(drops)}")
     return {"counts": counts, "drops": dict(sorted(drops.items())), "languages": languages, **splits}
 
 

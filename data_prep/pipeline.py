@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.stage import begun, commit, fingerprint_file, is_finished, made_from, write_json
+from conf.stage import BEGUN, begun, commit, fingerprint_file, is_finished, made_from, write_json
 from data_prep.benchmarks import entries, sources_hash
 from data_prep.budget import read_table
 from data_prep.config import DataPrepConfig
 from data_prep.decontaminate import index_entries
-from data_prep.document import hash64, pieces, unit
+from data_prep.document import hash64, pieces, told, unit
 from data_prep.encoder import Encoder
 from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
 from data_prep.filters import reason_to_drop
@@ -55,7 +55,9 @@ def prepare(config: DataPrepConfig) -> str | None:
     parts, place = list_parts(config.data)
     made = _made(config, parts, place)
     if is_finished(out, "shards", made):
-        shutil.rmtree(out / WORK, ignore_errors=True)  # of a run that was killed right at its end
+        # What a run that was killed right at its end has left.
+        shutil.rmtree(out / WORK, ignore_errors=True)
+        (out / BEGUN).unlink(missing_ok=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
     with begun(out, {**made, "commit": commit(), "modified": _modified(parts, place)}) as folder:
@@ -133,8 +135,7 @@ def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[s
                 while size - len(heap[0][1]) >= BPE_CHARS:
                     size -= len(heapq.heappop(heap)[1])
     if not heap:
-        found = ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
         raise UserError(
-            f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found {found}"
+            f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found {told(drops)}"
         )
     return (text for _, text in sorted(heap, reverse=True))

@@ -45,7 +45,6 @@ class RunWriter:
     """Sorts documents into runs; `close` makes them readable."""
 
     def __init__(self, stem: Path, dtype: np.dtype, run_bytes: int = RUN_BYTES) -> None:
-        stem.parent.mkdir(parents=True, exist_ok=True)
         self._dtype, self._limit = dtype, run_bytes
         self._files = {kind: open(f"{stem}.{kind}", "wb") for kind in KINDS}  # noqa: SIM115 (until close)
         self._documents: list[tuple[int, Encoded]] = []

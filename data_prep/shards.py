@@ -37,7 +37,6 @@ class ShardWriter:
     """Writes one shard, sequence by sequence; `close` makes it readable."""
 
     def __init__(self, stem: Path, *, seq_len: int, dtype: np.dtype, padding: int) -> None:
-        stem.parent.mkdir(parents=True, exist_ok=True)
         self._stem, self._seq_len, self._dtype, self._padding = stem, seq_len, dtype, padding
         self._file = open(f"{stem}.tokens.npy", "wb")  # noqa: SIM115 (until close)
         self._sequences = 0
