@@ -26,6 +26,17 @@ def sample_windows(
     return starts, generator.integers(1, L + 1, size=len(starts))
 
 
+def retain(widths: np.ndarray, *, rate: float, floor: float, generator: np.random.Generator) -> np.ndarray:
+    """PARD's conditional drop (arXiv 2504.18583, §3.3): widths (m,) after far tokens have been dropped.
+
+    The j-th token of a window stays with probability max(rate^j, floor), and never without
+    those before it, which it attends to. A window may end with width 0.
+    """
+    j = np.arange(1, widths.max(initial=0) + 1)
+    kept = generator.random(len(widths))[:, None] < np.maximum(rate**j, floor)
+    return np.minimum(widths, kept.sum(axis=1))
+
+
 def window_offsets(starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarray) -> np.ndarray:
     """(n,) offsets: 0 for a standard position, j for the j-th adaptive token of its run.
 

@@ -41,16 +41,26 @@ class ObjectiveConfig:
     w: float = 1.0  # weight of the masked term
     masked_mean: str = "n"  # the masked term is divided by n (eq. 9), or by the masked positions
     diverse: bool = False  # a different token for each offset (App. B)
+    soft: float = 0.0  # share of the model's own distribution on the clean sequence in a_j's target
+    retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
+    retention_floor: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.name not in ("causal", "dual"):
-            raise ValueError(f"objective.name: wanted causal or dual, found {self.name}")
+        if self.name not in ("causal", "basic", "dual", "branch"):
+            raise ValueError(f"objective.name: wanted causal, basic, dual or branch, found {self.name}")
         if self.masked_mean not in ("n", "masked"):
             raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
         if self.L < 1:
             raise ValueError(f"objective.L: wanted at least 1, found {self.L}")
         if not 0 < self.start_rate <= 1:
             raise ValueError(f"objective.start_rate: wanted a probability above 0, found {self.start_rate}")
+        for name in ("soft", "retention", "retention_floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"objective.{name}: wanted between 0 and 1, found {getattr(self, name)}")
+        if self.soft and self.name not in ("dual", "branch"):
+            raise ValueError(
+                f"objective.soft: wanted 0 for {self.name}, which has no clean sequence to learn from"
+            )
 
 
 @dataclass
@@ -80,7 +90,7 @@ class TrainConfig:
     steps: int = 2000
     global_batch: int = 128  # sequences of shards per step, over all ranks
     micro_batch: int = 1  # sequences of shards per rank and forward
-    loss_chunk: int = 4096  # positions whose logits exist at once
+    loss_chunk: int = 1024  # positions whose logits exist at once
     save_every: int = 250
     validate_every: int = 250
     validate_sequences: int = 64

@@ -5,16 +5,18 @@ it, and a resumed run needs no state but its step.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
-from train.adaptive import sample_windows, window_offsets
+from train.adaptive import retain, sample_windows, window_offsets
 from train.config import ObjectiveConfig
-from train.layout import Layout, causal, dual, replaceable
+from train.layout import Layout, basic, branch, causal, dual, replaceable
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
@@ -65,22 +67,40 @@ def lay_out(
         return causal(tokens, documents)
     adaptive = adaptive_ids(vocab, objective)
     free = replaceable(tokens, documents, sorted(vocab.control))
-    offsets = np.zeros_like(tokens)
-    for row, index in enumerate(indices):
-        generator = np.random.default_rng([*seed, int(index)])
-        starts, widths = sample_windows(
-            tokens.shape[1], L=objective.L, start_rate=objective.start_rate, generator=generator
-        )
-        offsets[row] = window_offsets(starts, widths, free[row])
+    windows = [draw_windows(tokens.shape[1], objective, seed=(*seed, int(index))) for index in indices]
+    w, mean = objective.w, objective.masked_mean
+    if objective.name == "branch":
+        return branch(tokens, documents, windows, free, adaptive, w=w, masked_mean=mean)
+    offsets = np.stack([window_offsets(*window, free[row]) for row, window in enumerate(windows)])
     if objective.diverse:
         # A run of touching windows may be longer than there are ids: its rest stays standard.
         offsets[offsets > objective.L] = 0
-    return dual(tokens, documents, offsets, adaptive, w=objective.w, masked_mean=objective.masked_mean)
+    if objective.name == "basic":
+        return basic(tokens, documents, offsets, adaptive)
+    return dual(tokens, documents, offsets, adaptive, w=w, masked_mean=mean)
 
 
-def to_tensors(layout: Layout, device: torch.device) -> dict[str, torch.Tensor]:
-    """The layout's arrays on the device, by name."""
-    return {name: torch.from_numpy(array).to(device) for name, array in vars(layout).items()}
+def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and widths of one sequence's windows."""
+    generator = np.random.default_rng(seed)
+    starts, widths = sample_windows(n, L=objective.L, start_rate=objective.start_rate, generator=generator)
+    if objective.retention < 1:
+        widths = retain(widths, rate=objective.retention, floor=objective.retention_floor, generator=generator)
+    return starts, widths
+
+
+def of_validation(objective: ObjectiveConfig) -> ObjectiveConfig:
+    """How held-out sequences are laid out: as decoding meets them, every window on a clean prefix."""
+    if objective.name == "causal":
+        return objective
+    return replace(objective, name="branch", soft=0.0, retention=1.0)
+
+
+def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
+    """The layout's arrays on the device, by name, and its trunk."""
+    arrays = {name: value for name, value in vars(layout).items() if name != "trunk"}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"trunk": layout.trunk}
 
 
 def load_batch(
@@ -91,7 +111,7 @@ def load_batch(
     *,
     seed: Sequence[int],
     device: torch.device,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Read, lay out and move one micro-batch."""
     sequences = [shards[int(index)] for index in indices]
     return to_tensors(lay_out(sequences, indices, vocab, objective, seed=seed), device)

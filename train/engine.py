@@ -46,17 +46,17 @@ class Engine:
         """Where batches belong."""
         return self._engine.device
 
-    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The module's loss and tally of one micro-batch."""
+    def forward(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """The module's loss, tally and likeliest tokens of one micro-batch."""
         return self._engine(**batch)
 
-    def step(self, batches: list[dict[str, Tensor]], lr: float) -> Tensor:
+    def step(self, batches: list[dict[str, Any]], lr: float) -> Tensor:
         """One optimizer step over the micro-batches of this rank; returns the summed tally."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         tallies = []
         for batch in batches:
-            loss, tally = self.loss(batch)
+            loss, tally, _ = self.forward(batch)
             self._engine.backward(loss)
             self._engine.step()
             tallies.append(tally)

@@ -18,10 +18,11 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
 from train.checkpoint import Checkpoints
-from train.config import TrainConfig
-from train.data import adaptive_ids, global_order, load_batch, rank_batches
+from train.config import ObjectiveConfig, TrainConfig
+from train.data import adaptive_ids, global_order, load_batch, of_validation, rank_batches
+from train.lm import AdaptiveLM
 from train.metrics import describe, describe_step, summarise
-from train.model import AdaptiveLM, load_model
+from train.model import load_model
 from train.schedule import learning_rate
 from train.tracker import Tracker
 
@@ -43,7 +44,7 @@ class Trainer:
         if self.rank == 0:
             self._describe(lm)
         self.parameters = sum(parameter.numel() for parameter in lm.parameters())
-        module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L)
+        module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft)
         self.engine = engines.Engine(module, config)
         self.checkpoints = Checkpoints(self.out, made, rank=self.rank)
         state = self.checkpoints.resume(self.engine) or {"step": 0, "validation": [], "run_id": None}
@@ -88,7 +89,8 @@ class Trainer:
             config.seed, len(self.shards["train"]), self.step * config.global_batch, config.global_batch
         )
         parts = rank_batches(order, rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch)
-        batches = [self._batch("train", part, (config.seed, TRAIN, self.step)) for part in parts]
+        seed = (config.seed, TRAIN, self.step)
+        batches = [self._batch("train", part, seed, config.objective) for part in parts]
         lr = learning_rate(self.step, config.steps, config.optimizer)
         metrics = self._metrics(self.engine.step(batches, lr))
         tokens = config.global_batch * self.shards["train"][0].tokens.size
@@ -109,22 +111,24 @@ class Trainer:
                 f"validate_sequences: wanted at least micro_batch x ranks = {per_round} held-out sequences, "
                 f"found {min(self.config.validate_sequences, len(held_out))}"
             )
-        tally = torch.zeros(self.config.objective.L + 1, 3, dtype=torch.float64, device=self.engine.device)
+        tally = torch.zeros(self.config.objective.L + 1, 4, dtype=torch.float64, device=self.engine.device)
         for index in range(rounds):
             start = index * per_round + self.rank * self.config.micro_batch
             part = torch.arange(start, start + self.config.micro_batch).numpy()
-            batch = self._batch("held_out", part, (self.config.seed, VALIDATION))
-            tally += self.engine.loss(batch)[1]
+            batch = self._batch(
+                "held_out", part, (self.config.seed, VALIDATION), of_validation(self.config.objective)
+            )
+            tally += self.engine.forward(batch)[1]
         metrics = self._metrics(tally)
         self.validation.append({"step": self.step, **metrics})
         self.tracker.log(self.step, {f"validation/{name}": value for name, value in metrics.items()})
         if self.rank == 0:
             print(f"step {self.step} held-out: {describe(metrics)}", flush=True)
 
-    def _batch(self, split: str, part: Any, seed: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        return load_batch(
-            self.shards[split], part, self.vocab, self.config.objective, seed=seed, device=self.engine.device
-        )
+    def _batch(
+        self, split: str, part: Any, seed: tuple[int, ...], objective: ObjectiveConfig
+    ) -> dict[str, Any]:
+        return load_batch(self.shards[split], part, self.vocab, objective, seed=seed, device=self.engine.device)
 
     def _metrics(self, tally: torch.Tensor) -> dict[str, float]:
         """A tally, summed over ranks, as named means."""

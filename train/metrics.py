@@ -6,24 +6,39 @@ from torch import Tensor
 from train.layout import IGNORE
 
 
-def tally(losses: Tensor, correct: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
-    """(L + 1, 3) float64 sums by offset 0..L: positions, cross-entropy, correct. Beyond L is left out."""
+def tally(losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
+    """(L + 1, 4) float64 sums by offset 0..L over (r, c) columns, those beyond L left out:
+    positions, cross-entropy, correct, and correct with all offsets of the window before.
+    """
+    correct = predicted == labels
+    # Misses from the window's first column to this one: a window's columns are neighbours.
+    missed = torch.cumsum(~correct, dim=1)
+    column = torch.arange(labels.shape[1], device=labels.device)
+    before = torch.where(offsets > 0, column - offsets, column)
+    missed = missed - torch.where(before >= 0, missed.gather(1, before.clamp(min=0)), 0)
+    accepted = correct & (missed == 0)
     valid = (labels != IGNORE) & (offsets <= L)
-    rows = torch.stack([valid.double(), losses.double(), correct.double()], dim=-1)[valid]
-    sums = torch.zeros(L + 1, 3, dtype=torch.float64, device=rows.device)
+    rows = torch.stack([valid.double(), losses.double(), correct.double(), accepted.double()], dim=-1)[valid]
+    sums = torch.zeros(L + 1, 4, dtype=torch.float64, device=rows.device)
     return sums.index_add_(0, offsets[valid], rows)
 
 
 def summarise(tally: torch.Tensor) -> dict[str, float]:
-    """Means by offset of a (L + 1, 3) tally: standard_loss, accuracy_j, masked_loss, masked."""
+    """Means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j, masked_loss, masked, accepted.
+
+    `accepted` is the expected length of the drafts that hold, Σ_j P(a_1..a_j all right): what
+    greedy decoding with L adaptive tokens accepts per loop where the text is what the model
+    itself would write.
+    """
     rows = tally.tolist()
-    count, loss, correct = rows[0]
+    count, loss, correct, _ = rows[0]
     metrics = {"standard_loss": loss / max(count, 1), "accuracy_0": correct / max(count, 1)}
     masked = sum(row[0] for row in rows[1:])
     if masked:
         metrics["masked_loss"] = sum(row[1] for row in rows[1:]) / masked
         metrics["masked"] = masked
-        for offset, (count, _, correct) in enumerate(rows[1:], start=1):
+        metrics["accepted"] = sum(row[3] / max(row[0], 1) for row in rows[1:])
+        for offset, (count, _, correct, _) in enumerate(rows[1:], start=1):
             metrics[f"accuracy_{offset}"] = correct / max(count, 1)
     return metrics
 

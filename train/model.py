@@ -1,42 +1,20 @@
-"""The model to train: Transformers' own, loaded or with random weights, and its loss.
+"""The model to train: Transformers' own, loaded or with random weights.
 
-Knows the library's models; knows no engine, no data and no objective beyond a layout's rows.
+Knows the library's models; knows no engine, no data and no objective.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from conf import UserError
 from data_prep.vocab import Vocab
+from train.attention import register
 from train.config import ModelConfig
-from train.loss import weighted_cross_entropy
-from train.metrics import tally
-
-
-class AdaptiveLM(nn.Module):
-    """A causal language model that returns a layout's loss instead of logits."""
-
-    def __init__(self, lm: PreTrainedModel, *, chunk: int, L: int) -> None:
-        super().__init__()
-        self.lm = lm
-        self._chunk, self._L = chunk, L
-
-    def forward(self, ids: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """(r, n) tensors of a Layout in; the loss and its tally (L + 1, 3) out."""
-        hidden = self.lm.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        head: Callable[[Tensor], Tensor] = self.lm.get_output_embeddings()
-        flat = labels.flatten()
-        loss, losses, correct = weighted_cross_entropy(
-            hidden.flatten(0, 1), head, flat, weights.flatten(), chunk=self._chunk
-        )
-        return loss, tally(losses, correct, flat, offsets.flatten(), L=self._L)
 
 
 def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> PretrainedConfig:
@@ -66,13 +44,14 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
     """The model with its weights, for training. Raises UserError as `model_config` does."""
     found = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
+    attention = register(config.attention)
     if config.random_init or config.path is None:
         torch.manual_seed(seed)
-        lm = AutoModelForCausalLM.from_config(found, attn_implementation=config.attention).to(dtype)
+        lm = AutoModelForCausalLM.from_config(found, attn_implementation=attention).to(dtype)
     else:
         try:
             lm = AutoModelForCausalLM.from_pretrained(
-                config.path, dtype=dtype, attn_implementation=config.attention, local_files_only=True
+                config.path, dtype=dtype, attn_implementation=attention, local_files_only=True
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from train.layout import IGNORE, causal, dual, next_tokens, replaceable
+from train.layout import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens, replaceable
 
 X = IGNORE
 A = 99
@@ -21,8 +23,16 @@ def test_control_tokens_padding_and_first_tokens_are_never_replaced() -> None:
 
 def test_causal_is_the_mean_over_n() -> None:
     layout = causal(TOKENS, DOCUMENTS)
-    assert layout.ids is TOKENS
+    assert layout.ids is TOKENS and layout.trunk == 6
     assert layout.weights.sum() == pytest.approx(1)
+
+
+def test_basic_is_equation_8() -> None:
+    layout = basic(TOKENS, DOCUMENTS, OFFSETS, [A])
+    assert layout.ids.tolist() == [[11, A, A, 1, 15, 0]]
+    assert layout.labels.tolist() == [[12, 13, X, 15, X, X]]
+    assert layout.offsets.tolist() == OFFSETS.tolist()
+    assert layout.weights == pytest.approx(np.full((1, 6), 1 / 6))
 
 
 def test_dual_is_equation_9_row_by_row() -> None:
@@ -30,6 +40,7 @@ def test_dual_is_equation_9_row_by_row() -> None:
     assert layout.ids.tolist() == [[11, 12, 13, 1, 15, 0], [11, A, A, 1, 15, 0]]
     assert layout.labels.tolist() == [[12, 13, X, 15, X, X], [X, 13, X, X, X, X]]
     assert layout.offsets.tolist() == [[0] * 6, [0, 1, 2, 0, 0, 0]]
+    assert layout.teachers.tolist() == [[-1] * 6, [-1, 1, 2, -1, -1, -1]]
     assert layout.weights[0] == pytest.approx(np.full(6, 1 / 12))
     assert layout.weights[1] == pytest.approx(np.full(6, 2 / 12))
 
@@ -40,3 +51,60 @@ def test_the_masked_term_may_be_a_mean_over_masked_positions() -> None:
     assert layout.weights[1][kept].sum() == pytest.approx(0.5)
     nothing = dual(TOKENS, DOCUMENTS, np.zeros_like(OFFSETS), [A], masked_mean="masked")
     assert np.isfinite(nothing.weights).all()
+
+
+def test_branch_is_the_docstrings_picture() -> None:
+    tokens = np.array([[11, 12, 13, 14, 15]])
+    documents = np.zeros_like(tokens)
+    windows = [(np.array([1, 3]), np.array([2, 1]))]
+    free = replaceable(tokens, documents, [])
+    layout = branch(tokens, documents, windows, free, [A], w=2.0)
+    assert layout.trunk == 5 and layout.ids.shape == (1, 5 + COLUMNS)
+    shown = slice(0, 8)
+    assert layout.ids[0, shown].tolist() == [11, 12, 13, 14, 15, A, A, A]
+    assert layout.positions[0, shown].tolist() == [0, 1, 2, 3, 4, 1, 2, 3]
+    assert layout.labels[0, shown].tolist() == [12, 13, 14, 15, X, 13, 14, 15]
+    assert layout.offsets[0, shown].tolist() == [0, 0, 0, 0, 0, 1, 2, 1]
+    assert layout.teachers[0, shown].tolist() == [-1] * 5 + [1, 2, 3]
+    assert (layout.labels[0, 8:] == X).all() and (layout.offsets[0, 8:] == 0).all()
+    assert layout.weights[0, 0] == pytest.approx(1 / 10) and layout.weights[0, 5] == pytest.approx(2 / 10)
+
+
+@given(st.integers(0, 10**6), st.booleans())
+def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) -> None:
+    """Every window's columns run a_1, a_2, ... from its start, stop before control tokens, padding
+    and ends of documents, and predict what the clean token at their position predicts.
+    """
+    generator = np.random.default_rng(seed)
+    b, n, L, control = 2, 24, 4, [5]
+    tokens = generator.integers(0, 12, size=(b, n))
+    documents = np.sort(generator.integers(-1, 3, size=(b, n)), axis=1)
+    documents[documents < 0] = 3
+    documents[:, n - int(generator.integers(0, 4)) :] = -1
+    free = replaceable(tokens, documents, control)
+    starts = [np.flatnonzero(generator.random(n) < 0.3) for _ in range(b)]
+    windows = [(s, generator.integers(1, L + 1, size=len(s))) for s in starts]
+    ids = [90, 91, 92, 93] if diverse else [90]
+    layout = branch(tokens, documents, windows, free, ids)
+    labels = next_tokens(tokens, documents)
+    for row, (starts_m, widths_m) in enumerate(windows):
+        wanted = []
+        for start, width in zip(starts_m, widths_m, strict=True):
+            for j, t in enumerate(range(start, min(n, start + width)), start=1):
+                if not free[row, t] or labels[row, t] == X:
+                    break
+                wanted.append(
+                    (ids[j - 1] if diverse else 90, t, j, labels[row, t], row * layout.ids.shape[1] + t)
+                )
+        columns = zip(
+            *(
+                x[row, n:]
+                for x in (layout.ids, layout.positions, layout.offsets, layout.labels, layout.teachers)
+            ),
+            strict=True,
+        )
+        assert [tuple(map(int, column)) for column in columns][: len(wanted)] == [
+            tuple(map(int, w)) for w in wanted
+        ]
+        assert (layout.offsets[row, n + len(wanted) :] == 0).all()
+        assert (layout.labels[row, n + len(wanted) :] == X).all()

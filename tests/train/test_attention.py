@@ -1,0 +1,134 @@
+"""`branch` against the slow reference that runs every window as a sequence of its own."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_mask, flex_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from train.attention import block_mask, dense_mask, register
+from train.data import to_tensors
+from train.layout import IGNORE, Layout, branch, replaceable
+from train.lm import AdaptiveLM
+
+L, N = 3, 40
+
+
+@pytest.fixture(params=["sdpa", "eager"])
+def module(request: pytest.FixtureRequest) -> AdaptiveLM:
+    return model(request.param)
+
+
+def model(attention: str, *, kv_heads: int = 2) -> AdaptiveLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        initializer_range=0.3,
+    )
+    lm = LlamaForCausalLM._from_config(config, attn_implementation=register(attention))
+    return AdaptiveLM(lm, chunk=7, L=L)
+
+
+def a_layout(*, adaptive: tuple[int, ...] = (45,), seed: int = 0) -> Layout:
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(0, 40, size=(2, N))
+    documents = np.repeat([[0, 1]], 2, axis=0).repeat(N // 2, axis=1)
+    starts = [np.flatnonzero(generator.random(N) < 0.2) for _ in range(2)]
+    windows = [(s, generator.integers(1, L + 1, size=len(s))) for s in starts]
+    return branch(tokens, documents, windows, replaceable(tokens, documents, [3]), adaptive, w=0.7)
+
+
+def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
+    """Y by the library's own causal attention; then each window's prefix and tokens, one sequence each."""
+    lm.set_attn_implementation("sdpa")
+    loss = torch.zeros(())
+    for ids, labels, offsets, weights, positions in zip(
+        layout.ids, layout.labels, layout.offsets, layout.weights, layout.positions, strict=True
+    ):
+        clean = torch.from_numpy(ids[: layout.trunk])[None]
+        pieces = [(lm(clean).logits[0], slice(0, layout.trunk))]
+        for first in np.flatnonzero(offsets == 1):
+            last = first + 1
+            while last < len(offsets) and offsets[last] > 1:
+                last += 1
+            tokens = torch.from_numpy(ids[first:last])[None]
+            sequence = torch.cat([clean[:, : positions[first]], tokens], dim=1)
+            pieces.append((lm(sequence).logits[0, positions[first] :], slice(first, last)))
+        for logits, place in pieces:
+            losses = F.cross_entropy(
+                logits, torch.from_numpy(labels[place]), reduction="none", ignore_index=IGNORE
+            )
+            loss = loss + (losses * torch.from_numpy(weights[place])).sum()
+    return loss
+
+
+@pytest.mark.parametrize("adaptive", [(45,), (45, 46, 47)], ids=["identical", "diverse"])
+def test_value_and_gradient_are_those_of_every_window_alone(
+    module: AdaptiveLM, adaptive: tuple[int, ...]
+) -> None:
+    layout = a_layout(adaptive=adaptive)
+    loss, *_ = module(**to_tensors(layout, torch.device("cpu")))
+    names, parameters = zip(*module.lm.named_parameters(), strict=True)
+    ours = torch.autograd.grad(loss, parameters)
+    wanted = slow_loss(module.lm, layout)
+    theirs = torch.autograd.grad(wanted, parameters)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    for name, a, b in zip(names, ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_dense_mask_is_the_layouts_picture() -> None:
+    positions = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 3]])
+    offsets = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 1]])
+    wanted = [[1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 1]]
+    assert dense_mask(positions, offsets, 5)[0, 0].int().tolist() == wanted
+
+
+def test_the_block_mask_is_the_dense_mask() -> None:
+    """And flex attention under it gives what dense attention gives (values: a CPU has no gradient of it)."""
+    layout = a_layout()
+    positions, offsets = torch.from_numpy(layout.positions.copy()), torch.from_numpy(layout.offsets)
+    dense, block = (mask(positions, offsets, N) for mask in (dense_mask, block_mask))
+    r, _, m, c = dense.shape
+    assert torch.equal(create_mask(block.mask_mod, r, 1, m, c, device="cpu"), dense)
+    query, key, value = torch.randn(r, 2, m, 16), torch.randn(r, 2, c, 16), torch.randn(r, 2, c, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # uncompiled, as it warns
+        found = flex_attention(query, key, value, block_mask=block)
+    wanted = F.scaled_dot_product_attention(query, key, value, dense)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention's gradient needs a GPU")
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_flex_attention_has_the_dense_masks_gradient(kv_heads: int) -> None:
+    module, layout = model("sdpa", kv_heads=kv_heads), a_layout()
+    found = []
+    for device in ("cpu", "cuda"):
+        module.to(device)
+        parameters = list(module.lm.parameters())
+        loss, *_ = module(**to_tensors(layout, torch.device(device)))
+        found.append([x.cpu() for x in (loss, *torch.autograd.grad(loss, parameters))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_checkpointed_layers_give_the_same(module: AdaptiveLM) -> None:
+    batch = to_tensors(a_layout(), torch.device("cpu"))
+    parameters = list(module.lm.parameters())
+    loss, *_ = module(**batch)
+    wanted = torch.autograd.grad(loss, parameters)
+    module.lm.gradient_checkpointing_enable({"use_reentrant": False})
+    module.lm.train()
+    again, *_ = module(**batch)
+    assert again.item() == loss.item()
+    for a, b in zip(torch.autograd.grad(again, parameters), wanted, strict=True):
+        torch.testing.assert_close(a, b)

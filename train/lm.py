@@ -1,0 +1,51 @@
+"""A causal language model that returns a layout's loss instead of logits.
+
+Knows the library's model and the rows of a layout; knows no engine, no data and no objective.
+"""
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from train.attention import branch_mask
+from train.loss import weighted_cross_entropy
+from train.metrics import tally
+
+
+class AdaptiveLM(nn.Module):
+    """The library's model, `lm`, under the loss. `chunk` positions have logits at once."""
+
+    def __init__(self, lm: PreTrainedModel, *, chunk: int, L: int, soft: float = 0.0) -> None:
+        super().__init__()
+        self.lm = lm
+        self._chunk, self._L, self._soft = chunk, L, soft
+
+    def forward(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        offsets: Tensor,
+        weights: Tensor,
+        positions: Tensor,
+        teachers: Tensor,
+        trunk: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A Layout's (r, c) tensors in; the loss, its tally (L + 1, 4) and the likeliest token of
+        every labelled column (r, c) out.
+        """
+        hidden = self.lm.get_decoder()(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=branch_mask(positions, offsets, trunk),
+            use_cache=False,
+        ).last_hidden_state
+        loss, losses, predicted = weighted_cross_entropy(
+            hidden.flatten(0, 1),
+            self.lm.get_output_embeddings().weight,
+            labels.flatten(),
+            weights.flatten(),
+            chunk=self._chunk,
+            teachers_T=teachers.flatten(),
+            soft=self._soft,
+        )
+        losses, predicted = losses.view_as(labels), predicted.view_as(labels)
+        return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
