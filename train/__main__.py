@@ -24,7 +24,7 @@ def main(config: TrainConfig) -> None:
     inputs = {"data.path": config.data.path}
     if config.model.path is not None and (Path(config.model.path) / "manifest.json").is_file():
         inputs["model.path"] = config.model.path
-    made = made_from(config, inputs, ignore=("tracker", "plan", "plan_ranks"))
+    made = made_from(config, inputs, ignore=("tracker", "plan", "plan_ranks", "max_loss_rise"))
     if is_finished(config.out, "checkpoint", made):
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]
         _tell(f"{config.out} is finished: nothing to do")

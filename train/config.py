@@ -23,6 +23,7 @@ class ModelConfig:
     shape: dict[str, Any] = field(default_factory=dict)  # fields of a LlamaConfig
     attention: str = "sdpa"  # sdpa, eager or flash_attention_2
     activation_checkpointing: bool = False
+    compile: bool = False  # torch.compile of the layers
 
     def __post_init__(self) -> None:
         if self.attention not in ("sdpa", "eager", "flash_attention_2"):
@@ -94,6 +95,7 @@ class TrainConfig:
     save_every: int = 250
     validate_every: int = 250
     validate_sequences: int = 64
+    max_loss_rise: float = 0.01  # held-out standard-token loss, against the base model's, that is alarming
     plan: bool = False  # print what would run, and stop
     plan_ranks: int = 8  # ranks that plan=true assumes
     seed: int = 0

@@ -5,13 +5,13 @@ it, and a resumed run needs no state but its step.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from conf import UserError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from train.adaptive import retain, sample_windows, window_offsets
@@ -89,13 +89,6 @@ def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> 
     return starts, widths
 
 
-def of_validation(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """How held-out sequences are laid out: as decoding meets them, every window on a clean prefix."""
-    if objective.name == "causal":
-        return objective
-    return replace(objective, name="branch", soft=0.0, retention=1.0)
-
-
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
     """The layout's arrays on the device, by name, and its trunk."""
     arrays = {name: value for name, value in vars(layout).items() if name != "trunk"}
@@ -112,6 +105,15 @@ def load_batch(
     seed: Sequence[int],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Read, lay out and move one micro-batch."""
+    """Read, lay out and move one micro-batch.
+
+    Raises UserError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
+    """
     sequences = [shards[int(index)] for index in indices]
+    for index, sequence in zip(indices, sequences, strict=True):
+        if np.isin(sequence.tokens, vocab.adaptive).any():
+            raise UserError(
+                f"data.path: wanted adaptive ids {list(vocab.adaptive)} that no text holds, "
+                f"found one in sequence {index}"
+            )
     return to_tensors(lay_out(sequences, indices, vocab, objective, seed=seed), device)

@@ -6,6 +6,7 @@ Knows how a module is trained on several ranks; knows no objective and no data.
 import contextlib
 import io
 import os
+import resource
 import warnings
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ class Engine:
     def gradient_norm(self) -> float:
         """Before clipping, of the last step."""
         return float(self._engine.get_global_grad_norm() or 0.0)
+
+    def peak_memory(self) -> int:
+        """Bytes: the most that the GPU held, or on a CPU the process."""
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def save(self, folder: Path, tag: str, state: dict[str, Any]) -> None:
         """Write a checkpoint; `latest` names it once it is whole."""

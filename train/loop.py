@@ -12,21 +12,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conf import UserError
 from conf.stage import write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
 from train.checkpoint import Checkpoints
-from train.config import ObjectiveConfig, TrainConfig
-from train.data import adaptive_ids, global_order, load_batch, of_validation, rank_batches
+from train.config import TrainConfig
+from train.data import adaptive_ids, global_order, load_batch, rank_batches
+from train.drafts import COLUMNS
 from train.lm import AdaptiveLM
 from train.metrics import describe, describe_step, summarise
 from train.model import load_model
 from train.schedule import learning_rate
 from train.tracker import Tracker
+from train.validation import Validation
 
-TRAIN, VALIDATION = 0, 1  # the two streams of windows
+STREAM = 0  # of windows; validation draws from stream 1
 
 
 class Trainer:
@@ -38,7 +39,7 @@ class Trainer:
         config.accumulations(self.ranks)  # a batch that does not divide is told first
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
-        self.shards = {split: Shards(config.data.path, split) for split in ("train", "held_out")}
+        self.shards = Shards(config.data.path, "train")
         dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
         lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
         if self.rank == 0:
@@ -46,6 +47,9 @@ class Trainer:
         self.parameters = sum(parameter.numel() for parameter in lm.parameters())
         module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft)
         self.engine = engines.Engine(module, config)
+        self.held_out = Validation(
+            config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
+        )
         self.checkpoints = Checkpoints(self.out, made, rank=self.rank)
         state = self.checkpoints.resume(self.engine) or {"step": 0, "validation": [], "run_id": None}
         self.step: int = state["step"]
@@ -64,15 +68,13 @@ class Trainer:
         config = self.config
         if not self.validation:
             self._validate()
-        with self.tracker.progress() as progress:
-            task = progress.add_task(
-                config.objective.name, total=config.steps, completed=self.step, line="loss ..."
-            )
+        name = config.objective.name
+        with self.tracker.progress(name, done=self.step, total=config.steps) as show:
             while self.step < config.steps:
                 metrics = self._train_step()
                 self.step += 1
                 self.tracker.log(self.step, metrics)
-                progress.update(task, completed=self.step, line=describe_step(metrics))
+                show(self.step, describe_step(metrics))
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self._validate()
                 if self.step % config.save_every == 0 or self.step == config.steps:
@@ -86,49 +88,37 @@ class Trainer:
     def _train_step(self) -> dict[str, float]:
         config, began = self.config, time.perf_counter()
         order = global_order(
-            config.seed, len(self.shards["train"]), self.step * config.global_batch, config.global_batch
+            config.seed, len(self.shards), self.step * config.global_batch, config.global_batch
         )
         parts = rank_batches(order, rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch)
-        seed = (config.seed, TRAIN, self.step)
-        batches = [self._batch("train", part, seed, config.objective) for part in parts]
+        seed, device = (config.seed, STREAM, self.step), self.engine.device
+        batches = [
+            load_batch(self.shards, part, self.vocab, config.objective, seed=seed, device=device)
+            for part in parts
+        ]
         lr = learning_rate(self.step, config.steps, config.optimizer)
         metrics = self._metrics(self.engine.step(batches, lr))
-        tokens = config.global_batch * self.shards["train"][0].tokens.size
+        tokens = config.global_batch * self.shards[0].tokens.size
         return metrics | {
             "lr": lr,
             "gradient_norm": self.engine.gradient_norm(),
             "tokens_per_second": tokens / (time.perf_counter() - began),
+            "epoch": (self.step + 1) * config.global_batch / len(self.shards),
+            "memory_gib": self.engine.peak_memory() / 2**30,
         }
 
-    @torch.no_grad()
     def _validate(self) -> None:
-        """Held-out losses and accuracy by window offset; the same windows every time."""
-        held_out = self.shards["held_out"]
-        per_round = self.config.micro_batch * self.ranks
-        rounds = min(self.config.validate_sequences, len(held_out)) // per_round
-        if rounds == 0:
-            raise UserError(
-                f"validate_sequences: wanted at least micro_batch x ranks = {per_round} held-out sequences, "
-                f"found {min(self.config.validate_sequences, len(held_out))}"
-            )
-        tally = torch.zeros(self.config.objective.L + 1, 4, dtype=torch.float64, device=self.engine.device)
-        for index in range(rounds):
-            start = index * per_round + self.rank * self.config.micro_batch
-            part = torch.arange(start, start + self.config.micro_batch).numpy()
-            batch = self._batch(
-                "held_out", part, (self.config.seed, VALIDATION), of_validation(self.config.objective)
-            )
-            tally += self.engine.forward(batch)[1]
-        metrics = self._metrics(tally)
+        metrics, drafts = self.held_out.run(self.engine.forward)
         self.validation.append({"step": self.step, **metrics})
         self.tracker.log(self.step, {f"validation/{name}": value for name, value in metrics.items()})
-        if self.rank == 0:
-            print(f"step {self.step} held-out: {describe(metrics)}", flush=True)
-
-    def _batch(
-        self, split: str, part: Any, seed: tuple[int, ...], objective: ObjectiveConfig
-    ) -> dict[str, Any]:
-        return load_batch(self.shards[split], part, self.vocab, objective, seed=seed, device=self.engine.device)
+        self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
+        self.tracker.tell(f"step {self.step} held-out: {describe(metrics)}")
+        rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1
+        if rise > self.config.max_loss_rise:
+            self.tracker.alarm(
+                f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
+                f"(max_loss_rise={self.config.max_loss_rise:g})"
+            )
 
     def _metrics(self, tally: torch.Tensor) -> dict[str, float]:
         """A tally, summed over ranks, as named means."""

@@ -44,10 +44,10 @@ def summarise(tally: torch.Tensor) -> dict[str, float]:
 
 
 def describe_step(metrics: dict[str, float]) -> str:
-    """A step beside its progress bar, within 80 columns; a1 is the accuracy at window offset 1."""
+    """A step beside its progress bar, within 80 columns."""
     line = f"loss {metrics['standard_loss']:.2f}"
     if "masked_loss" in metrics:
-        line += f" masked {metrics['masked_loss']:.2f} a1 {100 * metrics['accuracy_1']:.0f} %"
+        line += f" masked {metrics['masked_loss']:.2f} accepted {metrics['accepted']:.2f}"
     return f"{line} {metrics['tokens_per_second'] / 1000:.1f}k tok/s"
 
 
@@ -57,7 +57,8 @@ def describe(metrics: dict[str, float]) -> str:
     if "masked_loss" in metrics:
         accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
         shown = " ".join(f"{100 * value:.0f}" for value in accuracies)
-        parts.append(f"masked {metrics['masked_loss']:.3f}  accuracy by offset {shown} %")
+        parts.append(f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}")
+        parts.append(f"accuracy by offset {shown} %")
     return "  ".join(parts)
 
 
@@ -69,9 +70,10 @@ def describe_change(validation: list[dict[str, float]]) -> str:
         f"held-out standard-token loss {before['standard_loss']:.3f} before, {after['standard_loss']:.3f} "
         f"after ({100 * rise:+.1f} %)"
     )
-    if "accuracy_1" in after:
+    if "accepted" in after:
         told += (
             f"; accuracy at window offset 1 {100 * before['accuracy_1']:.1f} % before, "
-            f"{100 * after['accuracy_1']:.1f} % after"
+            f"{100 * after['accuracy_1']:.1f} % after; expected accepted drafts {before['accepted']:.2f} "
+            f"before, {after['accepted']:.2f} after"
         )
     return told

@@ -64,6 +64,10 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
         )
     if config.activation_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.compile:
+        # Every layer by itself: they share one compiled graph. Branches differ in number from step to step.
+        for layer in lm.get_decoder().layers:
+            layer.compile(dynamic=True)
     return lm.train()
 
 

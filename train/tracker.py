@@ -3,13 +3,21 @@
 Only rank 0 speaks. Knows no training; numbers come in by name.
 """
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import wandb
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conf.stage import commit, versions
 from conf.tracker import TrackerConfig
+
+ONLINE_SECONDS = 30  # for W&B to answer, before the run goes on without it
+LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
 
 
 class Tracker:
@@ -25,20 +33,32 @@ class Tracker:
         speaks: bool,
         run_id: str | None = None,
     ) -> None:
-        self._speaks = speaks
+        self._console = Console(quiet=not speaks)
         self._run = None
         if speaks and config.mode != "disabled":
             out.mkdir(parents=True, exist_ok=True)
-            self._run = wandb.init(
+            self._run = self._begin(config, out=out, name=name, settings=settings, run_id=run_id)
+
+    def _begin(
+        self, config: TrackerConfig, *, out: Path, name: str, settings: dict[str, Any], run_id: str | None
+    ) -> Any:
+        def begin(mode: Any) -> Any:
+            return wandb.init(
                 project=config.project,
                 name=name,
                 id=run_id,
                 resume="allow" if run_id else None,
-                mode=config.mode,  # type: ignore[arg-type]
+                mode=mode,
                 dir=str(out),
-                config=settings,
-                settings=wandb.Settings(silent=True, console="off"),
+                config=settings | {"versions": versions(), "commit": commit()},
+                settings=wandb.Settings(silent=True, console="off", init_timeout=ONLINE_SECONDS),
             )
+
+        try:
+            return begin(config.mode)
+        except wandb.errors.Error as error:
+            self.tell(f"tracker.mode={config.mode}: {str(error).splitlines()[0]}; the run goes on offline")
+            return begin("offline")
 
     @property
     def run_id(self) -> str | None:
@@ -50,16 +70,45 @@ class Tracker:
         if self._run:
             self._run.log(metrics, step=step)
 
-    def progress(self) -> Progress:
-        """A progress bar with a field `line` for the latest numbers."""
-        return Progress(
+    def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Record a table of a step."""
+        if self._run and rows:
+            self._run.log({name: wandb.Table(list(columns), [list(row) for row in rows])}, step=step)
+
+    def tell(self, sentence: str) -> None:
+        """A line on the console."""
+        self._console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+    def alarm(self, sentence: str) -> None:
+        """A warning on the console, and to whoever W&B sends alerts."""
+        self.tell(f"warning: {sentence}")
+        if self._run:
+            self._run.alert(title="adaptive-tokens", text=sentence)
+
+    @contextmanager
+    def progress(self, name: str, *, done: int, total: int) -> Iterator[Callable[[int, str], None]]:
+        """A function that shows a step and a line beside the bar; in a log file, a line now and then."""
+        bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),
-            disable=not self._speaks,
+            console=self._console,
+            disable=not self._console.is_terminal,
         )
+        task = bar.add_task(name, total=total, completed=done, line="")
+        told = time.monotonic()
+
+        def show(step: int, line: str) -> None:
+            nonlocal told
+            bar.update(task, completed=step, line=line)
+            if not self._console.is_terminal and (time.monotonic() - told > LINE_SECONDS or step == total):
+                told = time.monotonic()
+                self.tell(f"step {step}/{total} {line}")
+
+        with bar:
+            yield show
 
     def finish(self) -> None:
         """Close the run."""

@@ -1,0 +1,125 @@
+"""What a training step of each objective costs beside a step of `causal`, side by side in one run.
+
+    python -m tests.benchmarks.objectives [--dtype float32|bfloat16] [--attention sdpa|eager] [--rounds 10]
+
+Random weights of a Llama of 30M parameters, the same two sequences of 1,024 tokens, L = 5, one
+thread: layout, forward, loss, backward and AdamW. The objectives take turns; a ratio is the median of
+the ratios within a round. Then the peak of resident memory above the model and its optimizer,
+each objective in a process of its own. The last line is JSON.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from data_prep.shards import SPAN, PackedSequence
+from data_prep.vocab import Vocab
+from train.attention import register
+from train.config import ObjectiveConfig
+from train.data import lay_out, to_tensors
+from train.lm import AdaptiveLM
+
+N, B, L, VOCAB = 1024, 2, 5, 4096
+OBJECTIVES = ("causal", "basic", "dual", "branch")
+PARAMETERS = 30_000_000
+
+
+def step_of(objective: str, dtype: torch.dtype, attention: str) -> Callable[[int], None]:
+    """A function that does one optimizer step; its argument seeds the windows."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=N,
+    )
+    lm = LlamaForCausalLM._from_config(config, attn_implementation=register(attention)).to(dtype)
+    module = AdaptiveLM(lm, chunk=1024, L=L)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(10, VOCAB, size=(B, N)).astype(np.uint16)
+    span = np.zeros(1, dtype=SPAN)
+    span["stop"] = N
+    sequences = [PackedSequence(row, span, np.empty(0, dtype=np.uint8)) for row in tokens]
+    vocab = Vocab(size=VOCAB, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(3,))
+    settings = ObjectiveConfig(name=objective, L=L)
+
+    def step(seed: int) -> None:
+        layout = lay_out(sequences, range(B), vocab, settings, seed=(seed,))
+        loss, *_ = module(**to_tensors(layout, torch.device("cpu")))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def times(arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each objective's steps, round by round."""
+    dtype = getattr(torch, arguments.dtype)
+    steps = {name: step_of(name, dtype, arguments.attention) for name in OBJECTIVES}
+    found: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
+    for round_ in range(-1, arguments.rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step(round_ + 1)
+            if round_ >= 0:  # the first round warms up
+                found[name].append(time.perf_counter() - began)
+    return found
+
+
+def peak(name: str, arguments: argparse.Namespace) -> float:
+    """MiB of resident memory that steps need above the model, its gradients and its optimizer."""
+    command = [sys.executable, "-m", "tests.benchmarks.objectives", "--peak-of", name]
+    command += ["--dtype", arguments.dtype, "--attention", arguments.attention]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def print_peak(arguments: argparse.Namespace) -> None:
+    dtype = getattr(torch, arguments.dtype)
+    step = step_of(arguments.peak_of, dtype, arguments.attention)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    for seed in range(3):
+        step(seed)
+    states = 3 * PARAMETERS * dtype.itemsize / 2**20  # gradients and two moments
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - held - states)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--attention", default="sdpa", choices=("sdpa", "eager"))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--peak-of", choices=OBJECTIVES)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.peak_of:
+        print_peak(arguments)
+        return
+    found, rows = times(arguments), {}
+    for name, seconds in found.items():
+        ratio = statistics.median(own / base for own, base in zip(seconds, found["causal"], strict=True))
+        rows[name] = {"seconds": statistics.median(seconds), "ratio": ratio, "peak_mib": peak(name, arguments)}
+        print(
+            f"{name:8} {rows[name]['seconds']:6.2f} s a step  {ratio:.2f} x causal "
+            f"(rounds {min(a / b for a, b in zip(seconds, found['causal'])):.2f} to "
+            f"{max(a / b for a, b in zip(seconds, found['causal'])):.2f})  "
+            f"activations at most {rows[name]['peak_mib']:.0f} MiB"
+        )
+    print(json.dumps({"dtype": arguments.dtype, "attention": arguments.attention, "objectives": rows}))
+
+
+if __name__ == "__main__":
+    main()
