@@ -10,12 +10,12 @@ each objective in a process of its own. The last line is JSON.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from train.lm import AdaptiveLM
 
 N, B, L, VOCAB = 1024, 2, 5, 4096
 OBJECTIVES = ("causal", "basic", "dual", "branch")
-PARAMETERS = 30_000_000
 
 
 def step_of(objective: str, dtype: torch.dtype, attention: str) -> Callable[[int], None]:
@@ -81,20 +80,28 @@ def times(arguments: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def peak(name: str, arguments: argparse.Namespace) -> float:
-    """MiB of resident memory that steps need above the model, its gradients and its optimizer."""
+    """MiB of resident memory that a step needs above the model and its optimizer's states."""
     command = [sys.executable, "-m", "tests.benchmarks.objectives", "--peak-of", name]
     command += ["--dtype", arguments.dtype, "--attention", arguments.attention]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def print_peak(arguments: argparse.Namespace) -> None:
+    """What the command above prints."""
     dtype = getattr(torch, arguments.dtype)
     step = step_of(arguments.peak_of, dtype, arguments.attention)
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    for seed in range(3):
+    step(0)  # gradients and moments are there now, and freed again the activations
+    held = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held
+    for seed in range(1, 3):
         step(seed)
-    states = 3 * PARAMETERS * dtype.itemsize / 2**20  # gradients and two moments
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - held - states)
+    print(resident("VmHWM") - held)
+
+
+def resident(field: str) -> float:
+    """MiB of this process: VmRSS, now, or VmHWM, at most."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(field))) / 1024
 
 
 def main() -> None:
