@@ -22,11 +22,14 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+EQUATION_9 = ["objective.w=1", "objective.masked_mean=n"]  # as the paper weighs; the demo weighs the masked term more
 VARIANTS = {
     "causal": ["objective=causal"],
     "basic": ["objective=basic"],
     "dual": ["objective=dual"],
     "branch": ["objective=branch"],
+    "dual, w 1": ["objective=dual", *EQUATION_9],
+    "branch, w 1": ["objective=branch", *EQUATION_9],
     "branch, soft 0.5": ["objective=branch", "objective.soft=0.5"],
     "branch, soft 1": ["objective=branch", "objective.soft=1"],
     "branch, retention 0.7": ["objective=branch", "objective.retention=0.7"],
@@ -49,7 +52,7 @@ def run(arguments: argparse.Namespace, name: str, seed: int) -> list[dict[str, A
 def plot(runs: dict[str, list[list[dict[str, Any]]]], out: Path) -> None:
     """Held-out standard-token loss by step, of the first seed."""
     figure, axes = plt.subplots(figsize=(6.4, 4))
-    for name in ("basic", "dual", "branch", "causal"):
+    for name in ("basic", "dual, w 1", "branch, w 1", "causal"):
         rows = runs[name][0]
         axes.plot([row["step"] for row in rows], [row["standard_loss"] for row in rows], marker="o", label=name)
     axes.set(xlabel="step", ylabel="held-out loss of standard tokens", title="Appendix A on the demo's model")
