@@ -104,14 +104,15 @@ def world_size() -> int:
 
 
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Weight decay for matrices; none for norms, biases and embeddings."""
+    """What is trained: weight decay for matrices; none for norms, biases and embeddings."""
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    decayed = [p for p in module.parameters() if p.ndim >= 2 and id(p) not in embeddings]
-    plain = [p for p in module.parameters() if p.ndim < 2 or id(p) in embeddings]
-    return [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    # peft's name for single rows of an embedding
+    embeddings |= {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2 and id(p) not in embeddings]
+    plain = [p for p in trained if p.ndim < 2 or id(p) in embeddings]
+    groups = [(decayed, config.weight_decay), (plain, 0.0)]
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
 def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
