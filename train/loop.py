@@ -47,7 +47,8 @@ class Trainer:
         objective = config.objective
         self.adaptive = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
         if config.lora.rank:
-            adapt(lm, config.lora, adaptive=self.adaptive, seed=config.seed)
+            with engines.whole(lm.get_input_embeddings(), lm.get_output_embeddings()):
+                adapt(lm, config.lora, adaptive=self.adaptive, seed=config.seed)
         gate = Gate(lm) if config.lora.gated else None
         if self.rank == 0:
             self._describe(lm)
