@@ -79,7 +79,7 @@ def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int],
     try:
         # In the model's own type: the engine keeps float32 masters of whatever is trained.
         adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"{found}, found {str(error).splitlines()[0]}") from error
     if any(isinstance(layer, LoraLayer) for layer in (lm.get_output_embeddings(), lm.get_input_embeddings())):
         raise UserError(f"{found}, found the head or the embedding")
