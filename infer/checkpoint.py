@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from conf import UserError
 from infer.attention import NAME, register
+from infer.gate import with_adapter
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Adaptive:
 
     ids: tuple[int, ...]
     L: int
+    gated: bool = False  # the adapter of the directory acts on probes alone
 
 
 class Text:
@@ -53,17 +55,18 @@ def check_directory(folder: str | Path) -> Path:
 
 
 def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
-    """The library's model with tree attention, ready to decode.
+    """The library's model with tree attention and its adapter, if it has one, ready to decode.
 
-    Raises UserError for a directory that is no model, and for a model with sliding-window
-    attention, whose mask a tree does not follow.
+    Raises UserError for a directory that is no model or lacks its adapter, and for a model with
+    sliding-window attention, whose mask a tree does not follow.
     """
     register()
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    path = check_directory(folder)
     try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            check_directory(folder),
+        lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path,
             dtype=getattr(torch, dtype),
             attn_implementation=NAME,
             local_files_only=True,
@@ -76,6 +79,9 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
             f"model={folder}: wanted full attention, found {lm.config.model_type} with a sliding window of "
             f"{lm.config.sliding_window}"
         )
+    gated = (path / "adaptive.json").is_file() and load_adaptive(path).gated
+    if gated or (path / "adapter").is_dir():
+        lm = with_adapter(lm, path / "adapter", gated=gated)
     lm.to(device)  # type: ignore[arg-type]
     return lm.eval()
 
@@ -100,6 +106,8 @@ def load_adaptive(folder: str | Path) -> Adaptive:
         )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        return Adaptive(tuple(map(int, value["adaptive_ids"])), int(value["L"]))
+        return Adaptive(
+            tuple(map(int, value["adaptive_ids"])), int(value["L"]), bool(value.get("gated", False))
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: wanted adaptive_ids and L, found {error!r}") from error

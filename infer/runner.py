@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from infer.attention import NAME
 from infer.cache import TreeCache
+from infer.gate import CLOSED, Gate
 from infer.tree import Tree, ancestors, depths
 
 RESCORED = 8  # top logits computed again in float32
@@ -27,7 +28,7 @@ class Runner:
         self._cache = TreeCache(
             lm.config, capacity=capacity + max(2, max_rows), dtype=lm.dtype, device=lm.device
         )
-        self._device = lm.device
+        self._device, self._gate = lm.device, Gate.of(lm)
         # One row alone takes slow paths of the CPU's kernels in narrow types (attention up to 3.9
         # times two rows): plain decoding runs its row twice, or speculation would be flattered.
         self._doubles = lm.device.type == "cpu" and lm.dtype != torch.float32
@@ -54,7 +55,9 @@ class Runner:
         tokens, parents = tree.tokens, tree.parents
         if self._doubles and len(tokens) == 1:
             tokens, parents = tokens * 2, (-1, -1)
-        hidden = self._hidden(tokens, depths(parents) + self.length, self._mask(parents))
+        probed = tree.probes_from < len(tree.tokens)
+        with self._gate.open(tree.probes_from if probed else CLOSED):
+            hidden = self._hidden(tokens, depths(parents) + self.length, self._mask(parents))
         return self._logits(hidden[: len(tree.tokens)])
 
     def commit(self, path: Sequence[int]) -> None:

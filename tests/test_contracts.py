@@ -6,16 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from data_prep.config import VocabConfig
 from data_prep.encoder import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
-from infer.checkpoint import Text
+from infer.checkpoint import Text, load_model
+from infer.drafters.adaptive import AdaptiveDrafter
+from infer.drafters.plain import PlainDrafter
+from infer.loop import Drafter, decode
 from infer.runner import Runner
 from infer.tree import Tree
 from tests.conftest import tiny_llama
 from train.attention import branch_mask, register
+from train.config import LoraSettings
+from train.data import to_tensors
 from train.layout import branch, dual
+from train.lm import AdaptiveLM
+from train.lora import Gate, adapt, plain_weights
 
 PROMPTS = ["def fib(n):\n    ", "  lead", "x", "é漢😀\n", "a <PRE> b </s>"]
 
@@ -90,3 +98,88 @@ def test_training_and_inference_name_the_same_control_pieces(data_folder: Path) 
     vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
     text = Text(data_folder / "tokenizer" / "tokenizer.json")
     assert text.decode(sorted(vocab.control)) == ""
+
+
+GATED = pytest.mark.parametrize(
+    ("adaptive", "tied"),
+    [((90,), False), ((90,), True), ((90, 91, 92), False)],
+    ids=["identical", "tied", "diverse"],
+)
+TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))
+STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
+
+
+def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> torch.Tensor:
+    """A base model in folder/base, its adapted self in folder/model as exported after a few steps, and
+    that one's (2, c, V) logits in training.
+    """
+    config, lm = LoraSettings(rank=4, gated=True), tiny_llama()
+    if tied:
+        lm.lm_head.weight, lm.config.tie_word_embeddings = lm.model.embed_tokens.weight, True
+    lm.save_pretrained(folder / "base")
+    lm.set_attn_implementation(register("sdpa"))
+    adapt(lm, config, adaptive=adaptive)
+    gate = Gate(lm)
+    module = AdaptiveLM(lm, chunk=64, L=WIDTH, gate=gate)
+    windows = [(STARTS, np.full(len(STARTS), WIDTH))] * 2
+    layout = branch(TOKENS, np.zeros_like(TOKENS), windows, np.ones_like(TOKENS, dtype=bool), adaptive)
+    rows = to_tensors(layout, torch.device("cpu"))
+    optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=0.02)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(**rows)[0].backward()
+        optimizer.step()
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(lm.config)
+    keep = folder / "model" / "adapter"
+    keep.parent.mkdir()
+    weights = plain_weights(plain, config, lm.state_dict(), adaptive=adaptive, keep=keep, dtype=torch.float32)
+    plain.save_pretrained(keep.parent, state_dict=weights)
+    described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
+    (keep.parent / "adaptive.json").write_text(json.dumps(described))
+    gate.open(rows["offsets"] > 0)
+    mask = branch_mask(rows["positions"], rows["offsets"], layout.trunk)
+    return lm(input_ids=rows["ids"], position_ids=rows["positions"], attention_mask=mask).logits
+
+
+@GATED
+def test_with_a_gated_adapter_too_a_windows_rows_are_the_probes(
+    adaptive: tuple[int, ...], tied: bool, tmp_path: Path
+) -> None:
+    logits = train_gated(tmp_path, adaptive, tied)
+    runner = Runner(load_model(tmp_path / "model", dtype="float32"), capacity=64, max_rows=8)
+    for row, window in np.ndindex(2, len(STARTS)):
+        place = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
+        prefix = TOKENS[row, : STARTS[window]].tolist()
+        runner.prefill(prefix[:-1])
+        decoded = runner.forward(Tree.chain(prefix[-1], probes=(adaptive * WIDTH)[:WIDTH]))[1:]
+        torch.testing.assert_close(logits[row, place], decoded, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@GATED
+def test_decoding_with_a_gated_adapter_is_the_base_models(
+    adaptive: tuple[int, ...], tied: bool, dtype: str, tmp_path: Path
+) -> None:
+    """Every standard row's logits bit for bit, also of an adaptive id that the model wrote itself;
+    and token for token, in float32 with drafts too.
+    """
+    train_gated(tmp_path, adaptive, tied)
+    lms = [load_model(tmp_path / name, dtype=dtype) for name in ("base", "model")]
+    base, gated = (Runner(lm, capacity=96, max_rows=8) for lm in lms)
+    probes = (adaptive * WIDTH)[:WIDTH]
+    for tree in (Tree.chain(7, probes=probes), Tree.chain(7, [8, adaptive[0], 9]), Tree.chain(7)):
+        for runner in (base, gated):
+            runner.prefill(TOKENS[0, :5].tolist())
+        theirs, ours = base.forward(tree), gated.forward(tree)
+        assert torch.equal(ours[: tree.probes_from], theirs[: tree.probes_from])
+        assert (ours[tree.probes_from :] != theirs[tree.probes_from :]).any(dim=-1).all()
+
+    def decoded(runner: Runner, drafter: Drafter) -> list[int]:
+        steps = decode(runner, drafter, TOKENS[0, :9].tolist(), max_new_tokens=60, eos=())
+        return [token for step in steps for token in step.tokens]
+
+    wanted = decoded(base, PlainDrafter())
+    assert decoded(gated, PlainDrafter()) == wanted
+    if dtype == "float32":
+        assert decoded(gated, AdaptiveDrafter(adaptive, WIDTH)) == wanted

@@ -65,6 +65,28 @@ class ObjectiveConfig:
 
 
 @dataclass
+class LoraSettings:
+    """LoRA by peft, in place of training every weight."""
+
+    rank: int = 0  # 0 trains every weight
+    alpha: int = 16  # the low-rank term is scaled by alpha / rank
+    dropout: float = 0.0
+    targets: list[str] = field(default_factory=list)  # names of linear layers; none: all but the head
+    gated: bool = False  # on adaptive rows only: the standard path stays the base model's bit for bit
+    adaptive_rows: bool = True  # train the adaptive ids' input embeddings too
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"lora.rank: wanted at least 0, found {self.rank}")
+        if self.alpha < 1:
+            raise ValueError(f"lora.alpha: wanted at least 1, found {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout: wanted a probability below 1, found {self.dropout}")
+        if self.gated and not self.rank:
+            raise ValueError("lora.gated=true: wanted lora.rank of at least 1, found 0")
+
+
+@dataclass
 class OptimizerConfig:
     """AdamW with linear warm-up and a cosine to a floor."""
 
@@ -87,6 +109,7 @@ class TrainConfig:
     optimizer: OptimizerConfig
     tracker: TrackerConfig
     deepspeed: dict[str, Any]  # passed to DeepSpeed; batch sizes and clipping are filled in
+    lora: LoraSettings = field(default_factory=LoraSettings)
     out: str = ""
     steps: int = 2000
     global_batch: int = 128  # sequences of shards per step, over all ranks
@@ -104,6 +127,11 @@ class TrainConfig:
         for name in ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+        if self.lora.gated and self.objective.name not in ("dual", "branch"):
+            raise ValueError(
+                "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
+                f"sequence, found {self.objective.name}"
+            )
 
     def accumulations(self, ranks: int) -> int:
         """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""
@@ -122,7 +150,10 @@ class ExportConfig:
     checkpoint: str
     out: str
     dtype: str = "bfloat16"
+    lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
 
     def __post_init__(self) -> None:
+        if self.lora not in (None, "merged", "kept"):
+            raise ValueError(f"lora: wanted merged or kept, found {self.lora}")
         if self.dtype not in ("bfloat16", "float16", "float32"):
             raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")

@@ -103,15 +103,21 @@ def world_size() -> int:
     return torch.distributed.get_world_size()
 
 
+def whole(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """While the block lasts, these modules' own weights are in one piece, where ZeRO 3 has divided them."""
+    return deepspeed.zero.GatheredParameters([p for m in modules for p in m.parameters(recurse=False)])
+
+
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Weight decay for matrices; none for norms, biases and embeddings."""
+    """What is trained: weight decay for matrices; none for norms, biases and embeddings."""
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    decayed = [p for p in module.parameters() if p.ndim >= 2 and id(p) not in embeddings]
-    plain = [p for p in module.parameters() if p.ndim < 2 or id(p) in embeddings]
-    return [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    # peft's name for single rows of an embedding
+    embeddings |= {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2 and id(p) not in embeddings]
+    plain = [p for p in trained if p.ndim < 2 or id(p) in embeddings]
+    groups = [(decayed, config.weight_decay), (plain, 0.0)]
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
 def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
@@ -127,7 +133,14 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
 
 
 def full_weights(folder: Path) -> dict[str, Tensor]:
-    """The float32 weights of a checkpoint of any ZeRO stage, by parameter name."""
+    """The weights of a checkpoint of any ZeRO stage, by parameter name; float32 if they were trained."""
     # The library prints what it finds, and a progress bar of its own.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return get_fp32_state_dict_from_zero_checkpoint(str(folder))
+        trained = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    return frozen_weights(folder / (folder / "latest").read_text().strip()) | trained
+
+
+def frozen_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The model's own copy of its weights, which ZeRO 1 leaves frozen ones in; empty for ZeRO 3."""
+    path = checkpoint / "mp_rank_00_model_states.pt"
+    return torch.load(path, map_location="cpu", weights_only=False)["module"] if path.is_file() else {}

@@ -1,6 +1,7 @@
 """python -m train.export: a training folder in, a plain Transformers directory out.
 
 model.safetensors, config.json, generation_config.json, tokenizer files
+adapter/           with lora=kept, as peft reads it; the weights beside it are the base model's
 adaptive.json      adaptive ids, L, provenance: absent for a model without adaptive tokens
 manifest.json      written last
 """
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from conf import run
+from conf import UserError, run
 from conf.stage import (
     fingerprint,
     is_finished,
@@ -23,24 +24,47 @@ from conf.stage import (
     write_json,
     write_manifest,
 )
-from train.config import ExportConfig
+from train.config import ExportConfig, LoraSettings
 from train.engine import full_weights
+from train.lora import plain_weights
 
 
 def main(config: ExportConfig) -> None:
     """Export, unless the folder already holds it; nothing is visible before it is whole."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
+    kept = keeps_adapter(config, trained_lora(manifest))
     made = made_from(config, {"checkpoint": config.checkpoint})
     if is_finished(config.out, "model", made):
         print(f"export: {config.out} is finished: nothing to do")
         return
     with staged(config.out) as out:
-        export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype))
+        export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype), kept=kept)
         write_manifest(out, "model", made, parameters=manifest["parameters"])
     print(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
 
 
-def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype) -> None:
+def trained_lora(manifest: dict[str, Any]) -> LoraSettings:
+    """How the checkpoint was trained."""
+    return LoraSettings(**manifest["settings"].get("lora", {}))
+
+
+def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
+    """Whether the adapter stays beside the base model. Raises UserError for what cannot be."""
+    if config.lora == "kept" and not lora.rank:
+        raise UserError(
+            f"lora=kept: wanted a checkpoint trained with LoRA, found {config.checkpoint} with lora.rank=0"
+        )
+    if config.lora == "merged" and lora.gated:
+        raise UserError(
+            "lora=merged: wanted an adapter that acts on every row, found a gated one in "
+            f"{config.checkpoint}, which can only be kept"
+        )
+    return lora.gated or config.lora == "kept"
+
+
+def export(
+    checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype, kept: bool = False
+) -> None:
     """Write the Transformers directory of a finished training folder."""
     described = checkpoint / "model"
     shutil.copytree(described, out, dirs_exist_ok=True)
@@ -53,10 +77,13 @@ def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torc
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
     # "lm." is the place of the library's model within train.model.AdaptiveLM.
-    weights = {
-        name.removeprefix("lm."): tensor.to(dtype).contiguous()
-        for name, tensor in full_weights(checkpoint / "checkpoints").items()
-    }
+    found = full_weights(checkpoint / "checkpoints")
+    weights = {name.removeprefix("lm."): tensor for name, tensor in found.items()}
+    lora = trained_lora(manifest)
+    if lora.rank:
+        keep = out / "adapter" if kept else None
+        weights = plain_weights(lm, lora, weights, adaptive=manifest["adaptive"], keep=keep, dtype=dtype)
+    weights = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
     logging.disable_progress_bar()
     lm.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
     lm.save_pretrained(out, state_dict=weights)
@@ -74,6 +101,7 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] 
         "adaptive_ids": manifest["adaptive"],
         "identical": len(manifest["adaptive"]) == 1,
         "L": manifest["L"],
+        "gated": trained_lora(manifest).gated,
         "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
         "provenance": {
             "checkpoint": fingerprint(checkpoint),

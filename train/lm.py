@@ -3,21 +3,27 @@
 Knows the library's model and the rows of a layout; knows no engine, no data and no objective.
 """
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from train.attention import branch_mask
+from train.lora import Gate
 from train.loss import weighted_cross_entropy
 from train.metrics import tally
 
 
 class AdaptiveLM(nn.Module):
-    """The library's model, `lm`, under the loss. `chunk` positions have logits at once."""
+    """The library's model, `lm`, under the loss. `chunk` positions have logits at once; a `gate` of
+    the model's adapter is opened for the adaptive rows.
+    """
 
-    def __init__(self, lm: PreTrainedModel, *, chunk: int, L: int, soft: float = 0.0) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, *, chunk: int, L: int, soft: float = 0.0, gate: Gate | None = None
+    ) -> None:
         super().__init__()
         self.lm = lm
-        self._chunk, self._L, self._soft = chunk, L, soft
+        self._chunk, self._L, self._soft, self._gate = chunk, L, soft, gate
 
     def forward(
         self,
@@ -32,6 +38,9 @@ class AdaptiveLM(nn.Module):
         """A Layout's (r, c) tensors in; the loss, its tally (L + 1, 4) and the likeliest token of
         every labelled column (r, c) out.
         """
+        self.train(torch.is_grad_enabled())  # an adapter's dropout is no part of a validation
+        if self._gate is not None:
+            self._gate.open(offsets > 0)
         hidden = self.lm.get_decoder()(
             input_ids=ids,
             position_ids=positions,

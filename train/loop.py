@@ -21,6 +21,7 @@ from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
 from train.drafts import COLUMNS
 from train.lm import AdaptiveLM
+from train.lora import Gate, adapt
 from train.metrics import describe, describe_step, summarise
 from train.model import load_model
 from train.schedule import learning_rate
@@ -42,10 +43,18 @@ class Trainer:
         self.shards = Shards(config.data.path, "train")
         dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
         lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
+        self.parameters = sum(parameter.numel() for parameter in lm.parameters())
+        objective = config.objective
+        self.adaptive = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
+        if config.lora.rank:
+            with engines.whole(lm.get_input_embeddings(), lm.get_output_embeddings()):
+                adapt(lm, config.lora, adaptive=self.adaptive, seed=config.seed)
+        gate = Gate(lm) if config.lora.gated else None
         if self.rank == 0:
             self._describe(lm)
-        self.parameters = sum(parameter.numel() for parameter in lm.parameters())
-        module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft)
+        module = AdaptiveLM(
+            lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft, gate=gate
+        )
         self.engine = engines.Engine(module, config)
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
@@ -138,8 +147,6 @@ class Trainer:
         shutil.copytree(tokenizer, self.out / "model", dirs_exist_ok=True)
 
     def _finish(self) -> None:
-        objective = self.config.objective
-        used = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
         write_manifest(
             self.out,
             "checkpoint",
@@ -148,7 +155,7 @@ class Trainer:
             ranks=self.ranks,
             parameters=self.parameters,
             vocab=self.vocab.to_json(),
-            adaptive=list(used),
-            L=objective.L,
+            adaptive=list(self.adaptive),
+            L=self.config.objective.L,
             validation=self.validation,
         )
