@@ -8,11 +8,20 @@ memory on a CPU, where freed blocks go back to the kernel at once (the MALLOC_ s
 what torch allocated on a GPU. The last line is JSON.
 """
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {  # vocabulary, width, middle width, layers, heads, key and value heads
@@ -43,9 +52,12 @@ ROWS = [  # model, tokens, ranks, ZeRO stage, type, activation checkpointing, fu
     ("100M", 512, 2, 1, "bf16", True),
     ("100M", 512, 2, 2, "bf16", True),
     ("100M", 512, 2, 3, "bf16", True),
-    ("100M", 512, 2, 2, "bf16", True, "+deepspeed.zero_optimization.offload_optimizer.device=cpu"),
+    ("30M", 1024, 1, 1, "fp32", False, "objective=branch"),
+    ("30M", 1024, 1, 1, "fp32", False, "global_batch=2", "micro_batch=2", "objective=causal"),
 ]
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 STEPS = 4
+MIB = 2**20
 
 
 def overrides(row: tuple) -> list[str]:
@@ -67,46 +79,58 @@ def overrides(row: tuple) -> list[str]:
 
 
 def worker(row: tuple) -> None:
-    """One rank: prints the bytes of its fullest moment."""
-    import numpy as np
-    import torch
-
+    """One rank: prints the bytes of its fullest moment, while the engine starts and while it steps."""
     from conf import settings
-    from data_prep.shards import PackedSequence
-    from data_prep.vocab import Vocab
     from train import engine as engines
     from train.config import TrainConfig
-    from train.data import lay_out, to_tensors
-    from train.model import AdaptiveLM, load_model
 
     torch.set_num_threads(1)
     config = settings("train", TrainConfig, overrides(row))
     rank, ranks = engines.start()
+    small = [f"model.shape.{name}={value}" for name, value in SMALL.items()]
+    # Libraries load code and make buffers when they are first used: that is not the run's memory.
+    train(settings("train", TrainConfig, [*overrides(row), *small]), tokens=16)
+    gc.collect()
+    base = resident("VmRSS")
+    start = train(config, tokens=row[1]) - base
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident("VmHWM") - base
+    if rank == 0:
+        print(json.dumps({"start": start, "peak": peak}))
+
+
+def train(config: "TrainConfig", *, tokens: int) -> int:
+    """Some steps on random sequences of `tokens`; returns the highest resident memory before the first."""
+    from data_prep.vocab import Vocab
+    from train import engine as engines
+    from train.data import lay_out, to_tensors
+    from train.lm import AdaptiveLM
+    from train.model import load_model
+
+    forget_peak()
     size = config.model.shape["vocab_size"]
     none = dict.fromkeys(("pre", "suf", "mid", "eot"))
     vocab = Vocab(size=size, bos=0, eos=1, adaptive=tuple(range(2, 9)), **none)
-    dtype = torch.bfloat16 if row[4] == "bf16" else torch.float32
-    base = resident("VmRSS")
+    dtype = torch.bfloat16 if config.deepspeed["bf16"]["enabled"] else torch.float32
     lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=0)
     engine = engines.Engine(AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L), config)
-    del lm
-    start = resident("VmHWM") - base
-    Path("/proc/self/clear_refs").write_text("5")  # forget the highest resident memory so far
-    generator = np.random.default_rng(rank)
+    highest = resident("VmHWM")
+    forget_peak()
+    generator = np.random.default_rng(engines.torch.distributed.get_rank())
     for step in range(STEPS):
         batches = []
-        for micro in range(config.accumulations(ranks)):
-            tokens = generator.integers(9, size, row[1])
-            sequence = PackedSequence(tokens=tokens, spans=None, names=None) if False else None
-            del sequence
-            one = type("Sequence", (), {"tokens": tokens, "documents": np.zeros(row[1], dtype=np.int64)})
-            layout = lay_out([one], [micro], vocab, config.objective, seed=(step,))
+        for _ in range(config.accumulations(engines.world_size())):
+            sequence = SimpleNamespace(
+                tokens=generator.integers(9, size, tokens), documents=np.zeros(tokens, int)
+            )
+            layout = lay_out([sequence], [0], vocab, config.objective, seed=(step,))
             batches.append(to_tensors(layout, engine.device))
         engine.step(batches, 1e-4)
-    cuda = torch.cuda.is_available()
-    peak = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM") - base
-    if rank == 0:
-        print(json.dumps({"start": start, "peak": peak}))
+    return highest
+
+
+def forget_peak() -> None:
+    """Let the highest resident memory begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident(name: str) -> int:
@@ -133,13 +157,29 @@ def measure(number: int) -> dict[str, int]:
 
 
 def main(numbers: list[int]) -> None:
-    """Measure and print, row by row."""
+    """Print measured and planned, row by row, and the ratio of the two."""
+    from conf import settings
+    from train.config import TrainConfig
+    from train.memory import estimate_memory
+    from train.model import model_config
+
     found = []
+    print(
+        f"{'':3}{'model':10}{'tokens':>7}{'ranks':>6}{'ZeRO':>5}  {'type':6}{'ckpt':6}{'measured':>9}{'plan':>7}{'ratio':>7}"
+    )
     for number in numbers:
         name, tokens, ranks, stage, kind, checkpointing, *more = ROWS[number]
-        result = measure(number)
-        print(number, ROWS[number], {k: round(v / 2**20, 1) for k, v in result.items()}, flush=True)
-        found.append(result)
+        config = settings("train", TrainConfig, overrides(ROWS[number]))
+        plan = estimate_memory(
+            model_config(config.model), config, ranks=ranks, seq_len=tokens, cuda=torch.cuda.is_available()
+        )
+        peak = measure(number)["peak"]
+        found.append({"row": ROWS[number], "measured": peak, "plan": plan.total, "moment": plan.moment})
+        print(
+            f"{number:<3}{name:10}{tokens:7}{ranks:6}{stage:5}  {kind:6}{'yes' if checkpointing else 'no':6}"
+            f"{peak / MIB:9.0f}{plan.total / MIB:7.0f}{plan.total / peak:7.2f}  {plan.moment}  {' '.join(more)}",
+            flush=True,
+        )
     print(json.dumps(found))
 
 
