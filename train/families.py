@@ -3,6 +3,8 @@
 Knows configurations and the library's classes; needs no weights.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -44,14 +46,15 @@ def _not_ours(config: PretrainedConfig, seq_len: int) -> str:
         return ", which is no decoder-only language model"
     if not getattr(config, "rope_parameters", None) or getattr(config, "alibi", False):
         return ", whose configuration has no rotary positions"
-    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    layers = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    kinds = layers - {"full_attention", "sliding_attention"}
     if kinds or model._is_stateful:
         return f", which has layers other than attention{': ' + ', '.join(sorted(kinds)) if kinds else ''}"
     if not (model._supports_attention_backend and model._supports_sdpa):
         return ", whose attention is more than the library's kernels compute"
     window = getattr(config, "sliding_window", None)
-    if window and window < seq_len and "sliding_attention" in (config.layer_types or ["sliding_attention"]):
+    if window and window < seq_len and "sliding_attention" in layers:
         return f", whose window sliding_window={window} is narrower than the sequences of {seq_len:,} tokens"
     return ""
 

@@ -1,8 +1,7 @@
 """The memory that training takes, part by part, at its fullest moment: from shapes, without weights.
 
 States follow ZeRO (Rajbhandari et al. 2020, §3) as DeepSpeed allocates them; what a layer keeps
-for its backward pass is counted on the library's own model on the meta device. Symbols: P
-parameters, R ranks, b and g bytes of a weight and of a gradient, T rows of a forward.
+for its backward pass is counted on the library's own model on the meta device.
 """
 
 import copy
@@ -19,6 +18,8 @@ from train.config import TrainConfig
 from train.families import skeleton
 from train.flops import expected_work
 
+GIB = 2**30
+RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
 BUCKET = 500_000_000  # DeepSpeed's reduce_bucket_size, in elements, where the settings name none
 LIVE = 1_000_000_000  # its stage3_max_live_parameters
 PREFETCH = 50_000_000  # its stage3_prefetch_bucket_size
@@ -37,7 +38,8 @@ class Memory:
     activations: float
     logits: float
     buffers: float  # the engine's: buckets, copies, gathered layers
-    host: float  # what offloading puts beside the device
+    host: float  # what offloading keeps beside the device
+    loading: float  # and what loading the model takes there, once
 
     @property
     def total(self) -> float:
@@ -47,18 +49,18 @@ class Memory:
     @property
     def parts(self) -> dict[str, float]:
         """The device's parts by name."""
-        return {name: value for name, value in vars(self).items() if name not in ("moment", "host")}
+        return {name: value for name, value in vars(self).items() if name not in ("moment", "host", "loading")}
 
 
 @dataclass(frozen=True)
 class States:
     """What the engine holds of a model: fixed by its parameters, whatever the batch."""
 
-    P: int
+    parameters: int
     embedding: int  # parameters of the embedding, which are a group of their own
-    R: int
+    ranks: int
     stage: int
-    b: int
+    b: int  # bytes of a weight, and of a gradient
     accumulates: bool
     zero: dict[str, Any]
     cuda: bool  # where memory counts when it is allocated, not when it is first written to
@@ -71,12 +73,13 @@ class States:
     @property
     def share(self) -> float:
         """Parameters of this rank's partition."""
-        return self.P / self.R
+        return self.parameters / self.ranks
 
     @property
     def weights(self) -> float:
+        """Of the model that computes."""
         if self.stage < 3:
-            return self.P * self.b
+            return self.parameters * self.b
         kept_apart = (self.zero.get("offload_param") or {}).get("device", "none") != "none"
         return 0 if kept_apart else self.share * self.b
 
@@ -84,7 +87,7 @@ class States:
     def optimizer(self) -> float:
         """Two moments and a float32 master; only without ZeRO a float32 model is its own master."""
         if self.stage == 0:
-            return self.P * (12 if self.b == 2 else 8)
+            return self.parameters * (12 if self.b == 2 else 8)
         return 0 if self.offloaded else self.share * 12
 
     @property
@@ -96,12 +99,13 @@ class States:
 
     @property
     def bucket(self) -> float:
-        """Elements of the buffer that gradients are reduced in, and how many of them are written."""
+        """Elements of the buffer that gradients are reduced in."""
         return float(self.zero.get("reduce_bucket_size", BUCKET))
 
     @property
     def filled(self) -> float:
-        return min(self.P, self.bucket)
+        """How many of them are written at most."""
+        return min(self.parameters, self.bucket)
 
     @property
     def bucket_bytes(self) -> float:
@@ -116,7 +120,7 @@ class States:
             return 0
         live = float(self.zero.get("stage3_max_live_parameters", LIVE))
         ahead = float(self.zero.get("stage3_prefetch_bucket_size", PREFETCH))
-        return self.b * min(self.P, live + ahead)
+        return self.b * min(self.parameters, live + ahead)
 
     def while_forward(self) -> tuple[float, float]:
         """Gradients and buffers that lie beside all activations, before the backward pass."""
@@ -127,7 +131,7 @@ class States:
         partitioned = self.stage == 2
         if partitioned and self.offloaded:
             return 0, 0
-        return self.b * (self.share if partitioned else self.P), 0
+        return self.b * (self.share if partitioned else self.parameters), 0
 
     def while_backward(self) -> tuple[float, float]:
         """The same with the buffers of reduction, in full where they fill before the pass ends."""
@@ -136,33 +140,35 @@ class States:
             return gradients, buffers
         if self.stage < 3 and self.cuda:
             buffers += self.bucket_bytes
-        if self.stage >= 2 and self.P > self.bucket:
+        if self.stage >= 2 and self.bucket < self.parameters:
             buffers += self.filled * self.b
             gradients += self.share * self.b if self.stage == 2 and not self.offloaded else 0
         return gradients, buffers
 
     def at_reduction(self) -> tuple[float, float]:
         """When the last gradient is there: the bucket, and a copy of it that is summed over ranks."""
-        copied = min(self.P, self.bucket) * self.b
+        copied = self.filled * self.b
         if self.stage == 0:
-            return self.P * self.b, min(self.P, BUCKET) * self.b
+            return self.parameters * self.b, min(self.parameters, BUCKET) * self.b
         held, buffers = self.while_forward()
         if self.stage == 1:
-            moved = self.share * self.b if self.P > self.bucket else 0
-            waiting = (self.P - self.filled) * self.b
+            moved = self.share * self.b if self.bucket < self.parameters else 0
+            waiting = (self.parameters - self.filled) * self.b
             return waiting + moved, self.bucket_bytes + copied
         if self.stage == 2:
-            return held + (self.share * self.b if self.P > self.bucket else 0), self.bucket_bytes + copied
+            return held + (
+                self.share * self.b if self.bucket < self.parameters else 0
+            ), self.bucket_bytes + copied
         return held, buffers + copied
 
     def at_step(self) -> tuple[float, float]:
         """The optimizer's step: gradients once more, flat and in float32, of one group after the other."""
         wide = 4 if self.b == 2 else 0  # a float32 gradient needs no copy in float32
         if self.stage == 0:
-            return self.P * self.b, self.P * wide
+            return self.parameters * self.b, self.parameters * wide
         if self.offloaded:
             return 0, 0
-        share = max(self.P - self.embedding, self.embedding) / self.R
+        share = max(self.parameters - self.embedding, self.embedding) / self.ranks
         if self.stage == 3:
             share = min(share, float(self.zero.get("sub_group_size", SUB_GROUP)))
             bucket = self.bucket_bytes
@@ -175,12 +181,12 @@ def estimate_memory(
 ) -> Memory:
     """The fullest moment of a rank's training step, after the first, when the moments exist."""
     dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
-    lm = skeleton(architecture)
+    lm: Any = skeleton(architecture)
     zero = config.deepspeed.get("zero_optimization", {})
     states = States(
-        P=sum(parameter.numel() for parameter in lm.parameters()),
+        parameters=sum(parameter.numel() for parameter in lm.parameters()),
         embedding=lm.get_input_embeddings().weight.numel(),
-        R=ranks,
+        ranks=ranks,
         stage=zero.get("stage", 0),
         b=dtype.itemsize,
         accumulates=config.accumulations(ranks) > 1,
@@ -209,7 +215,17 @@ def estimate_memory(
         "the optimizer's step": (states.at_step(), 0, 0),
     }
     found = [
-        Memory(moment, states.weights, gradients, states.optimizer, activations, logits, buffers, states.host)
+        Memory(
+            moment=moment,
+            weights=states.weights,
+            gradients=gradients,
+            optimizer=states.optimizer,
+            activations=activations,
+            logits=logits,
+            buffers=buffers,
+            host=states.host,
+            loading=states.parameters * states.b,
+        )
         for moment, ((gradients, buffers), activations, logits) in moments.items()
     ]
     return max(found, key=lambda memory: memory.total)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -88,14 +89,14 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
     return lm.train()
 
 
-def _grow(lm: PreTrainedModel, config: ModelConfig, vocab: Vocab) -> None:
+def _grow(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
     """Add the embedding rows that the data's vocabulary has beyond the model's, if adaptive ids alone are.
 
     Each is the mean of the others: then the head gives none of them an outstanding logit (Hewitt 2021,
     "Initializing New Word Embeddings"). The library's mean_resizing adds noise of 1e-9 to it, by way of
     a covariance that takes minutes at the width of 34B.
     """
-    rows = lm.get_input_embeddings().num_embeddings
+    rows = len(lm.get_input_embeddings().weight)
     if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
         raise UserError(
             f"model.path={config.path}: wanted at least {vocab.size} embedding rows, as the data's "
@@ -104,7 +105,7 @@ def _grow(lm: PreTrainedModel, config: ModelConfig, vocab: Vocab) -> None:
     if rows < vocab.size:
         lm.resize_token_embeddings(vocab.size, mean_resizing=False)
         for embeddings in (lm.get_input_embeddings(), lm.get_output_embeddings()):
-            weight = embeddings.weight.data
+            weight: Tensor = embeddings.weight.data
             weight[rows:] = weight[:rows].float().mean(0).to(weight.dtype)
 
 

@@ -58,6 +58,7 @@ ROWS = [  # model, tokens, ranks, ZeRO stage, type, activation checkpointing, fu
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 STEPS = 4
 MIB = 2**20
+LINE = "{:<3} {:9} {:>6} {:>5} {:>4}  {:4} {:4} {:>8} {:>6} {:>5}  {}"
 
 
 def overrides(row: tuple) -> list[str]:
@@ -67,8 +68,8 @@ def overrides(row: tuple) -> list[str]:
     return [
         "model=pretrained",
         "model.random_init=true",
-        *(f"+model.shape.{field}={value}" for field, value in shape.items()),
-        f"+model.shape.max_position_embeddings={tokens}",
+        *(f"model.shape.{field}={value}" for field, value in shape.items()),
+        f"model.shape.max_position_embeddings={tokens}",
         f"model.activation_checkpointing={str(checkpointing).lower()}",
         f"deepspeed=zero{stage}",
         f"deepspeed.bf16.enabled={str(kind == 'bf16').lower()}",
@@ -164,9 +165,8 @@ def main(numbers: list[int]) -> None:
     from train.model import model_config
 
     found = []
-    print(
-        f"{'':3}{'model':10}{'tokens':>7}{'ranks':>6}{'ZeRO':>5}  {'type':6}{'ckpt':6}{'measured':>9}{'plan':>7}{'ratio':>7}"
-    )
+    titles = ("model", "tokens", "ranks", "ZeRO", "type", "ckpt", "measured", "plan", "ratio")
+    print(LINE.format("", *titles, "fullest moment"))
     for number in numbers:
         name, tokens, ranks, stage, kind, checkpointing, *more = ROWS[number]
         config = settings("train", TrainConfig, overrides(ROWS[number]))
@@ -175,11 +175,10 @@ def main(numbers: list[int]) -> None:
         )
         peak = measure(number)["peak"]
         found.append({"row": ROWS[number], "measured": peak, "plan": plan.total, "moment": plan.moment})
-        print(
-            f"{number:<3}{name:10}{tokens:7}{ranks:6}{stage:5}  {kind:6}{'yes' if checkpointing else 'no':6}"
-            f"{peak / MIB:9.0f}{plan.total / MIB:7.0f}{plan.total / peak:7.2f}  {plan.moment}  {' '.join(more)}",
-            flush=True,
-        )
+        figures = (f"{peak / MIB:.0f}", f"{plan.total / MIB:.0f}", f"{plan.total / peak:.2f}")
+        kept = "yes" if checkpointing else "no"
+        told = " ".join([plan.moment, *more])
+        print(LINE.format(number, name, tokens, ranks, stage, kind, kept, *figures, told), flush=True)
     print(json.dumps(found))
 
 
