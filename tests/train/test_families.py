@@ -1,4 +1,4 @@
-"""Rotary causal models train with the library's own loss; others, and misfits of model and data, are refused."""
+"""Rotary causal models train with the library's own loss; others, and data that does not fit, are refused."""
 
 import os
 import socket
@@ -157,7 +157,8 @@ def test_a_grown_tied_model_is_trained_and_exported(tmp_path: Path) -> None:
         f"data.path={tmp_path / 'data'}",
         f"model.path={tmp_path / 'base'}",
         f"out={tmp_path / 'tuned'}",
-        *("steps=2", "global_batch=2", "validate_sequences=2", "tracker.mode=disabled", "optimizer.warmup_steps=1"),
+        *("steps=2", "global_batch=2", "validate_sequences=2", "optimizer.warmup_steps=1"),
+        "tracker.mode=disabled",
     ]
     export = [f"checkpoint={tmp_path / 'tuned'}", f"out={tmp_path / 'model'}", "dtype=float32"]
     script = (
