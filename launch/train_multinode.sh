@@ -1,16 +1,13 @@
 #!/usr/bin/env bash
-# Train on several machines: run this on each, with the same arguments as launch/train.sh and
+# Train on several machines. On each of them, with the arguments of launch/train.sh:
 #   NODES=4 HEAD=10.0.0.1:29400 RUN=sdsat launch/train_multinode.sh experiment=sdsat_34b_l7 ...
-# HEAD is an address of one of the machines that all of them reach, RUN a name that only this run has.
+# HEAD is one of the machines, as all of them reach it; RUN is a name that no other run there has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for name in NODES HEAD; do
-    if [[ -z ${!name:-} ]]; then
-        echo "error: wanted $name in the environment (NODES: how many machines; HEAD: host:port), found none" >&2
-        exit 2
-    fi
-done
-source .venv/bin/activate
-exec torchrun --nnodes "$NODES" --nproc_per_node "${RANKS:-gpu}" \
-    --rdzv-backend c10d --rdzv-endpoint "$HEAD" --rdzv-id "${RUN:-adaptive-tokens}" \
-    --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout 600 -m train "$@"
+if [[ ! ${NODES:-} =~ ^[1-9][0-9]*$ || ! ${HEAD:-} =~ ^[^:]+(:[0-9]+)?$ ]]; then
+    echo "error: wanted NODES (how many machines) and HEAD (host:port) in the environment," \
+        "found NODES='${NODES:-}' HEAD='${HEAD:-}'" >&2
+    exit 2
+fi
+export RENDEZVOUS="--nnodes $NODES --rdzv-backend c10d --rdzv-endpoint $HEAD --rdzv-id ${RUN:-adaptive-tokens}"
+exec bash launch/train.sh "$@"
