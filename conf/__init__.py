@@ -81,12 +81,15 @@ def _compose(entry: str, schema: type, overrides: Sequence[str] = ()) -> DictCon
 
 
 def _quoted(override: str, schema: type) -> str:
-    """The override with the value of a text setting quoted: Hydra's grammar would read a prompt
-    or a path with brackets, commas or spaces as something else.
+    """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
+    a path with brackets, commas or spaces would be read as something else; and what belongs to a
+    library's own settings, a dict of Any, given whether the YAML has it already or not.
     """
     key, equals, value = override.partition("=")
     kind: Any = schema
     for name in key.split("."):
+        if get_origin(kind) is dict and get_args(kind)[1] is Any:
+            return f"++{override}" if equals else override
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]
         elif is_dataclass(kind):

@@ -3,4 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source .venv/bin/activate
-exec torchrun --standalone --nproc_per_node "${RANKS:-gpu}" -m train "$@"
+read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"
+exec torchrun "${rendezvous[@]}" --nproc_per_node "${RANKS:-gpu}" -m train "$@"

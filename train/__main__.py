@@ -5,9 +5,14 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.stage import is_finished, made_from, read_manifest
-from data_prep.vocab import Vocab
 from train.config import TrainConfig
 from train.metrics import describe_change
+
+# What changes nothing in the result.
+NO_MATTER = (
+    "tracker", "plan", "plan_ranks", "plan_device", "plan_utilisation", "peak_tflops", "memory_check",
+    "max_loss_rise",
+)  # fmt: skip
 
 
 def main(config: TrainConfig) -> None:
@@ -24,17 +29,17 @@ def main(config: TrainConfig) -> None:
     inputs = {"data.path": config.data.path}
     if config.model.path is not None and (Path(config.model.path) / "manifest.json").is_file():
         inputs["model.path"] = config.model.path
-    made = made_from(config, inputs, ignore=("tracker", "plan", "plan_ranks", "max_loss_rise"))
+    made = made_from(config, inputs, ignore=NO_MATTER)
     if is_finished(config.out, "checkpoint", made):
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]
         _tell(f"{config.out} is finished: nothing to do")
     else:
         # Imported late: a mistake in the settings is told without waiting for the engine.
-        from train.loop import Trainer
-        from train.model import check_tokenizer, model_config
+        from train.checks import check_start
 
-        model_config(config.model, vocab=Vocab.from_json(data["vocab"]))
-        check_tokenizer(config.model, config.data.path)
+        check_start(config, data)
+        from train.loop import Trainer
+
         validation = Trainer(config, made, data).run()
     _tell(describe_change(validation))
 

@@ -20,7 +20,7 @@ class ModelConfig:
 
     path: str | None = None
     random_init: bool = False
-    shape: dict[str, Any] = field(default_factory=dict)  # fields of a LlamaConfig
+    shape: dict[str, Any] = field(default_factory=dict)  # model_type (llama) and fields of its configuration
     attention: str = "sdpa"  # sdpa, eager or flash_attention_2
     activation_checkpointing: bool = False
     compile: bool = False  # torch.compile of the layers
@@ -121,10 +121,15 @@ class TrainConfig:
     max_loss_rise: float = 0.01  # held-out standard-token loss, against the base model's, that is alarming
     plan: bool = False  # print what would run, and stop
     plan_ranks: int = 8  # ranks that plan=true assumes
+    plan_device: str = "a100_80gb"  # and their device: a name that the plan lists, or GiB
+    plan_utilisation: float = 0.4  # and the share of its peak that is used
+    peak_tflops: float | None = None  # of a device in bfloat16; none: from a table of datasheets
+    memory_check: bool = True  # refuse to train what cannot fit
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every"):
+        counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every")
+        for name in (*counts, "plan_ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
         if self.lora.gated and self.objective.name not in ("dual", "branch"):
@@ -132,6 +137,8 @@ class TrainConfig:
                 "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
                 f"sequence, found {self.objective.name}"
             )
+        if not 0 < self.plan_utilisation <= 1:
+            raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
 
     def accumulations(self, ranks: int) -> int:
         """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""

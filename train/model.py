@@ -3,12 +3,21 @@
 Knows the library's models; knows no engine, no data and no objective.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from conf import UserError
@@ -27,17 +36,36 @@ def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> Pretrain
         own = {}
         if vocab is not None:
             own = {"vocab_size": vocab.size, "bos_token_id": vocab.bos, "eos_token_id": vocab.eos}
-        try:
-            return LlamaConfig(**{**config.shape, **own})
-        except (TypeError, ValueError) as error:
-            raise UserError(f"model.shape: wanted the fields of a LlamaConfig, found {error}") from error
+        return _of_shape({**config.shape, **own})
     if config.path is None:
         raise UserError("setting 'model.path' is required: a Transformers directory with weights")
     if not (Path(config.path) / "config.json").is_file():
         raise UserError(
             f"model.path={config.path}: wanted a Transformers directory, found no config.json there"
         )
-    return AutoConfig.from_pretrained(config.path, local_files_only=True)
+    try:
+        return AutoConfig.from_pretrained(config.path, local_files_only=True)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise UserError(
+            f"model.path={config.path}: wanted a model's config.json, found {_line(error)}"
+        ) from error
+
+
+def _of_shape(shape: dict[str, Any]) -> PretrainedConfig:
+    """A configuration from `model.shape`: the fields of its model_type's class, Llama's by default."""
+    kind = shape.get("model_type", "llama")
+    if kind not in CONFIG_MAPPING:
+        raise UserError(f"model.shape.model_type: wanted an architecture of Transformers, found {kind!r}")
+    fields = {name: value for name, value in shape.items() if name != "model_type"}
+    known = {field.name for field in dataclasses.fields(CONFIG_MAPPING[kind])}
+    if unknown := sorted(fields.keys() - known):
+        raise UserError(f"model.shape: wanted fields of {CONFIG_MAPPING[kind].__name__}, found {unknown[0]}")
+    try:
+        return AutoConfig.for_model(kind, **fields)
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise UserError(
+            f"model.shape: wanted the fields of a {CONFIG_MAPPING[kind].__name__}, found {_line(error)}"
+        ) from error
 
 
 def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
@@ -45,8 +73,8 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
     found = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
     attention = register(config.attention)
+    torch.manual_seed(seed)
     if config.random_init or config.path is None:
-        torch.manual_seed(seed)
         lm = AutoModelForCausalLM.from_config(found, attn_implementation=attention).to(dtype)
     else:
         try:
@@ -54,14 +82,8 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
                 config.path, dtype=dtype, attn_implementation=attention, local_files_only=True
             )
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"model.path={config.path}: wanted a causal model, found {reason}") from error
-    rows = lm.get_input_embeddings().num_embeddings
-    if rows < vocab.size:
-        raise UserError(
-            f"model.path={config.path}: wanted at least {vocab.size} embedding rows, as the data's "
-            f"vocabulary has, found {rows}"
-        )
+            raise UserError(f"model.path={config.path}: wanted a causal model, found {_line(error)}") from error
+    _grow(lm, config, vocab)
     if config.activation_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
     if config.compile:
@@ -69,6 +91,26 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
         for layer in lm.get_decoder().layers:
             layer.compile(dynamic=True)
     return lm.train()
+
+
+def _grow(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
+    """Add the embedding rows that the data's vocabulary has beyond the model's, if adaptive ids alone are.
+
+    Each is the mean of the others: then the head gives none of them an outstanding logit (Hewitt 2021,
+    "Initializing New Word Embeddings"). The library's mean_resizing adds noise of 1e-9 to it, by way of
+    a covariance that takes minutes at the width of 34B.
+    """
+    rows = len(lm.get_input_embeddings().weight)
+    if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
+        raise UserError(
+            f"model.path={config.path}: wanted at least {vocab.size} embedding rows, as the data's "
+            f"vocabulary has, found {rows}"
+        )
+    if rows < vocab.size:
+        lm.resize_token_embeddings(vocab.size, mean_resizing=False)
+        for embeddings in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+            weight: Tensor = embeddings.weight.data
+            weight[rows:] = weight[:rows].float().mean(0).to(weight.dtype)
 
 
 def check_tokenizer(config: ModelConfig, data_path: str) -> None:
@@ -84,6 +126,11 @@ def check_tokenizer(config: ModelConfig, data_path: str) -> None:
             f"data.path={data_path}: wanted shards made with the tokenizer of {config.path}, "
             "found shards of another tokenizer"
         )
+
+
+def _line(error: Exception) -> str:
+    """A library's message of many lines in one."""
+    return " ".join(str(error).split())
 
 
 def _vocabulary(path: Path) -> Any:

@@ -1,120 +1,145 @@
-"""plan=true: what a training run would do, without weights, data or GPU.
+"""plan=true: what a training run would do, without weights or a GPU, and whether it fits."""
 
-Parameters are counted on the library's own model on the meta device; memory per GPU is an
-estimate from them, its terms stated at each line.
-"""
+from typing import Any
 
-from dataclasses import dataclass
-
-import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
+from conf import UserError
+from conf.stage import read_manifest
+from data_prep.vocab import Vocab
 from train.config import TrainConfig
+from train.families import check_family, skeleton
+from train.flops import expected_work, peak_flops, step_flops
+from train.memory import GIB, RESERVED, Memory, estimate_memory
 from train.model import model_config
 
-GIB = 2**30
+# What torch.cuda.get_device_name says of a device, and the GiB it has for one process's tensors and code.
+DEVICES = {
+    "a100_40gb": ("NVIDIA A100-SXM4-40GB", 39.4),
+    "a100_80gb": ("NVIDIA A100-SXM4-80GB", 79.2),
+    "h100_80gb": ("NVIDIA H100 80GB HBM3", 79.1),
+    "h200_141gb": ("NVIDIA H200", 139.8),
+    "l40s_48gb": ("NVIDIA L40S", 44.4),
+    "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
+}
+CLOSE = 0.9  # an estimate above this share of the memory may be wrong about fitting
+MACHINE = 8  # GPUs of one machine, whose memory the ranks share
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes per GPU, by part."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    logits: float
-
-    @property
-    def total(self) -> float:
-        """The sum of the parts."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
-
-
-def count_parameters(config: PretrainedConfig) -> int:
-    """Parameters of the library's model of this architecture."""
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in lm.parameters())
-
-
-def estimate_memory(
-    config: PretrainedConfig,
-    *,
-    parameters: int,
-    stage: int,
-    ranks: int,
-    rows: int,
-    seq_len: int,
-    chunk: int,
-    bytes_per_weight: int,
-    checkpointing: bool,
-) -> Memory:
-    """Mixed-precision AdamW under ZeRO (Rajbhandari et al. 2020, §3) with the loss in chunks.
-
-    Stage 1 divides the optimizer's states by `ranks`, stage 2 the gradients too, stage 3 the
-    weights too. Activations, in 2-byte values per token (Korthikanti et al. 2022, §4, with
-    an attention kernel that keeps no scores): d for a checkpointed layer's input, about 17 d
-    for a whole Llama layer; with checkpointing one whole layer lives at a time.
-    """
-    tokens, d, layers = rows * seq_len, config.hidden_size, config.num_hidden_layers
-    whole_layer = 17 * d * tokens * bytes_per_weight
-    kept = layers * d * tokens * bytes_per_weight + whole_layer if checkpointing else layers * whole_layer
-    return Memory(
-        weights=parameters * bytes_per_weight / (ranks if stage >= 3 else 1),
-        gradients=parameters * bytes_per_weight / (ranks if stage >= 2 else 1),
-        # float32 master weight and two moments; a float32 model is its own master
-        optimizer=parameters * (12 if bytes_per_weight == 2 else 8) / (ranks if stage >= 1 else 1),
-        activations=kept,
-        # a chunk's logits in the model's type and in float32, and the gradient of either
-        logits=chunk * config.vocab_size * 2 * (bytes_per_weight + 4),
-    )
+def verdict(memory: Memory, capacity: float, device: str) -> str:
+    """Whether it fits `capacity` bytes, in words."""
+    figures = f"{memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
+    if memory.total > capacity:
+        return f"does not fit: {figures}"
+    return f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
 
 
 def print_plan(config: TrainConfig) -> None:
-    """Print model, tokens, steps, ranks, ZeRO stage and memory per GPU."""
-    architecture = model_config(config.model)
-    parameters = count_parameters(architecture)
-    ranks = config.plan_ranks
-    accumulations = config.accumulations(ranks)
-    seq_len = architecture.max_position_embeddings
-    copies = 2 if config.objective.name == "dual" else 1  # Y, or Y and M
-    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
-    bf16 = config.deepspeed.get("bf16", {}).get("enabled", False)
-    memory = estimate_memory(
-        architecture,
-        parameters=parameters,
-        stage=stage,
-        ranks=ranks,
-        rows=copies * config.micro_batch,
-        seq_len=seq_len,
-        chunk=config.loss_chunk,
-        bytes_per_weight=2 if bf16 else 4,
-        checkpointing=config.model.activation_checkpointing,
-    )
-    data = config.global_batch * seq_len
-    objective = config.objective
-    window = f", L={objective.L}, w={objective.w:g}" if objective.name != "causal" else ""
-    optimizer = config.optimizer
-    rows = {
+    """Print model, objective, data, steps, batch arithmetic, operations, hours and memory per GPU."""
+    table = Table(title="training plan", show_header=False)
+    for name, value in plan(config).items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def plan(config: TrainConfig) -> dict[str, str]:
+    """The plan's lines. Raises UserError for settings that no run could have."""
+    data = read_manifest(config.data.path, "shards", "data.path") if config.data.path else None
+    vocab = Vocab.from_json(data["vocab"]) if data else None
+    architecture = model_config(config.model, vocab=vocab if config.model.path else None)
+    if vocab is not None:
+        architecture.vocab_size = max(architecture.vocab_size, vocab.size)
+    seq_len: int = data["seq_len"] if data else architecture.max_position_embeddings
+    check_family(architecture, seq_len=seq_len)
+    return {
+        **_what(config, architecture),
+        **_batch(config, data, seq_len),
+        **_cost(config, architecture, seq_len),
+        **_memory(config, architecture, seq_len),
+    }
+
+
+def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
+    parameters = sum(parameter.numel() for parameter in skeleton(architecture).parameters())
+    objective, optimizer = config.objective, config.optimizer
+    tokens = "diverse tokens" if objective.diverse else "one adaptive token"
+    window = f", L={objective.L}, w={objective.w:g}, {tokens}" if objective.name != "causal" else ""
+    return {
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
         f"{parameters / 1e9:.2f}B parameters",
         "objective": objective.name + window,
         "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to {optimizer.min_lr:g}, "
         f"warm-up {optimizer.warmup_steps}",
-        "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x {config.micro_batch} x "
-        f"{accumulations} accumulations",
-        "tokens per step": f"{data / 1e6:.2f}M of data, {copies * data / 1e6:.2f}M computed",
-        "tokens in all": f"{config.steps * data / 1e9:.2f}B of data, "
-        f"{config.steps * copies * data / 1e9:.2f}B computed",
-        "operations": f"{6 * parameters * config.steps * copies * data:.2e} (6 x parameters x tokens)",
-        "ranks": f"{ranks}, ZeRO stage {stage}, {'bfloat16' if bf16 else 'float32'}",
-        "memory per GPU": f"about {memory.total / GIB:.1f} GiB",
-        **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in vars(memory).items()},
     }
-    table = Table(title="training plan", show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console().print(table)
+
+
+def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> dict[str, str]:
+    step = config.global_batch * seq_len
+    rows = expected_work(config.objective, seq_len).rows / seq_len
+    lines = {
+        "batch": f"{config.global_batch} sequences of {seq_len:,} = {config.plan_ranks} ranks x "
+        f"{config.micro_batch} x {config.accumulations(config.plan_ranks)} accumulations",
+        "tokens per step": f"{step / 1e6:.2f}M of data, {rows * step / 1e6:.2f}M computed",
+        "tokens in all": f"{config.steps * step / 1e9:.2f}B of data, "
+        f"{config.steps * rows * step / 1e9:.2f}B computed",
+    }
+    if data:
+        there = data["train"]
+        epochs = config.steps * config.global_batch / there["sequences"]
+        lines["data"] = f"{config.data.path}: {there['tokens'] / 1e9:.3g}B tokens, read {epochs:.2f} times"
+    return lines
+
+
+def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
+    flops = step_flops(
+        architecture,
+        config.objective,
+        sequences=config.global_batch,
+        seq_len=seq_len,
+        checkpointing=config.model.activation_checkpointing,
+    )
+    name, _ = plan_device(config.plan_device)
+    peak = peak_flops(name, config.peak_tflops)
+    lines = {
+        "operations": f"{config.steps * flops.model:.2e}; {config.steps * flops.hardware:.2e} with what is "
+        "computed twice",
+    }
+    if peak:
+        second = config.plan_ranks * peak * config.plan_utilisation
+        lines["hours"] = (
+            f"{config.steps * flops.model / second / 3600:.1f} on {config.plan_ranks} x {config.plan_device}, "
+            f"if {100 * config.plan_utilisation:.0f} % of {peak / 1e12:.0f} TFLOP/s are used (assumed)"
+        )
+    return lines
+
+
+def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
+    memory = estimate_memory(architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True)
+    _, capacity = plan_device(config.plan_device)
+    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
+    bf16 = config.deepspeed.get("bf16", {}).get("enabled", False)
+    together = min(config.plan_ranks, MACHINE)
+    offloaded = f", {together * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
+    return {
+        "ranks": f"{config.plan_ranks}, ZeRO stage {stage}, {'bfloat16' if bf16 else 'float32'}",
+        "memory per GPU": f"{verdict(memory, capacity - RESERVED, config.plan_device)} "
+        f"(fullest in {memory.moment})",
+        **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},
+        "memory per machine": f"{together * memory.loading / GIB:.1f} GiB while {together} ranks load the model"
+        f"{offloaded}",
+    }
+
+
+def plan_device(wanted: str) -> tuple[str, float]:
+    """A device's name and bytes, of the table or a number of GiB. Raises UserError for anything else."""
+    if wanted in DEVICES:
+        name, gib = DEVICES[wanted]
+        return name, gib * GIB
+    try:
+        return "", float(wanted) * GIB
+    except ValueError as error:
+        raise UserError(
+            f"plan_device: wanted {', '.join(DEVICES)} or a number of GiB, found {wanted}"
+        ) from error

@@ -22,7 +22,10 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-EQUATION_9 = ["objective.w=1", "objective.masked_mean=n"]  # as the paper weighs; the demo weighs the masked term more
+EQUATION_9 = [
+    "objective.w=1",
+    "objective.masked_mean=n",
+]  # as the paper weighs; the demo weighs the masked term more
 VARIANTS = {
     "causal": ["objective=causal"],
     "basic": ["objective=basic"],

@@ -1,0 +1,47 @@
+"""The launch scripts under stubs of Slurm's commands."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("NODES", "HEAD", "RUN")}
+    return subprocess.run(
+        ["bash", f"launch/{name}", *arguments],
+        cwd=ROOT,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"NODES": "2"}, {"NODES": "two", "HEAD": "host"}, {"HEAD": "host:1"}]
+)
+def test_several_machines_need_their_number_and_a_meeting_place(environment: dict[str, str]) -> None:
+    run = launch("train_multinode.sh", **environment)
+    assert run.returncode == 2 and run.stderr.startswith("error: wanted NODES") and run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (75, True), (1, False)])
+def test_a_job_that_saved_before_its_limit_is_queued_again(code: int, requeued: bool, tmp_path: Path) -> None:
+    for name, text in {
+        "srun": 'echo "srun $* NODES=$NODES HEAD=$HEAD RUN=$RUN" >>"$CALLS"; exit "$CODE"',
+        "scontrol": 'echo "scontrol $*" >>"$CALLS"; [[ $1 != show ]] || printf "node7\\nnode8\\n"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    job = {"JOB_ID": "42", "JOB_NUM_NODES": "2", "JOB_NODELIST": "node[7-8]", "SUBMIT_DIR": str(ROOT)}
+    slurm = {f"SLURM_{key}": value for key, value in job.items()}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    run = launch("train_slurm.sh", "out=a b", PATH=path, CALLS=str(calls), CODE=str(code), **slurm)
+    assert run.returncode == code, run.stderr
+    told = calls.read_text()
+    assert "launch/train_multinode.sh out=a b NODES=2 HEAD=node7:29400 RUN=42" in told
+    assert ("scontrol requeue 42" in told) == requeued

@@ -1,0 +1,93 @@
+"""What is refused before a run begins: settings, shards and a model that do not go together.
+
+Knows manifests, configurations and the machine; loads neither weights nor the engine.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf import UserError
+from data_prep.shards import Shards
+from data_prep.vocab import Vocab
+from train.config import ObjectiveConfig, TrainConfig
+from train.data import adaptive_ids
+from train.families import check_family
+from train.memory import GIB, RESERVED, Memory, estimate_memory
+from train.model import check_tokenizer, model_config
+
+SAMPLE = 64  # sequences that are searched for adaptive ids; training looks at every batch
+
+
+def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
+    """Raises UserError unless settings, shards (`data`, their manifest), model and machine fit each other."""
+    vocab = Vocab.from_json(data["vocab"])
+    architecture = model_config(config.model, vocab=vocab)
+    check_family(architecture, seq_len=data["seq_len"])
+    check_tokenizer(config.model, config.data.path)
+    check_adaptive(config.data.path, vocab, config.objective)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    config.accumulations(ranks)
+    if config.memory_check:
+        architecture.vocab_size = max(architecture.vocab_size, vocab.size)
+        cuda = torch.cuda.is_available()
+        memory = estimate_memory(architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda)
+        check_memory(memory, cuda=cuda)
+
+
+def check_memory(memory: Memory, *, cuda: bool) -> None:
+    """Raises UserError when the rank's GPU, or the machine that holds all its ranks, is too small."""
+    if cuda:
+        place, capacity, wanted = "GPU", device_memory(), memory.total
+    else:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        place, capacity, wanted = "machine", machine_memory(), ranks * memory.total
+    if wanted > capacity:
+        largest = max(memory.parts, key=lambda name: memory.parts[name])
+        raise UserError(
+            f"memory: wanted at most the {capacity / GIB:.1f} GiB of this {place}, found that {memory.moment} "
+            f"needs {wanted / GIB:.1f} GiB, most of it {largest} (plan=true shows all parts; "
+            "memory_check=false trains all the same)"
+        )
+
+
+def device_memory() -> float:
+    """Bytes that this rank's GPU has for tensors."""
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.cuda.get_device_properties(index).total_memory - RESERVED
+
+
+def machine_memory() -> float:
+    """Bytes of the machine, or of the control group that holds this process."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return physical if text == "max" else min(physical, int(text))
+
+
+def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:
+    """Raises UserError unless the adaptive ids are ids of their own, enough, and in no text of the shards."""
+    if objective.name == "causal":
+        return
+    pieces = {vocab.bos, vocab.eos, vocab.pre, vocab.suf, vocab.mid, vocab.eot} - {None}
+    apart = len(set(vocab.adaptive)) == len(vocab.adaptive) and pieces.isdisjoint(vocab.adaptive)
+    if not apart or not all(0 <= id < vocab.size for id in vocab.adaptive):
+        raise UserError(
+            f"data.path={path}: wanted adaptive ids below {vocab.size}, each once and none of a control piece, "
+            f"found {list(vocab.adaptive)}"
+        )
+    try:
+        used = adaptive_ids(vocab, objective)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    shards = Shards(path, "train")
+    for index in np.linspace(0, len(shards) - 1, min(SAMPLE, len(shards)), dtype=np.int64):
+        found = np.intersect1d(shards[int(index)].tokens, used)
+        if len(found):
+            raise UserError(
+                f"data.path={path}: wanted adaptive ids that no text produces, found {found[0]} in the text of "
+                f"sequence {index}"
+            )

@@ -1,0 +1,159 @@
+"""The memory that training takes, part by part, at its fullest moment: from shapes, without weights.
+
+The engine's part is in train/states.py; what a layer keeps for its backward pass is counted on
+the library's own model on the meta device.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+
+from train.attention import register
+from train.config import TrainConfig
+from train.families import skeleton
+from train.flops import expected_work
+from train.states import States
+
+GIB = 2**30
+RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
+COUNTED = "counted"  # the name of the attention whose kept tensors are counted
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank on its device at `moment`, by part, and in its machine's memory."""
+
+    moment: str
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float  # the engine's: buckets, copies, gathered layers
+    host: float  # what offloading keeps beside the device
+    loading: float  # and what loading the model takes there, once
+
+    @property
+    def total(self) -> float:
+        """Of the device."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The device's parts by name."""
+        return {name: value for name, value in vars(self).items() if name not in ("moment", "host", "loading")}
+
+
+def estimate_memory(
+    architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int, cuda: bool
+) -> Memory:
+    """The fullest moment of a rank's training step, after the first, when the moments exist."""
+    dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
+    lm: Any = skeleton(architecture)
+    zero = config.deepspeed.get("zero_optimization", {})
+    states = States(
+        parameters=sum(parameter.numel() for parameter in lm.parameters()),
+        embedding=lm.get_input_embeddings().weight.numel(),
+        ranks=ranks,
+        stage=zero.get("stage", 0),
+        b=dtype.itemsize,
+        accumulates=config.accumulations(ranks) > 1,
+        zero=zero,
+        cuda=cuda,
+    )
+    kept, working, logits, scratch = _forward_bytes(architecture, config, dtype=dtype, seq_len=seq_len)
+    moments = {
+        "the loss": (states.while_forward(), kept, logits + scratch),
+        "the backward pass": (states.while_backward(), kept + working, logits),
+        "the reduction of gradients": (states.at_reduction(), 0, 0),
+        "the optimizer's step": (states.at_step(), 0, 0),
+    }
+    found = [
+        Memory(
+            moment=moment,
+            weights=states.weights,
+            gradients=gradients,
+            optimizer=states.optimizer,
+            activations=activations,
+            logits=of_loss,
+            buffers=buffers,
+            host=states.host,
+            loading=states.parameters * states.b,
+        )
+        for moment, ((gradients, buffers), activations, of_loss) in moments.items()
+    ]
+    return max(found, key=lambda memory: memory.total)
+
+
+def _forward_bytes(
+    architecture: PretrainedConfig, config: TrainConfig, *, dtype: torch.dtype, seq_len: int
+) -> tuple[float, float, float, float]:
+    """What the layers keep until their backward pass; what one layer's needs besides; the gradients
+    that the loss makes of its hidden states and of the head; and what it needs only while it runs.
+    """
+    checkpointing, work = config.model.activation_checkpointing, expected_work(config.objective, seq_len)
+    rows = config.micro_batch * work.rows
+    layer, rest = saved_bytes(
+        architecture, attention=config.model.attention, dtype=dtype, sequences=rows / seq_len, seq_len=seq_len
+    )
+    d, vocab = architecture.hidden_size, architecture.vocab_size
+    stream = rows * d * dtype.itemsize  # the hidden states of all rows
+    kept = rest + architecture.num_hidden_layers * (stream if checkpointing else layer)
+    # The gradients of a layer's middle, gated, and the layer itself once more.
+    middle = rows * getattr(architecture, "intermediate_size", 4 * d) * dtype.itemsize
+    working = 2 * middle + (layer if checkpointing else 0)
+    # A chunk's logits in float32 and one temporary of theirs; with soft targets the teachers' too.
+    chunk = min(config.loss_chunk, config.micro_batch * work.predicted) * vocab * 8
+    return (
+        kept,
+        working,
+        stream + vocab * d * dtype.itemsize,
+        stream + chunk * (2 if config.objective.soft else 1),
+    )
+
+
+def saved_bytes(
+    architecture: PretrainedConfig, *, attention: str, dtype: torch.dtype, sequences: float, seq_len: int
+) -> tuple[float, float]:
+    """What autograd keeps of one decoder layer, and of all that is no layer, for so many sequences.
+
+    `eager` keeps the scores; the other kernels keep their inputs and outputs alone.
+    """
+    kernel: Any = AttentionInterface()[register("eager")] if attention == "eager" else _shapes_of_flash
+    AttentionInterface.register(COUNTED, lambda *args, **kwargs: kernel(*args[:4], None, **kwargs))
+    one, two = (_saved(architecture, layers, dtype, seq_len) for layers in (1, 2))
+    return (two - one) * sequences, (2 * one - two) * sequences
+
+
+def _saved(architecture: PretrainedConfig, layers: int, dtype: torch.dtype, n: int) -> int:
+    config = copy.deepcopy(architecture)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation=COUNTED).to(dtype)
+        own = {parameter.untyped_storage()._cdata for parameter in lm.parameters()}
+        held: dict[int, Any] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                held[storage._cdata] = storage
+            return tensor
+
+        ids = torch.zeros(1, n, dtype=torch.long)
+        mask = torch.ones(1, 1, 1, n, dtype=torch.bool)  # a mask of four axes is left alone by the library
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            lm.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False)
+    return sum(storage.nbytes() for storage in held.values())
+
+
+def _shapes_of_flash(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)[0]
+    return output.transpose(1, 2), None

@@ -1,0 +1,138 @@
+"""What DeepSpeed holds of a model in each moment of a step: fixed by its parameters, whatever the batch.
+
+Pure arithmetic of ZeRO's stages (Rajbhandari et al. 2020, §3) with the buffers that DeepSpeed's
+optimizers allocate (its runtime/zero/stage_1_and_2.py, stage3.py, fp16/unfused_optimizer.py).
+Every moment is a pair: bytes of gradients, bytes of buffers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+BUCKET = 500_000_000  # DeepSpeed's reduce_bucket_size, in elements, where the settings name none
+LIVE = 1_000_000_000  # its stage3_max_live_parameters
+PREFETCH = 50_000_000  # its stage3_prefetch_bucket_size
+SUB_GROUP = 1_000_000_000  # its sub_group_size
+
+
+@dataclass(frozen=True)
+class States:
+    """What the engine holds of a model: fixed by its parameters, whatever the batch."""
+
+    parameters: int
+    embedding: int  # parameters of the embedding, which are a group of their own
+    ranks: int
+    stage: int
+    b: int  # bytes of a weight, and of a gradient
+    accumulates: bool
+    zero: dict[str, Any]
+    cuda: bool  # where memory counts when it is allocated, not when it is first written to
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the optimizer's states are in the machine's memory."""
+        return (self.zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+
+    @property
+    def share(self) -> float:
+        """Parameters of this rank's partition."""
+        return self.parameters / self.ranks
+
+    @property
+    def weights(self) -> float:
+        """Of the model that computes."""
+        if self.stage < 3:
+            return self.parameters * self.b
+        kept_apart = (self.zero.get("offload_param") or {}).get("device", "none") != "none"
+        return 0 if kept_apart else self.share * self.b
+
+    @property
+    def optimizer(self) -> float:
+        """Two moments and a float32 master; only without ZeRO a float32 model is its own master."""
+        if self.stage == 0:
+            return self.parameters * (12 if self.b == 2 else 8)
+        return 0 if self.offloaded else self.share * 12
+
+    @property
+    def host(self) -> float:
+        """Masters, moments and a float32 gradient, with the 16-bit copy on its way back; weights of stage 3."""
+        states = self.share * (16 + self.b) if self.offloaded else 0
+        kept_apart = (self.zero.get("offload_param") or {}).get("device", "none") != "none"
+        return states + (self.share * self.b if kept_apart and self.stage == 3 else 0)
+
+    @property
+    def bucket(self) -> float:
+        """Elements of the buffer that gradients are reduced in."""
+        return float(self.zero.get("reduce_bucket_size", BUCKET))
+
+    @property
+    def filled(self) -> float:
+        """How many of them are written at most."""
+        return min(self.parameters, self.bucket)
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Of the buffer itself; two where reduction overlaps with the backward pass (stages 1, 2)."""
+        size = self.bucket if self.cuda else self.filled
+        return size * self.b * (2 if self.stage < 3 and self.zero.get("overlap_comm") else 1)
+
+    @property
+    def gathered(self) -> float:
+        """Stage 3: whole layers that are in use or fetched ahead; all of a model that is small enough."""
+        if self.stage < 3:
+            return 0
+        live = float(self.zero.get("stage3_max_live_parameters", LIVE))
+        ahead = float(self.zero.get("stage3_prefetch_bucket_size", PREFETCH))
+        return self.b * min(self.parameters, live + ahead)
+
+    def while_forward(self) -> tuple[float, float]:
+        """Gradients and buffers that lie beside all activations, before the backward pass."""
+        if self.stage == 3:
+            return (0 if self.offloaded else self.share * self.b), self.bucket_bytes + self.gathered
+        if not self.accumulates:
+            return 0, 0
+        partitioned = self.stage == 2
+        if partitioned and self.offloaded:
+            return 0, 0
+        return self.b * (self.share if partitioned else self.parameters), 0
+
+    def while_backward(self) -> tuple[float, float]:
+        """The same with the buffers of reduction, in full where they fill before the pass ends."""
+        gradients, buffers = self.while_forward()
+        if self.stage == 0:
+            return gradients, buffers
+        if self.stage < 3 and self.cuda:
+            buffers += self.bucket_bytes
+        if self.stage >= 2 and self.bucket < self.parameters:
+            buffers += self.filled * self.b
+            gradients += self.share * self.b if self.stage == 2 and not self.offloaded else 0
+        return gradients, buffers
+
+    def at_reduction(self) -> tuple[float, float]:
+        """When the last gradient is there: the bucket, and a copy of it that is summed over ranks."""
+        copied = self.filled * self.b
+        if self.stage == 0:
+            return self.parameters * self.b, min(self.parameters, BUCKET) * self.b
+        held, buffers = self.while_forward()
+        if self.stage == 1:
+            moved = self.share * self.b if self.bucket < self.parameters else 0
+            waiting = (self.parameters - self.filled) * self.b
+            return waiting + moved, self.bucket_bytes + copied
+        if self.stage == 2:
+            return held + (
+                self.share * self.b if self.bucket < self.parameters else 0
+            ), self.bucket_bytes + copied
+        return held, buffers + copied
+
+    def at_step(self) -> tuple[float, float]:
+        """The optimizer's step: gradients once more, flat and in float32, of one group after the other."""
+        wide = 4 if self.b == 2 else 0  # a float32 gradient needs no copy in float32
+        if self.stage == 0:
+            return self.parameters * self.b, self.parameters * wide
+        if self.offloaded:
+            return 0, 0
+        share = max(self.parameters - self.embedding, self.embedding) / self.ranks
+        if self.stage == 3:
+            share = min(share, float(self.zero.get("sub_group_size", SUB_GROUP)))
+            bucket = self.bucket_bytes
+            return self.share * self.b, bucket + share * (self.b + wide)
+        return self.share * self.b, share * (self.b + wide)
