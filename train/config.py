@@ -93,6 +93,10 @@ class TrainConfig:
     micro_batch: int = 1  # sequences of shards per rank and forward
     loss_chunk: int = 1024  # positions whose logits exist at once
     save_every: int = 250
+    keep_last: int = 2  # checkpoints
+    keep_every: int = 0  # keep the checkpoints of every so many steps too; 0 keeps none
+    resume: bool = True  # go on with an unfinished run in `out`, or refuse it
+    max_loss_ratio: float = 3.0  # to the mean of recent steps; above it the run stops
     validate_every: int = 250
     validate_sequences: int = 64
     max_loss_rise: float = 0.01  # held-out standard-token loss, against the base model's, that is alarming
@@ -101,9 +105,14 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every"):
+        positive = "steps global_batch micro_batch loss_chunk save_every keep_last validate_every"
+        for name in positive.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+        if self.keep_every < 0:
+            raise ValueError(f"keep_every: wanted at least 0, found {self.keep_every}")
+        if not self.max_loss_ratio > 1:
+            raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
 
     def accumulations(self, ranks: int) -> int:
         """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""

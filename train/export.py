@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from conf import run
+from conf import UserError, run
 from conf.stage import (
     fingerprint,
     is_finished,
@@ -23,6 +23,7 @@ from conf.stage import (
     write_json,
     write_manifest,
 )
+from train.checkpoint import find_whole, list_checkpoints
 from train.config import ExportConfig
 from train.engine import full_weights
 
@@ -41,22 +42,25 @@ def main(config: ExportConfig) -> None:
 
 
 def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype) -> None:
-    """Write the Transformers directory of a finished training folder."""
+    """Write the Transformers directory of a finished training folder, of its newest whole checkpoint."""
+    found, broken = find_whole(list_checkpoints(checkpoint / "checkpoints"))
+    if found is None:
+        raise UserError(f"checkpoint={checkpoint}: wanted a folder with checkpoints, found none")
+    for folder, why in broken.items():
+        print(f"export: {folder} is broken ({why}): {found.name} is taken")
     described = checkpoint / "model"
     shutil.copytree(described, out, dirs_exist_ok=True)
     config = AutoConfig.from_pretrained(described, local_files_only=True)
     config.dtype = dtype
-    adaptive = adaptive_json(checkpoint, manifest)
+    adaptive = adaptive_json(checkpoint, manifest, step=found.step)
     if adaptive and adaptive["identical"]:
         # The keys that servers with parallel drafting read.
         config.pard_token = config.ptd_token_id = adaptive["adaptive_ids"][0]
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
-    # "lm." is the place of the library's model within train.model.AdaptiveLM.
-    weights = {
-        name.removeprefix("lm."): tensor.to(dtype).contiguous()
-        for name, tensor in full_weights(checkpoint / "checkpoints").items()
-    }
+    # "lm." is the place of the library's model within train.lm.AdaptiveLM.
+    trained = full_weights(checkpoint / "checkpoints" / found.name)
+    weights = {name.removeprefix("lm."): tensor.to(dtype).contiguous() for name, tensor in trained.items()}
     logging.disable_progress_bar()
     lm.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
     lm.save_pretrained(out, state_dict=weights)
@@ -64,7 +68,7 @@ def export(checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torc
         write_json(out / "adaptive.json", adaptive)
 
 
-def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
     """What a decoder must know of the adaptive tokens; None where none were trained."""
     if not manifest["adaptive"]:
         return None
@@ -78,7 +82,7 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] 
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
             "data": manifest["inputs"]["data.path"],
-            "step": manifest["step"],
+            "step": step,
             "objective": manifest["settings"]["objective"],
             "commit": manifest["commit"],
         },

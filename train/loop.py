@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from conf import UserError
 from conf.stage import write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
@@ -19,11 +20,14 @@ from train import engine as engines
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
+from train.divergence import WINDOW, why_diverged, write_diagnostics
 from train.drafts import COLUMNS
 from train.lm import AdaptiveLM
+from train.log import StepLog
 from train.metrics import describe, describe_step, summarise
 from train.model import load_model
 from train.schedule import learning_rate
+from train.stop import Stopped, StopSignals
 from train.tracker import Tracker
 from train.validation import Validation
 
@@ -41,19 +45,27 @@ class Trainer:
         self.vocab = Vocab.from_json(data["vocab"])
         self.shards = Shards(config.data.path, "train")
         dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
-        lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
+        self.stop = StopSignals()
+        self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
+        found = self.checkpoints.newest()
+        with engines.loading(config):
+            lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
         if self.rank == 0:
             self._describe(lm)
-        self.parameters = sum(parameter.numel() for parameter in lm.parameters())
+        self.parameters = engines.count_parameters(lm)
         module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft)
-        self.engine = engines.Engine(module, config)
+        self.engine = engines.Engine(module, config, universal=found is not None and not found.fits(self.ranks))
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
         )
-        self.checkpoints = Checkpoints(self.out, made, rank=self.rank)
-        state = self.checkpoints.resume(self.engine) or {"step": 0, "validation": [], "run_id": None}
-        self.step: int = state["step"]
+        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
+        if found is not None:
+            self.checkpoints.load(found, self.engine)
+            state = found.state
+        self.step = self.saved = found.step if found is not None else 0
         self.validation: list[dict[str, float]] = state["validation"]
+        self.recent: list[float] = state["recent"]  # the losses of the last steps
+        self.log = StepLog(self.out / "log.jsonl", step=self.step) if self.rank == 0 else None
         self.tracker = Tracker(
             config.tracker,
             out=self.out,
@@ -64,25 +76,36 @@ class Trainer:
         )
 
     def run(self) -> list[dict[str, float]]:
-        """Train to the last step and finish the folder; returns the validations, oldest first."""
+        """Train to the last step and finish the folder; returns the validations, oldest first.
+
+        Raises Stopped, after saving, when a signal came.
+        """
         config = self.config
         if not self.validation:
             self._validate()
         name = config.objective.name
         with self.tracker.progress(name, done=self.step, total=config.steps) as show:
-            while self.step < config.steps:
+            while self.step < config.steps and not self.stop.agreed(self.engine.device):
                 metrics = self._train_step()
                 self.step += 1
                 self.tracker.log(self.step, metrics)
+                if self.log:
+                    self.log.append(self.step, metrics)
                 show(self.step, describe_step(metrics))
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self._validate()
                 if self.step % config.save_every == 0 or self.step == config.steps:
                     self._save()
-        if self.rank == 0:
+        if self.step < config.steps and self.step > self.saved:
+            self._save()
+        if self.rank == 0 and self.step == config.steps:
             self._finish()
         self.tracker.finish()
         dist.barrier()
+        if self.step < config.steps:
+            raise Stopped(
+                f"stopped by a signal after step {self.step}, which is saved: start it again to go on"
+            )
         return self.validation
 
     def _train_step(self) -> dict[str, float]:
@@ -97,15 +120,43 @@ class Trainer:
             for part in parts
         ]
         lr = learning_rate(self.step, config.steps, config.optimizer)
-        metrics = self._metrics(self.engine.step(batches, lr))
-        tokens = config.global_batch * self.shards[0].tokens.size
-        return metrics | {
+        losses, tally = self.engine.step(batches, lr, key=(config.seed, self.step))
+        metrics = self._metrics(tally) | {
+            "loss": self._mean(losses),
             "lr": lr,
             "gradient_norm": self.engine.gradient_norm(),
-            "tokens_per_second": tokens / (time.perf_counter() - began),
             "epoch": (self.step + 1) * config.global_batch / len(self.shards),
             "memory_gib": self.engine.peak_memory() / 2**30,
         }
+        self._check(metrics, parts, losses)
+        tokens = config.global_batch * self.shards[0].tokens.size
+        return metrics | {"tokens_per_second": tokens / (time.perf_counter() - began)}
+
+    def _check(self, metrics: dict[str, float], parts: list[Any], losses: torch.Tensor) -> None:
+        """Raises UserError, after writing diagnostics, when the step has gone wrong; nothing is saved."""
+        loss = metrics["loss"]
+        why = why_diverged(loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio)
+        if why is None:
+            self.recent = [*self.recent, loss][-WINDOW:]
+            return
+        told = write_diagnostics(
+            self.out,
+            [{"sequences": p.tolist(), "loss": x} for p, x in zip(parts, losses.tolist(), strict=True)],
+            why=why,
+            step=self.step + 1,
+            metrics=metrics,
+            weight_norm=self.engine.weight_norm(),
+            recent_losses=self.recent,
+        )
+        raise UserError(
+            f"step {self.step + 1}: {why}: see {told}; the last checkpoint is that of step {self.saved}"
+        )
+
+    def _mean(self, losses: torch.Tensor) -> float:
+        """Of the micro-batches of all ranks."""
+        total = losses.double().sum()
+        dist.all_reduce(total)
+        return float(total) / (len(losses) * self.ranks)
 
     def _validate(self) -> None:
         metrics, drafts = self.held_out.run(self.engine.forward)
@@ -126,8 +177,14 @@ class Trainer:
         return summarise(tally)
 
     def _save(self) -> None:
-        state = {"step": self.step, "validation": self.validation, "run_id": self.tracker.run_id}
-        self.checkpoints.save(self.engine, self.step, state)
+        state = {
+            "validation": self.validation,
+            "recent": self.recent,
+            "run_id": self.tracker.run_id,
+            "sequences": self.step * self.config.global_batch,  # where the sampler stands
+        }
+        self.checkpoints.save(self.engine, self.step, engines.first_ranks(state))
+        self.saved = self.step
 
     def _describe(self, lm: Any) -> None:
         """What an export needs beside the weights: the architecture and the tokenizer."""
