@@ -129,9 +129,18 @@ class Engine:
 
     def load(self, folder: Path, tag: str) -> None:
         """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
+        optimizer = self._engine.basic_optimizer
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
+        # From a universal checkpoint ZeRO 3 gives every group the settings of the first, weight decay
+        # too, and all parameters one count of steps, which each of them then raises.
+        for group, setting in zip(optimizer.param_groups, settings, strict=True):
+            group.update(setting)
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].clone()
 
     @property
     def _is_plain(self) -> bool:
@@ -204,6 +213,8 @@ def to_universal(checkpoint: Path, out: Path) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 told = converter.communicate(timeout=5)[1]
         code, told = first_ranks((converter.poll() if converter else None, told))
+    if converter is not None:
+        (out.parent / "latest_universal").unlink(missing_ok=True)
     if code:
         raise RuntimeError(f"{checkpoint}: not converted: {(told.splitlines() or [''])[-1]}")
 
