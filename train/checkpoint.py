@@ -23,8 +23,9 @@ import torch.distributed as dist
 
 from conf import UserError
 from conf.stage import check_same, write_json
-from train.engine import SHARD, Engine, first_ranks, to_universal
+from train.engine import Engine, first_ranks
 from train.files import BrokenFile, check_file
+from train.partitions import SHARD, to_universal
 
 RECORD = "checkpoint.json"
 

@@ -25,7 +25,7 @@ from conf.stage import (
 )
 from train.checkpoint import find_whole, list_checkpoints
 from train.config import ExportConfig
-from train.engine import full_weights
+from train.partitions import full_weights
 
 
 def main(config: ExportConfig) -> None:

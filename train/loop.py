@@ -17,6 +17,7 @@ from conf.stage import write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
+from train import partitions
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
@@ -48,11 +49,11 @@ class Trainer:
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
         found = self.checkpoints.newest()
-        with engines.loading(config):
+        with partitions.loading(config):
             lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
         if self.rank == 0:
             self._describe(lm)
-        self.parameters = engines.count_parameters(lm)
+        self.parameters = partitions.count_parameters(lm)
         module = AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft)
         self.engine = engines.Engine(module, config, universal=found is not None and not found.fits(self.ranks))
         self.held_out = Validation(
@@ -78,8 +79,19 @@ class Trainer:
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; returns the validations, oldest first.
 
-        Raises Stopped, after saving, when a signal came.
+        Raises Stopped, after saving, when a signal came, and UserError when another rank is gone.
         """
+        try:
+            return self._run()
+        except RuntimeError as error:
+            if not engines.is_lost_rank(error):
+                raise
+            raise UserError(
+                f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
+                f"failed first; start it again to go on from step {self.saved}"
+            ) from error
+
+    def _run(self) -> list[dict[str, float]]:
         config = self.config
         if not self.validation:
             self._validate()

@@ -18,6 +18,7 @@ import torch
 from conf import UserError, settings
 from conf.stage import made_from, read_manifest
 from train import engine as engines
+from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
 from train.loop import Trainer
 from train.stop import Stopped
@@ -61,8 +62,7 @@ class Run:
         """Train into <folder>/<name>; a sentence for the user, or a stop, is written beside it."""
         arguments = [*RECIPE, *VARIANTS[variant], f"data.path={self.data}", *overrides]
         config = settings("train", TrainConfig, [*arguments, f"out={self.folder / name}"])
-        ignored = ("tracker", "plan", "plan_ranks", "save_every", "keep_last", "keep_every")
-        made = made_from(config, {"data.path": str(self.data)}, [*ignored, "resume", "max_loss_ratio"])
+        made = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
         trainer = None
         try:
             trainer = Trainer(config, made, read_manifest(self.data, "shards", "data.path"))

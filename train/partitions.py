@@ -1,0 +1,79 @@
+"""Weights divided over ranks by DeepSpeed: loaded so, put together, divided anew.
+
+Knows the engine's files; knows no run.
+"""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from torch import Tensor, nn
+from transformers.integrations import HfDeepSpeedConfig
+
+from train.config import TrainConfig
+from train.engine import deepspeed_config, first_ranks, world_size
+
+SHARD = "optim_states.pt"  # how the name of a file ends that holds one rank's share of the optimizer
+
+
+@contextlib.contextmanager
+def loading(config: TrainConfig) -> Iterator[None]:
+    """While a model is loaded from its directory: ZeRO 3 takes every weight apart as it comes, so that
+    no rank ever holds the whole model.
+    """
+    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
+    alive = None
+    if stage == 3 and not config.model.random_init:
+        # Transformers looks for a living object of this kind.
+        alive = HfDeepSpeedConfig(deepspeed_config(config, ranks=world_size()))
+    yield
+    del alive
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Of the whole module, also where ZeRO 3 has taken it apart."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+
+
+def full_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The float32 weights of a checkpoint of any ZeRO stage, by parameter name."""
+    if not any(checkpoint.glob(f"*{SHARD}")):  # stage 0
+        state = torch.load(checkpoint / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+        return {name: tensor.float() for name, tensor in state["module"].items()}
+    # The library prints what it finds, and a progress bar of its own.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
+
+
+def to_universal(checkpoint: Path, out: Path) -> None:
+    """Rewrite a checkpoint into `out` so that any number of ranks can load it. Called by every rank.
+
+    Raises RuntimeError with the converter's last line.
+    """
+    converter: subprocess.Popen[str] | None = None
+    if torch.distributed.get_rank() == 0:
+        arguments = ["--input_folder", checkpoint, "--output_folder", out, "--inject_missing_state"]
+        converter = subprocess.Popen(
+            [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *map(str, arguments)],
+            env=os.environ | {"DS_ACCELERATOR": "cpu"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    # Minutes for a large model: the ranks keep talking, so that no collective times out.
+    code, told = None, ""
+    while code is None:
+        if converter is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                told = converter.communicate(timeout=5)[1]
+        code, told = first_ranks((converter.poll() if converter else None, told))
+    if converter is not None:
+        (out.parent / "latest_universal").unlink(missing_ok=True)
+    if code:
+        raise RuntimeError(f"{checkpoint}: not converted: {(told.splitlines() or [''])[-1]}")
