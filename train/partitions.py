@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from train.config import TrainConfig
 from train.engine import deepspeed_config, first_ranks, world_size
+
+# isort: split
+# After train.engine, which sets the environment that DeepSpeed reads when it is imported.
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 SHARD = "optim_states.pt"  # how the name of a file ends that holds one rank's share of the optimizer
 

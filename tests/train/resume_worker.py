@@ -94,26 +94,16 @@ def whole_and_resumed(run: Run) -> None:
 
 
 def broken(run: Run) -> None:
-    """Damaged checkpoints: the newest, and all of them."""
-    for name, steps in {"flipped": [8], "truncated": [8], "missing": [8], "hopeless": [4, 8]}.items():
+    """A flipped bit in the newest checkpoint, and in all of them."""
+    for name, steps in {"flipped": [8], "hopeless": [4, 8]}.items():
         out = run.interrupted("zero2", name, 2 * SAVE_EVERY)
-        if run.rank == 0:
-            for step in steps:
-                damage(out / "checkpoints" / f"step-{step:06d}", name)
+        for step in steps if run.rank == 0 else []:
+            path = out / f"checkpoints/step-{step:06d}/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
         torch.distributed.barrier()
         run.train(name, "zero2")
-
-
-def damage(checkpoint: Path, how: str) -> None:
-    """Break one file of a checkpoint."""
-    path = checkpoint / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    if how == "truncated":
-        data = data[:-1]
-    path.write_bytes(data)
-    if how == "missing":
-        (checkpoint / "checkpoint.json").unlink()
 
 
 def failing(run: Run) -> None:
