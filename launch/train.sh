@@ -1,7 +1,25 @@
 #!/usr/bin/env bash
 # Train on all GPUs of this machine: launch/train.sh experiment=sdsat_7b_l5 data.path=... model.path=... out=...
+# SIGTERM, SIGUSR1 and SIGINT save and end it with code 75: the same command goes on with the run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source .venv/bin/activate
+signals=(TERM USR1 INT)
 read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"
-exec torchrun "${rendezvous[@]}" --nproc_per_node "${RANKS:-gpu}" -m train "$@"
+# torchrun has exit codes of its own, so the trainer leaves its own in a file.
+TRAIN_EXIT_FILE=$(mktemp)
+export TRAIN_EXIT_FILE
+trap 'rm -f "$TRAIN_EXIT_FILE"' EXIT
+torchrun "${rendezvous[@]}" --nproc_per_node "${RANKS:-gpu}" \
+    --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout "${SHUTDOWN_TIMEOUT:-600}" \
+    -m train "$@" &
+torchrun=$!
+for signal in "${signals[@]}"; do trap "kill -$signal $torchrun 2>/dev/null || true" "$signal"; done
+code=0
+wait "$torchrun" || code=$?
+while kill -0 "$torchrun" 2>/dev/null; do # a signal ends a wait, not torchrun
+    code=0
+    wait "$torchrun" || code=$?
+done
+own=$(<"$TRAIN_EXIT_FILE")
+exit "${own:-$code}"

@@ -1,18 +1,31 @@
 """torchrun -m train: settings in, a finished training folder out; with plan=true, a plan."""
 
 import os
+import sys
 from pathlib import Path
 
 from conf import UserError, run
 from conf.stage import is_finished, made_from, read_manifest
 from train.config import TrainConfig
 from train.metrics import describe_change
+from train.stop import EXIT_STOPPED, Stopped, leave_exit_code
 
-# What changes nothing in the result.
-NO_MATTER = (
-    "tracker", "plan", "plan_ranks", "plan_device", "plan_utilisation", "peak_tflops", "memory_check",
+# What may be another when a run goes on: it changes nothing in the result.
+CHANGEABLE = (
+    "tracker",
+    "plan",
+    "plan_ranks",
+    "plan_device",
+    "plan_utilisation",
+    "peak_tflops",
+    "memory_check",
+    "save_every",
+    "keep_last",
+    "keep_every",
+    "resume",
+    "max_loss_ratio",
     "max_loss_rise",
-)  # fmt: skip
+)
 
 
 def main(config: TrainConfig) -> None:
@@ -29,18 +42,24 @@ def main(config: TrainConfig) -> None:
     inputs = {"data.path": config.data.path}
     if config.model.path is not None and (Path(config.model.path) / "manifest.json").is_file():
         inputs["model.path"] = config.model.path
-    made = made_from(config, inputs, ignore=NO_MATTER)
+    made = made_from(config, inputs, ignore=CHANGEABLE)
     if is_finished(config.out, "checkpoint", made):
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]
         _tell(f"{config.out} is finished: nothing to do")
     else:
+        if not config.resume and (Path(config.out) / "run.json").is_file():
+            raise UserError(f"out={config.out}: wanted a new folder for resume=false, found an unfinished run")
         # Imported late: a mistake in the settings is told without waiting for the engine.
         from train.checks import check_start
 
         check_start(config, data)
         from train.loop import Trainer
 
-        validation = Trainer(config, made, data).run()
+        try:
+            validation = Trainer(config, made, data).run()
+        except Stopped as stop:
+            _tell(str(stop))
+            sys.exit(EXIT_STOPPED)
     _tell(describe_change(validation))
 
 
@@ -50,4 +69,8 @@ def _tell(sentence: str) -> None:
 
 
 if __name__ == "__main__":
-    run("train", TrainConfig, main)
+    try:
+        run("train", TrainConfig, main)
+    except SystemExit as end:
+        leave_exit_code(end.code)
+        raise

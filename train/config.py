@@ -116,6 +116,10 @@ class TrainConfig:
     micro_batch: int = 1  # sequences of shards per rank and forward
     loss_chunk: int = 1024  # positions whose logits exist at once
     save_every: int = 250
+    keep_last: int = 2  # checkpoints
+    keep_every: int = 0  # keep the checkpoints of every so many steps too; 0 keeps none
+    resume: bool = True  # go on with an unfinished run in `out`, or refuse it
+    max_loss_ratio: float = 3.0  # to the mean of recent steps; above it the run stops
     validate_every: int = 250
     validate_sequences: int = 64
     max_loss_rise: float = 0.01  # held-out standard-token loss, against the base model's, that is alarming
@@ -128,17 +132,21 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "validate_every")
-        for name in (*counts, "plan_ranks"):
+        counts = "steps global_batch micro_batch loss_chunk save_every keep_last validate_every plan_ranks"
+        for name in counts.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+        if self.keep_every < 0:
+            raise ValueError(f"keep_every: wanted at least 0, found {self.keep_every}")
+        if not self.max_loss_ratio > 1:
+            raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
+        if not 0 < self.plan_utilisation <= 1:
+            raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
         if self.lora.gated and self.objective.name not in ("dual", "branch"):
             raise ValueError(
                 "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
                 f"sequence, found {self.objective.name}"
             )
-        if not 0 < self.plan_utilisation <= 1:
-            raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
 
     def accumulations(self, ranks: int) -> int:
         """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""

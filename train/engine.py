@@ -1,13 +1,13 @@
-"""DeepSpeed, and nothing else that knows it: start, step, checkpoints, conversion.
+"""DeepSpeed: start, step, checkpoints. Only this and train/partitions.py know it.
 
 Knows how a module is trained on several ranks; knows no objective and no data.
 """
 
-import contextlib
-import io
 import os
 import resource
+import socket
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from conf import UserError
+from train.chance import reseed
 from train.config import OptimizerConfig, TrainConfig
+from train.files import write_file
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -25,22 +27,32 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distribu
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 
 import deepspeed
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 
 class Engine:
-    """One rank's share of the training engine."""
+    """One rank's share of the training engine.
 
-    def __init__(self, module: nn.Module, config: TrainConfig) -> None:
+    With `universal`, `load` takes what `to_universal` made, for any number of ranks.
+    """
+
+    def __init__(self, module: nn.Module, config: TrainConfig, *, universal: bool = False) -> None:
         optimizer = torch.optim.AdamW(
             parameter_groups(module, config.optimizer),
             lr=config.optimizer.lr,
             betas=(config.optimizer.beta1, config.optimizer.beta2),
             fused=True,
         )
-        self._engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=deepspeed_config(config, ranks=world_size())
-        )
+        settings = deepspeed_config(config, ranks=world_size())
+        if universal:
+            settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
+        self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        self._forget_first_step()
+        self._files = _Files()
+        self._engine.checkpoint_engine = self._files
+        # A copy of a script that nobody needs, made by rank 0 alone: on a full disk the others would wait.
+        self._engine._copy_recovery_script = lambda folder: None
+        self._gradient_norm = 0.0
 
     @property
     def device(self) -> torch.device:
@@ -51,21 +63,41 @@ class Engine:
         """The module's loss, tally and likeliest tokens of one micro-batch."""
         return self._engine(**batch)
 
-    def step(self, batches: list[dict[str, Any]], lr: float) -> Tensor:
-        """One optimizer step over the micro-batches of this rank; returns the summed tally."""
+    def step(self, batches: list[dict[str, Any]], lr: float, *, key: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """One optimizer step over this rank's m micro-batches: their losses (m,), their summed tally.
+
+        `key` and the number of a micro-batch within the global batch seed its random state: a
+        checkpoint needs none, and the number of ranks changes nothing.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        tallies = []
-        for batch in batches:
+        losses, tallies = [], []
+        for index, batch in enumerate(batches):
+            reseed(*key, index * world_size() + torch.distributed.get_rank())
             loss, tally, _ = self.forward(batch)
             self._engine.backward(loss)
+            if self._is_plain and index == len(batches) - 1:
+                gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+                self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
             self._engine.step()
+            losses.append(loss.detach().float())
             tallies.append(tally)
-        return torch.stack(tallies).sum(0)
+        return torch.stack(losses), torch.stack(tallies).sum(0)
+
+    @property
+    def stage(self) -> int:
+        """Of ZeRO."""
+        return int(self._engine.zero_optimization_stage())
 
     def gradient_norm(self) -> float:
-        """Before clipping, of the last step."""
+        """Before clipping, of the last step; infinite when the engine skipped it."""
+        if self._is_plain:
+            return self._gradient_norm
         return float(self._engine.get_global_grad_norm() or 0.0)
+
+    def device_name(self) -> str:
+        """As the maker calls it; "cpu" for a CPU."""
+        return torch.cuda.get_device_name(self.device) if torch.cuda.is_available() else "cpu"
 
     def peak_memory(self) -> int:
         """Bytes: the most that the GPU held, or on a CPU the process."""
@@ -73,23 +105,108 @@ class Engine:
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def save(self, folder: Path, tag: str, state: dict[str, Any]) -> None:
-        """Write a checkpoint; `latest` names it once it is whole."""
-        self._engine.save_checkpoint(str(folder), tag=tag, client_state=state)
+    def weight_norm(self) -> float:
+        """Of all weights. Called by every rank."""
+        squares = 0.0
+        for parameter in self._engine.module.parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                squares += float(parameter.detach().double().square().sum())
+        return squares**0.5
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Continue from the latest checkpoint; returns the state given to `save`."""
-        path, state = self._engine.load_checkpoint(str(folder))
+    def save(self, folder: Path, tag: str) -> tuple[dict[str, dict[str, int]], OSError | None]:
+        """Write weights and optimizer into `folder`/`tag`. Called by every rank.
+
+        Returns size and CRC-32 of the files that this rank wrote, by name, and why one could not
+        be written.
+        """
+        self._files.begin()
+        self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        return self._files.written, self._files.failure
+
+    def load(self, folder: Path, tag: str) -> None:
+        """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
+        optimizer = self._engine.basic_optimizer
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
-            raise UserError(f"out: {folder} holds no checkpoint that this configuration can continue from")
-        return state
+            raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
+        # From a universal checkpoint ZeRO 3 gives every group the settings of the first, weight decay
+        # too, and all parameters one count of steps, which each of them then raises.
+        for group, setting in zip(optimizer.param_groups, settings, strict=True):
+            group.update(setting)
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].clone()
+
+    @property
+    def _is_plain(self) -> bool:
+        """Without ZeRO and in float32: then the optimizer is PyTorch's own and tells no norm."""
+        return isinstance(self._engine.optimizer, torch.optim.Optimizer)
+
+    def _forget_first_step(self) -> None:
+        """Undo the step on zero gradients by which stage 0 in bfloat16 makes its optimizer's state:
+        it decays the weights, and Adam would take the true first step for the second.
+        """
+        optimizer = self._engine.optimizer
+        if type(optimizer).__name__ == "FP16_UnfusedOptimizer":
+            optimizer.refresh_fp32_params()
+            optimizer.optimizer.state.clear()
+
+
+class _Files(CheckpointEngine):
+    """PyTorch's files, with the CRC-32 of what was meant to be written.
+
+    A failure is kept, not raised: the ranks meet after writing, and all of them must come.
+    """
+
+    def begin(self) -> None:
+        """Forget the files of the checkpoint before."""
+        self.written: dict[str, dict[str, int]] = {}
+        self.failure: OSError | None = None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            self.failure = self.failure or error
+
+    def save(self, state_dict: Any, path: str) -> None:
+        if self.failure is None:
+            try:
+                self.written[Path(path).name] = write_file(state_dict, Path(path))
+            except OSError as error:
+                self.failure = error
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+    def create(self, info: Any) -> None:
+        pass
+
+    def commit(self, info: Any) -> bool:
+        return True
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone."""
+    return isinstance(error, torch.distributed.DistBackendError) or "gloo" in str(error)
+
+
+def first_ranks(value: Any) -> Any:
+    """What rank 0 gives, on every rank."""
+    values = [value]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def start() -> tuple[int, int]:
     """Join the ranks that torchrun started, or be the only one; returns (rank, ranks)."""
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 29517}.items():
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
         os.environ.setdefault(name, str(value))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if "MASTER_PORT" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     # Used by DeepSpeed's inference alone, and would be compiled here: a minute, and a C++ compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
@@ -101,11 +218,6 @@ def start() -> tuple[int, int]:
 def world_size() -> int:
     """The number of ranks."""
     return torch.distributed.get_world_size()
-
-
-def whole(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """While the block lasts, these modules' own weights are in one piece, where ZeRO 3 has divided them."""
-    return deepspeed.zero.GatheredParameters([p for m in modules for p in m.parameters(recurse=False)])
 
 
 def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -121,7 +233,16 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 
 def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
-    """The user's DeepSpeed settings with batch sizes and clipping filled in."""
+    """The user's DeepSpeed settings with batch sizes and clipping filled in.
+
+    Raises UserError for DeepSpeed's own writers of checkpoints.
+    """
+    if config.deepspeed.get("checkpoint", {}).get("writer"):
+        # 0.19.8: the decoupled one cannot hand over what ZeRO 1 and 2 save, the fast one needs libaio.
+        raise UserError(
+            "deepspeed.checkpoint.writer: wanted no such setting, since checkpoints are written with "
+            "checksums of their own"
+        )
     return {
         **config.deepspeed,
         "train_batch_size": config.global_batch,
@@ -130,17 +251,3 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
         "gradient_clipping": config.optimizer.clip,
         "zero_allow_untested_optimizer": True,
     }
-
-
-def full_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint of any ZeRO stage, by parameter name; float32 if they were trained."""
-    # The library prints what it finds, and a progress bar of its own.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        trained = get_fp32_state_dict_from_zero_checkpoint(str(folder))
-    return frozen_weights(folder / (folder / "latest").read_text().strip()) | trained
-
-
-def frozen_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The model's own copy of its weights, which ZeRO 1 leaves frozen ones in; empty for ZeRO 3."""
-    path = checkpoint / "mp_rank_00_model_states.pt"
-    return torch.load(path, map_location="cpu", weights_only=False)["module"] if path.is_file() else {}

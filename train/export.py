@@ -24,9 +24,10 @@ from conf.stage import (
     write_json,
     write_manifest,
 )
+from train.checkpoint import find_whole, list_checkpoints
 from train.config import ExportConfig, LoraSettings
-from train.engine import full_weights
 from train.lora import plain_weights
+from train.partitions import full_weights
 
 
 def main(config: ExportConfig) -> None:
@@ -65,20 +66,25 @@ def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
 def export(
     checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype, kept: bool = False
 ) -> None:
-    """Write the Transformers directory of a finished training folder."""
+    """Write the Transformers directory of a finished training folder, of its newest whole checkpoint."""
+    found, broken = find_whole(list_checkpoints(checkpoint / "checkpoints"))
+    if found is None:
+        raise UserError(f"checkpoint={checkpoint}: wanted a folder with checkpoints, found none")
+    for folder, why in broken.items():
+        print(f"export: {folder} is broken ({why}): {found.name} is taken")
     described = checkpoint / "model"
     shutil.copytree(described, out, dirs_exist_ok=True)
     config = AutoConfig.from_pretrained(described, local_files_only=True)
     config.dtype = dtype
-    adaptive = adaptive_json(checkpoint, manifest)
+    adaptive = adaptive_json(checkpoint, manifest, step=found.step)
     if adaptive and adaptive["identical"]:
         # The keys that servers with parallel drafting read.
         config.pard_token = config.ptd_token_id = adaptive["adaptive_ids"][0]
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
-    # "lm." is the place of the library's model within train.model.AdaptiveLM.
-    found = full_weights(checkpoint / "checkpoints")
-    weights = {name.removeprefix("lm."): tensor for name, tensor in found.items()}
+    # "lm." is the place of the library's model within train.lm.AdaptiveLM.
+    trained = full_weights(checkpoint / "checkpoints" / found.name)
+    weights = {name.removeprefix("lm."): tensor for name, tensor in trained.items()}
     lora = trained_lora(manifest)
     if lora.rank:
         keep = out / "adapter" if kept else None
@@ -91,7 +97,7 @@ def export(
         write_json(out / "adaptive.json", adaptive)
 
 
-def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
     """What a decoder must know of the adaptive tokens; None where none were trained."""
     if not manifest["adaptive"]:
         return None
@@ -106,7 +112,7 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, Any] 
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
             "data": manifest["inputs"]["data.path"],
-            "step": manifest["step"],
+            "step": step,
             "objective": manifest["settings"]["objective"],
             "commit": manifest["commit"],
         },

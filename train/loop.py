@@ -3,7 +3,6 @@
 Knows when things happen; what happens is in layout, loss, engine, checkpoint and tracker.
 """
 
-import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,19 +11,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from conf import UserError
 from conf.stage import write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
+from train.assemble import assemble, describe
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
+from train.divergence import WINDOW, why_diverged, write_diagnostics
 from train.drafts import COLUMNS
-from train.lm import AdaptiveLM
-from train.lora import Gate, adapt
-from train.metrics import describe, describe_step, summarise
-from train.model import load_model
+from train.flops import peak_flops, step_flops
+from train.log import StepLog
+from train.metrics import describe_step, describe_validation, summarise
 from train.schedule import learning_rate
+from train.stop import Stopped, StopSignals
 from train.tracker import Tracker
 from train.validation import Validation
 
@@ -41,28 +43,30 @@ class Trainer:
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
         self.shards = Shards(config.data.path, "train")
-        dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
-        lm = load_model(config.model, vocab=self.vocab, dtype=dtype, seed=config.seed)
-        self.parameters = sum(parameter.numel() for parameter in lm.parameters())
-        objective = config.objective
-        self.adaptive = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
-        if config.lora.rank:
-            with engines.whole(lm.get_input_embeddings(), lm.get_output_embeddings()):
-                adapt(lm, config.lora, adaptive=self.adaptive, seed=config.seed)
-        gate = Gate(lm) if config.lora.gated else None
+        self.stop = StopSignals()
+        self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
+        found = self.checkpoints.newest()
+        module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
-            self._describe(lm)
-        module = AdaptiveLM(
-            lm, chunk=config.loss_chunk, L=config.objective.L, soft=config.objective.soft, gate=gate
-        )
-        self.engine = engines.Engine(module, config)
+            describe(module.lm, Path(config.data.path), self.out / "model")
+        self.engine = engines.Engine(module, config, universal=found is not None and not found.fits(self.ranks))
+        self.flops = step_flops(
+            module.lm.config,
+            config.objective,
+            sequences=config.global_batch,
+            seq_len=self.shards[0].tokens.size,
+        ).model
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
         )
-        self.checkpoints = Checkpoints(self.out, made, rank=self.rank)
-        state = self.checkpoints.resume(self.engine) or {"step": 0, "validation": [], "run_id": None}
-        self.step: int = state["step"]
+        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
+        if found is not None:
+            self.checkpoints.load(found, self.engine)
+            state = found.state
+        self.step = self.saved = found.step if found is not None else 0
         self.validation: list[dict[str, float]] = state["validation"]
+        self.recent: list[float] = state["recent"]  # the losses of the last steps
+        self.log = StepLog(self.out / "log.jsonl", step=self.step) if self.rank == 0 else None
         self.tracker = Tracker(
             config.tracker,
             out=self.out,
@@ -73,25 +77,47 @@ class Trainer:
         )
 
     def run(self) -> list[dict[str, float]]:
-        """Train to the last step and finish the folder; returns the validations, oldest first."""
+        """Train to the last step and finish the folder; returns the validations, oldest first.
+
+        Raises Stopped, after saving, when a signal came, and UserError when another rank is gone.
+        """
+        try:
+            return self._run()
+        except RuntimeError as error:
+            if not engines.is_lost_rank(error):
+                raise
+            raise UserError(
+                f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
+                f"failed first; start it again to go on from step {self.saved}"
+            ) from error
+
+    def _run(self) -> list[dict[str, float]]:
         config = self.config
         if not self.validation:
             self._validate()
         name = config.objective.name
         with self.tracker.progress(name, done=self.step, total=config.steps) as show:
-            while self.step < config.steps:
+            while self.step < config.steps and not self.stop.agreed(self.engine.device):
                 metrics = self._train_step()
                 self.step += 1
                 self.tracker.log(self.step, metrics)
+                if self.log:
+                    self.log.append(self.step, metrics)
                 show(self.step, describe_step(metrics))
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self._validate()
                 if self.step % config.save_every == 0 or self.step == config.steps:
                     self._save()
-        if self.rank == 0:
+        if self.step < config.steps and self.step > self.saved:
+            self._save()
+        if self.rank == 0 and self.step == config.steps:
             self._finish()
         self.tracker.finish()
         dist.barrier()
+        if self.step < config.steps:
+            raise Stopped(
+                f"stopped by a signal after step {self.step}, which is saved: start it again to go on"
+            )
         return self.validation
 
     def _train_step(self) -> dict[str, float]:
@@ -106,22 +132,55 @@ class Trainer:
             for part in parts
         ]
         lr = learning_rate(self.step, config.steps, config.optimizer)
-        metrics = self._metrics(self.engine.step(batches, lr))
-        tokens = config.global_batch * self.shards[0].tokens.size
-        return metrics | {
+        losses, tally = self.engine.step(batches, lr, key=(config.seed, self.step))
+        metrics = self._metrics(tally) | {
+            "loss": self._mean(losses),
             "lr": lr,
             "gradient_norm": self.engine.gradient_norm(),
-            "tokens_per_second": tokens / (time.perf_counter() - began),
             "epoch": (self.step + 1) * config.global_batch / len(self.shards),
             "memory_gib": self.engine.peak_memory() / 2**30,
         }
+        self._check(metrics, parts, losses)
+        return metrics | self._speed(time.perf_counter() - began)
+
+    def _speed(self, seconds: float) -> dict[str, float]:
+        """Tokens of data per second, and the share of the devices' peak (MFU) where that is known."""
+        found = {"tokens_per_second": self.config.global_batch * self.shards[0].tokens.size / seconds}
+        peak = peak_flops(self.engine.device_name(), self.config.peak_tflops)
+        return found if peak is None else found | {"mfu": self.flops / (seconds * self.ranks * peak)}
+
+    def _check(self, metrics: dict[str, float], parts: list[Any], losses: torch.Tensor) -> None:
+        """Raises UserError, after writing diagnostics, when the step has gone wrong; nothing is saved."""
+        loss = metrics["loss"]
+        why = why_diverged(loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio)
+        if why is None:
+            self.recent = [*self.recent, loss][-WINDOW:]
+            return
+        told = write_diagnostics(
+            self.out,
+            [{"sequences": p.tolist(), "loss": x} for p, x in zip(parts, losses.tolist(), strict=True)],
+            why=why,
+            step=self.step + 1,
+            metrics=metrics,
+            weight_norm=self.engine.weight_norm(),
+            recent_losses=self.recent,
+        )
+        raise UserError(
+            f"step {self.step + 1}: {why}: see {told}; the last checkpoint is that of step {self.saved}"
+        )
+
+    def _mean(self, losses: torch.Tensor) -> float:
+        """Of the micro-batches of all ranks."""
+        total = losses.double().sum()
+        dist.all_reduce(total)
+        return float(total) / (len(losses) * self.ranks)
 
     def _validate(self) -> None:
         metrics, drafts = self.held_out.run(self.engine.forward)
         self.validation.append({"step": self.step, **metrics})
         self.tracker.log(self.step, {f"validation/{name}": value for name, value in metrics.items()})
         self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
-        self.tracker.tell(f"step {self.step} held-out: {describe(metrics)}")
+        self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
             self.tracker.alarm(
@@ -135,18 +194,18 @@ class Trainer:
         return summarise(tally)
 
     def _save(self) -> None:
-        state = {"step": self.step, "validation": self.validation, "run_id": self.tracker.run_id}
-        self.checkpoints.save(self.engine, self.step, state)
-
-    def _describe(self, lm: Any) -> None:
-        """What an export needs beside the weights: the architecture and the tokenizer."""
-        lm.config.save_pretrained(self.out / "model")
-        if lm.generation_config is not None:
-            lm.generation_config.save_pretrained(self.out / "model")
-        tokenizer = Path(self.config.data.path) / "tokenizer"
-        shutil.copytree(tokenizer, self.out / "model", dirs_exist_ok=True)
+        state = {
+            "validation": self.validation,
+            "recent": self.recent,
+            "run_id": self.tracker.run_id,
+            "sequences": self.step * self.config.global_batch,  # where the sampler stands
+        }
+        self.checkpoints.save(self.engine, self.step, engines.first_ranks(state))
+        self.saved = self.step
 
     def _finish(self) -> None:
+        objective = self.config.objective
+        used = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
         write_manifest(
             self.out,
             "checkpoint",
@@ -155,7 +214,7 @@ class Trainer:
             ranks=self.ranks,
             parameters=self.parameters,
             vocab=self.vocab.to_json(),
-            adaptive=list(self.adaptive),
-            L=self.config.objective.L,
+            adaptive=list(used),
+            L=objective.L,
             validation=self.validation,
         )

@@ -51,7 +51,7 @@ def describe_step(metrics: dict[str, float]) -> str:
     return f"{line} {metrics['tokens_per_second'] / 1000:.1f}k tok/s"
 
 
-def describe(metrics: dict[str, float]) -> str:
+def describe_validation(metrics: dict[str, float]) -> str:
     """A validation in one console line."""
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:

@@ -3,8 +3,10 @@
 Knows the library's models; knows no engine, no data and no objective.
 """
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from conf import UserError
 from data_prep.vocab import Vocab
 from train.attention import register
 from train.config import ModelConfig
+
+Whole = Callable[..., contextlib.AbstractContextManager[Any]]  # puts modules' divided weights together
 
 
 def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> PretrainedConfig:
@@ -68,8 +72,13 @@ def _of_shape(shape: dict[str, Any]) -> PretrainedConfig:
         ) from error
 
 
-def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """The model with its weights, for training. Raises UserError as `model_config` does."""
+def load_model(
+    config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int, whole: Whole = contextlib.nullcontext
+) -> PreTrainedModel:
+    """The model with its weights, for training; `whole` is needed where ZeRO 3 divides them as they come.
+
+    Raises UserError as `model_config` does.
+    """
     found = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
     attention = register(config.attention)
@@ -83,7 +92,7 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
             )
         except (OSError, ValueError) as error:
             raise UserError(f"model.path={config.path}: wanted a causal model, found {_line(error)}") from error
-    _grow(lm, config, vocab)
+    _grow(lm, config, vocab, whole)
     if config.activation_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
     if config.compile:
@@ -93,14 +102,14 @@ def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: i
     return lm.train()
 
 
-def _grow(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
+def _grow(lm: Any, config: ModelConfig, vocab: Vocab, whole: Whole) -> None:
     """Add the embedding rows that the data's vocabulary has beyond the model's, if adaptive ids alone are.
 
     Each is the mean of the others: then the head gives none of them an outstanding logit (Hewitt 2021,
     "Initializing New Word Embeddings"). The library's mean_resizing adds noise of 1e-9 to it, by way of
     a covariance that takes minutes at the width of 34B.
     """
-    rows = len(lm.get_input_embeddings().weight)
+    rows = lm.get_input_embeddings().num_embeddings
     if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
         raise UserError(
             f"model.path={config.path}: wanted at least {vocab.size} embedding rows, as the data's "
@@ -109,8 +118,9 @@ def _grow(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
     if rows < vocab.size:
         lm.resize_token_embeddings(vocab.size, mean_resizing=False)
         for embeddings in (lm.get_input_embeddings(), lm.get_output_embeddings()):
-            weight: Tensor = embeddings.weight.data
-            weight[rows:] = weight[:rows].float().mean(0).to(weight.dtype)
+            with whole(embeddings):
+                weight: Tensor = embeddings.weight.data
+                weight[rows:] = weight[:rows].float().mean(0).to(weight.dtype)
 
 
 def check_tokenizer(config: ModelConfig, data_path: str) -> None:

@@ -1,0 +1,123 @@
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf import UserError
+from train.checkpoint import (
+    RECORD,
+    Checkpoint,
+    find_whole,
+    list_checkpoints,
+    prune,
+    read_checkpoint,
+    write_record,
+)
+from train.files import BrokenFile, check_file, write_file
+
+
+def make(folder: Path, step: int) -> Path:
+    checkpoint = Checkpoint(step, 2, 1, {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}, {})
+    path = folder / checkpoint.name
+    path.mkdir(parents=True)
+    for name in ("a.pt", "b_optim_states.pt"):
+        checkpoint.files[name] = write_file({"weight": torch.arange(1000.0)}, path / name)
+    write_record(path, checkpoint)
+    return path
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_checkpoint_says_what_was_saved(tmp_path: Path) -> None:
+    found = read_checkpoint(make(tmp_path, 7))
+    assert (found.name, found.ranks, found.stage) == ("step-000007", 2, 1)
+    assert found.state == {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}
+    assert found.fits(2) and not found.fits(1)
+    del found.files["b_optim_states.pt"]
+    assert found.fits(1)  # nothing in it is a rank's own
+
+
+def test_every_byte_counts(tmp_path: Path) -> None:
+    """A share of the bytes: a flip anywhere, a file cut short or gone, a record that is not the one written."""
+    path = make(tmp_path, 1)
+    for name in ("a.pt", RECORD):
+        whole = (path / name).read_bytes()
+        for at in range(0, len(whole), 97):
+            flip(path / name, at)
+            with pytest.raises(BrokenFile):
+                read_checkpoint(path)
+            (path / name).write_bytes(whole)
+        (path / name).write_bytes(whole[:-3])
+        with pytest.raises(BrokenFile, match=r"bytes instead of|cannot be read|not what was written"):
+            read_checkpoint(path)
+        (path / name).unlink()
+        with pytest.raises(BrokenFile, match=name):
+            read_checkpoint(path)
+        (path / name).write_bytes(whole)
+    read_checkpoint(path)
+
+
+def test_ranks_share_the_files(tmp_path: Path) -> None:
+    path = make(tmp_path, 1)
+    flip(path / "b_optim_states.pt", 5)
+    read_checkpoint(path, rank=0, ranks=2)
+    with pytest.raises(BrokenFile, match="other bytes"):
+        read_checkpoint(path, rank=1, ranks=2)
+
+
+def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
+    paths = [make(tmp_path, step) for step in (2, 4, 6)]
+    (tmp_path / ".step-000008.partial").mkdir()
+    assert find_whole([]) == (None, {})
+    flip(paths[2] / "a.pt", 50)
+    found, broken = find_whole(list_checkpoints(tmp_path))
+    assert found is not None and found.step == 4
+    assert broken == {paths[2]: "a.pt holds other bytes than were written"}
+    for path in paths[:2]:
+        (path / RECORD).unlink()
+    with pytest.raises(UserError, match=r"found none \(step-000006: a\.pt.*; step-000004: .*; step-000002"):
+        find_whole(list_checkpoints(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "kept"), [(1, 0, [10]), (2, 0, [8, 10]), (1, 4, [4, 8, 10]), (9, 0, [2, 4, 6, 8, 10])]
+)
+def test_old_checkpoints_go(tmp_path: Path, last: int, every: int, kept: list[int]) -> None:
+    for step in (2, 4, 6, 8, 10):
+        make(tmp_path, step)
+    prune(tmp_path, keep_last=last, keep_every=every)
+    assert sorted(int(path.name[-6:]) for path in tmp_path.iterdir()) == kept
+
+
+def test_a_file_is_summed_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    written = write_file({"a": torch.rand(3, 5), "b": [1, "two"]}, path)
+    check_file(path, **written)
+    assert torch.load(path)["b"] == [1, "two"]
+
+
+def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
+    """PyTorch says "unexpected pos 64 vs 0" of a full disk. Here the limit is on the size of a file."""
+    code = f"""
+import resource, signal, torch
+from pathlib import Path
+from train.files import write_file
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    write_file(torch.rand(100_000), Path({str(tmp_path / "x.pt")!r}))
+except OSError as error:
+    print(error.errno, error.strerror)
+"""
+    assert hasattr(resource, "RLIMIT_FSIZE") and hasattr(signal, "SIGXFSZ")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == f"27 {os.strerror(27)}"
