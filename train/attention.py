@@ -74,6 +74,7 @@ def register(attention: str) -> str:
     return name
 
 
+@torch.compiler.disable  # its kernels are compiled already; the compiler is wrong about strides of their slices
 def _attention(
     module: nn.Module,
     query: Tensor,
