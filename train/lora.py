@@ -35,6 +35,8 @@ class Gate:
     """
 
     def __init__(self, lm: nn.Module) -> None:
+        # A compiled layer would be compiled anew for every number of adaptive rows.
+        torch._dynamo.config.force_nn_module_property_static_shapes = False
         for module in lm.modules():
             if isinstance(module, LoraLayer):
                 module.lora_A[ADAPTER].register_forward_pre_hook(self._gather)
@@ -44,14 +46,14 @@ class Gate:
         """For the rows that are True of (r, c), until the next call: layers that are computed again
         for their gradient must find what the first pass found.
         """
-        self._shape, self._rows = rows.shape, rows.flatten().nonzero()[:, 0]
+        self._every, self._rows = rows, rows.flatten().nonzero()[:, 0]
 
     def _gather(self, module: nn.Module, args: tuple[Tensor]) -> Tensor:
         return args[0].flatten(0, 1)[self._rows]
 
     def _scatter(self, module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
-        every = output.new_zeros(self._shape.numel(), output.shape[-1])
-        return every.index_copy(0, self._rows, output).unflatten(0, self._shape)
+        every = output.new_zeros(*self._every.shape, output.shape[-1])
+        return every.flatten(0, 1).index_copy(0, self._rows, output).view_as(every)
 
 
 def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int], seed: int = 0) -> PeftModel:

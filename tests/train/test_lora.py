@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from conf import UserError, settings
@@ -127,6 +128,20 @@ def test_checkpointed_layers_see_the_same_gate() -> None:
         found.append([p.grad for p in module.parameters() if p.requires_grad])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_compiled_layer_is_compiled_once_for_every_number_of_adaptive_rows() -> None:
+    """The gate's tensors hang on modules, whose properties a compiler takes for constants: every
+    batch was a graph of its own, until the limit of graphs was met and nothing was compiled.
+    """
+    module = adapted(LoraSettings(rank=4, gated=True))
+    layouts = [a_branch_layout(seed=seed) for seed in range(3)]
+    assert len({(layout.offsets > 0).sum() for layout in layouts}) == 3
+    wanted = [module(**to_tensors(layout, CPU))[0] for layout in layouts]
+    graphs = CompileCounter()
+    module.lm.model.layers[0].compile(dynamic=True, backend=graphs)
+    assert [module(**to_tensors(layout, CPU))[0] for layout in layouts] == wanted
+    assert graphs.frame_count == 1
 
 
 def test_dropout_learns_and_does_not_validate() -> None:
