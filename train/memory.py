@@ -106,14 +106,11 @@ def _forward_bytes(
     # The gradients of a layer's middle, gated, and the layer itself once more.
     middle = rows * getattr(architecture, "intermediate_size", 4 * d) * dtype.itemsize
     working = 2 * middle + (layer if checkpointing else 0)
-    # A chunk's logits in float32 and one temporary of theirs; with soft targets the teachers' too.
-    chunk = min(config.loss_chunk, config.micro_batch * work.predicted) * vocab * 8
-    return (
-        kept,
-        working,
-        stream + vocab * d * dtype.itemsize,
-        stream + chunk * (2 if config.objective.soft else 1),
-    )
+    # Logits of a chunk and of the one before, in float32 and in the model's type; soft targets have their own.
+    each = 4 + (dtype.itemsize if dtype.itemsize < 4 else 0)
+    each *= 2 if config.objective.soft else 1
+    chunk = 2 * each * min(config.loss_chunk, config.micro_batch * work.predicted) * vocab
+    return kept, working, stream + vocab * d * dtype.itemsize, stream + chunk
 
 
 def saved_bytes(

@@ -55,7 +55,7 @@ ROWS = [  # model, tokens, ranks, ZeRO stage, type, activation checkpointing, fu
     ("30M", 1024, 1, 1, "fp32", False, "objective=branch"),
     ("30M", 1024, 1, 1, "fp32", False, "global_batch=2", "micro_batch=2", "objective=causal"),
 ]
-SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+SMALL = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
 STEPS = 4
 MIB = 2**20
 LINE = "{:<3} {:9} {:>6} {:>5} {:>4}  {:4} {:4} {:>8} {:>6} {:>5}  {}"
