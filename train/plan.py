@@ -70,6 +70,9 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
         f"{parameters / 1e9:.2f}B parameters",
         "objective": objective.name + window,
+        "trained": f"LoRA of rank {config.lora.rank}{', gated' if config.lora.gated else ''}"
+        if config.lora.rank
+        else "every weight",
         "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to {optimizer.min_lr:g}, "
         f"warm-up {optimizer.warmup_steps}",
     }
@@ -99,6 +102,7 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         sequences=config.global_batch,
         seq_len=seq_len,
         checkpointing=config.model.activation_checkpointing,
+        frozen=config.lora.rank > 0,
     )
     name, _ = plan_device(config.plan_device)
     peak = peak_flops(name, config.peak_tflops)
