@@ -59,15 +59,20 @@ def step_flops(
     sequences: int,
     seq_len: int,
     checkpointing: bool = False,
+    frozen: bool = False,
 ) -> Flops:
-    """The operations that a step over `sequences` sequences of the shards takes, over all ranks."""
+    """The operations that a step over `sequences` sequences of the shards takes, over all ranks.
+
+    `frozen` weights (LoRA) need no gradient; what the adapter itself computes is left out.
+    """
     layers, head = matrix_parameters(config)
     work = expected_work(objective, seq_len)
     width = config.num_attention_heads * head_width(config)
-    through_layers = 2 * layers * work.rows + 4 * width * config.num_hidden_layers * work.pairs
-    forward = sequences * (through_layers + 2 * head * work.predicted)
-    recomputed = sequences * through_layers if checkpointing else 0.0
-    return Flops(model=3 * forward, hardware=3 * forward + recomputed)
+    products = 2 * layers * work.rows + 2 * head * work.predicted
+    scores = 4 * width * config.num_hidden_layers * work.pairs
+    needed = sequences * ((2 if frozen else 3) * products + 3 * scores)
+    again = sequences * (2 * layers * work.rows + scores) if checkpointing else 0.0
+    return Flops(model=needed, hardware=needed + again)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Trainer:
             config.objective,
             sequences=config.global_batch,
             seq_len=self.shards[0].tokens.size,
+            frozen=config.lora.rank > 0,
         ).model
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device

@@ -16,6 +16,7 @@ from train.attention import register
 from train.config import TrainConfig
 from train.families import skeleton
 from train.flops import expected_work
+from train.lora import adapt
 from train.states import States
 
 GIB = 2**30
@@ -54,10 +55,18 @@ def estimate_memory(
     """The fullest moment of a rank's training step, after the first, when the moments exist."""
     dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
     lm: Any = skeleton(architecture)
+    parameters = sum(parameter.numel() for parameter in lm.parameters())
+    embedding = lm.get_input_embeddings().weight.numel()
+    trained, largest_group = parameters, max(parameters - embedding, embedding)
+    if config.lora.rank:
+        with torch.device("meta"):
+            adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
+        trained = largest_group = sum(p.numel() for p in lm.parameters() if p.requires_grad)
     zero = config.deepspeed.get("zero_optimization", {})
     states = States(
-        parameters=sum(parameter.numel() for parameter in lm.parameters()),
-        embedding=lm.get_input_embeddings().weight.numel(),
+        parameters=parameters,
+        trained=trained,
+        largest_group=largest_group,
         ranks=ranks,
         stage=zero.get("stage", 0),
         b=dtype.itemsize,
@@ -82,7 +91,7 @@ def estimate_memory(
             logits=of_loss,
             buffers=buffers,
             host=states.host,
-            loading=states.parameters * states.b,
+            loading=parameters * states.b / (ranks if states.stage == 3 else 1),
         )
         for moment, ((gradients, buffers), activations, of_loss) in moments.items()
     ]
@@ -106,14 +115,12 @@ def _forward_bytes(
     # The gradients of a layer's middle, gated, and the layer itself once more.
     middle = rows * getattr(architecture, "intermediate_size", 4 * d) * dtype.itemsize
     working = 2 * middle + (layer if checkpointing else 0)
-    # A chunk's logits in float32 and one temporary of theirs; with soft targets the teachers' too.
-    chunk = min(config.loss_chunk, config.micro_batch * work.predicted) * vocab * 8
-    return (
-        kept,
-        working,
-        stream + vocab * d * dtype.itemsize,
-        stream + chunk * (2 if config.objective.soft else 1),
-    )
+    # Logits of a chunk and of the one before, in float32 and in the model's type; soft targets have their own.
+    each = 4 + (dtype.itemsize if dtype.itemsize < 4 else 0)
+    each *= 2 if config.objective.soft else 1
+    chunk = 2 * each * min(config.loss_chunk, config.micro_batch * work.predicted) * vocab
+    of_head = 0 if config.lora.rank else vocab * d * dtype.itemsize
+    return kept, working, stream + of_head, stream + chunk
 
 
 def saved_bytes(

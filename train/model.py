@@ -94,7 +94,7 @@ def load_model(
             raise UserError(f"model.path={config.path}: wanted a causal model, found {_line(error)}") from error
     _grow(lm, config, vocab, whole)
     if config.activation_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": False})
+        lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:
         # Every layer by itself: they share one compiled graph. Branches differ in number from step to step.
         for layer in lm.get_decoder().layers:

@@ -70,6 +70,9 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
         f"{parameters / 1e9:.2f}B parameters",
         "objective": objective.name + window,
+        "trained": f"LoRA of rank {config.lora.rank}{', gated' if config.lora.gated else ''}"
+        if config.lora.rank
+        else "every weight",
         "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to {optimizer.min_lr:g}, "
         f"warm-up {optimizer.warmup_steps}",
     }
@@ -81,14 +84,14 @@ def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> di
     lines = {
         "batch": f"{config.global_batch} sequences of {seq_len:,} = {config.plan_ranks} ranks x "
         f"{config.micro_batch} x {config.accumulations(config.plan_ranks)} accumulations",
-        "tokens per step": f"{step / 1e6:.2f}M of data, {rows * step / 1e6:.2f}M computed",
-        "tokens in all": f"{config.steps * step / 1e9:.2f}B of data, "
-        f"{config.steps * rows * step / 1e9:.2f}B computed",
+        "tokens per step": f"{_count(step)} of data, {_count(rows * step)} computed",
+        "tokens in all": f"{_count(config.steps * step)} of data, "
+        f"{_count(config.steps * rows * step)} computed",
     }
     if data:
         there = data["train"]
         epochs = config.steps * config.global_batch / there["sequences"]
-        lines["data"] = f"{config.data.path}: {there['tokens'] / 1e9:.3g}B tokens, read {epochs:.2f} times"
+        lines["data"] = f"{config.data.path}: {_count(there['tokens'])} tokens, read {epochs:.2f} times"
     return lines
 
 
@@ -99,6 +102,7 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         sequences=config.global_batch,
         seq_len=seq_len,
         checkpointing=config.model.activation_checkpointing,
+        frozen=config.lora.rank > 0,
     )
     name, _ = plan_device(config.plan_device)
     peak = peak_flops(name, config.peak_tflops)
@@ -130,6 +134,10 @@ def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -
         "memory per machine": f"{together * memory.loading / GIB:.1f} GiB while {together} ranks load the model"
         f"{offloaded}",
     }
+
+
+def _count(tokens: float) -> str:
+    return f"{tokens / 1e9:.2f}B" if tokens >= 1e9 else f"{tokens / 1e6:.2f}M"
 
 
 def plan_device(wanted: str) -> tuple[str, float]:

@@ -19,7 +19,8 @@ class States:
     """What the engine holds of a model: fixed by its parameters, whatever the batch."""
 
     parameters: int
-    embedding: int  # parameters of the embedding, which are a group of their own
+    trained: int  # of them, and of LoRA's
+    largest_group: int  # of those that the optimizer steps at once: embeddings are a group of their own
     ranks: int
     stage: int
     b: int  # bytes of a weight, and of a gradient
@@ -34,8 +35,8 @@ class States:
 
     @property
     def share(self) -> float:
-        """Parameters of this rank's partition."""
-        return self.parameters / self.ranks
+        """Trained parameters of this rank's partition."""
+        return self.trained / self.ranks
 
     @property
     def weights(self) -> float:
@@ -43,13 +44,13 @@ class States:
         if self.stage < 3:
             return self.parameters * self.b
         kept_apart = (self.zero.get("offload_param") or {}).get("device", "none") != "none"
-        return 0 if kept_apart else self.share * self.b
+        return 0 if kept_apart else self.parameters / self.ranks * self.b
 
     @property
     def optimizer(self) -> float:
         """Two moments and a float32 master; only without ZeRO a float32 model is its own master."""
         if self.stage == 0:
-            return self.parameters * (12 if self.b == 2 else 8)
+            return self.trained * (12 if self.b == 2 else 8)
         return 0 if self.offloaded else self.share * 12
 
     @property
@@ -57,7 +58,7 @@ class States:
         """Masters, moments and a float32 gradient, with the 16-bit copy on its way back; weights of stage 3."""
         states = self.share * (16 + self.b) if self.offloaded else 0
         kept_apart = (self.zero.get("offload_param") or {}).get("device", "none") != "none"
-        return states + (self.share * self.b if kept_apart and self.stage == 3 else 0)
+        return states + (self.parameters / self.ranks * self.b if kept_apart and self.stage == 3 else 0)
 
     @property
     def bucket(self) -> float:
@@ -67,7 +68,7 @@ class States:
     @property
     def filled(self) -> float:
         """How many of them are written at most."""
-        return min(self.parameters, self.bucket)
+        return min(self.trained, self.bucket)
 
     @property
     def bucket_bytes(self) -> float:
@@ -93,7 +94,7 @@ class States:
         partitioned = self.stage == 2
         if partitioned and self.offloaded:
             return 0, 0
-        return self.b * (self.share if partitioned else self.parameters), 0
+        return self.b * (self.share if partitioned else self.trained), 0
 
     def while_backward(self) -> tuple[float, float]:
         """The same with the buffers of reduction, in full where they fill before the pass ends."""
@@ -102,7 +103,7 @@ class States:
             return gradients, buffers
         if self.stage < 3 and self.cuda:
             buffers += self.bucket_bytes
-        if self.stage >= 2 and self.bucket < self.parameters:
+        if self.stage >= 2 and self.bucket < self.trained:
             buffers += self.filled * self.b
             gradients += self.share * self.b if self.stage == 2 and not self.offloaded else 0
         return gradients, buffers
@@ -111,26 +112,24 @@ class States:
         """When the last gradient is there: the bucket, and a copy of it that is summed over ranks."""
         copied = self.filled * self.b
         if self.stage == 0:
-            return self.parameters * self.b, min(self.parameters, BUCKET) * self.b
+            return self.trained * self.b, min(self.trained, BUCKET) * self.b
         held, buffers = self.while_forward()
         if self.stage == 1:
-            moved = self.share * self.b if self.bucket < self.parameters else 0
-            waiting = (self.parameters - self.filled) * self.b
+            moved = self.share * self.b if self.bucket < self.trained else 0
+            waiting = (self.trained - self.filled) * self.b
             return waiting + moved, self.bucket_bytes + copied
         if self.stage == 2:
-            return held + (
-                self.share * self.b if self.bucket < self.parameters else 0
-            ), self.bucket_bytes + copied
+            return held + (self.share * self.b if self.bucket < self.trained else 0), self.bucket_bytes + copied
         return held, buffers + copied
 
     def at_step(self) -> tuple[float, float]:
         """The optimizer's step: gradients once more, flat and in float32, of one group after the other."""
         wide = 4 if self.b == 2 else 0  # a float32 gradient needs no copy in float32
         if self.stage == 0:
-            return self.parameters * self.b, self.parameters * wide
+            return self.trained * self.b, self.trained * wide
         if self.offloaded:
             return 0, 0
-        share = max(self.parameters - self.embedding, self.embedding) / self.ranks
+        share = self.largest_group / self.ranks
         if self.stage == 3:
             share = min(share, float(self.zero.get("sub_group_size", SUB_GROUP)))
             bucket = self.bucket_bytes

@@ -53,9 +53,10 @@ ROWS = [  # model, tokens, ranks, ZeRO stage, type, activation checkpointing, fu
     ("100M", 512, 2, 2, "bf16", True),
     ("100M", 512, 2, 3, "bf16", True),
     ("30M", 1024, 1, 1, "fp32", False, "objective=branch"),
+    ("30M", 1024, 1, 1, "fp32", False, "lora.rank=8"),
     ("30M", 1024, 1, 1, "fp32", False, "global_batch=2", "micro_batch=2", "objective=causal"),
 ]
-SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+SMALL = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
 STEPS = 4
 MIB = 2**20
 LINE = "{:<3} {:9} {:>6} {:>5} {:>4}  {:4} {:4} {:>8} {:>6} {:>5}  {}"
@@ -103,29 +104,27 @@ def train(config: "TrainConfig", *, tokens: int) -> int:
     """Some steps on random sequences of `tokens`; returns the highest resident memory before the first."""
     from data_prep.vocab import Vocab
     from train import engine as engines
+    from train.assemble import assemble
     from train.data import lay_out, to_tensors
-    from train.lm import AdaptiveLM
-    from train.model import load_model
 
     forget_peak()
     size = config.model.shape["vocab_size"]
     none = dict.fromkeys(("pre", "suf", "mid", "eot"))
     vocab = Vocab(size=size, bos=0, eos=1, adaptive=tuple(range(2, 9)), **none)
-    dtype = torch.bfloat16 if config.deepspeed["bf16"]["enabled"] else torch.float32
-    lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=0)
-    engine = engines.Engine(AdaptiveLM(lm, chunk=config.loss_chunk, L=config.objective.L), config)
+    engine = engines.Engine(assemble(config, vocab)[0], config)
     highest = resident("VmHWM")
     forget_peak()
-    generator = np.random.default_rng(engines.torch.distributed.get_rank())
+    generator = np.random.default_rng(torch.distributed.get_rank())
     for step in range(STEPS):
         batches = []
         for _ in range(config.accumulations(engines.world_size())):
-            sequence = SimpleNamespace(
-                tokens=generator.integers(9, size, tokens), documents=np.zeros(tokens, int)
-            )
-            layout = lay_out([sequence], [0], vocab, config.objective, seed=(step,))
+            sequences = [
+                SimpleNamespace(tokens=generator.integers(9, size, tokens), documents=np.zeros(tokens, int))
+                for _ in range(config.micro_batch)
+            ]
+            layout = lay_out(sequences, range(len(sequences)), vocab, config.objective, seed=(step,))
             batches.append(to_tensors(layout, engine.device))
-        engine.step(batches, 1e-4)
+        engine.step(batches, 1e-4, key=(0, step))
     return highest
 
 

@@ -84,6 +84,18 @@ def test_offloading_moves_the_optimizer_to_the_machine() -> None:
     assert "states offloaded" in plan(there)["memory per machine"]
 
 
+def test_lora_needs_no_optimizer_for_what_is_frozen() -> None:
+    common = ["experiment=sdsat_7b_l5"]
+    whole, adapter = (settings("train", TrainConfig, [*common, f"lora.rank={rank}"]) for rank in (0, 8))
+    architecture = model_config(whole.model)
+    found = [estimate_memory(architecture, c, ranks=8, seq_len=4096, cuda=True) for c in (whole, adapter)]
+    assert found[0].weights == found[1].weights
+    assert 0 < found[1].optimizer < found[0].optimizer / 100
+    lines = plan(adapter)
+    assert lines["trained"] == "LoRA of rank 8"
+    assert float(lines["operations"].split(";")[0]) < 0.8 * float(plan(whole)["operations"].split(";")[0])
+
+
 def test_a_plan_reads_the_data(data_folder: Path) -> None:
     base = ["model=demo", "plan_ranks=1", "steps=10", "global_batch=4", f"data.path={data_folder}"]
     lines = plan(settings("train", TrainConfig, base))
@@ -169,7 +181,15 @@ def test_peaks_go_by_the_devices_name(device: str, peak: float | None) -> None:
 
 
 def test_zero_stages_divide_what_they_should() -> None:
-    common = {"parameters": 1000, "embedding": 100, "ranks": 4, "b": 2, "accumulates": True, "zero": {}}
+    common = {
+        "parameters": 1000,
+        "trained": 1000,
+        "largest_group": 900,
+        "ranks": 4,
+        "b": 2,
+        "accumulates": True,
+        "zero": {},
+    }
     found = [States(stage=stage, cuda=False, **common) for stage in range(4)]
     assert [states.weights for states in found] == [2000, 2000, 2000, 500]
     assert [states.optimizer for states in found] == [12000, 3000, 3000, 3000]
