@@ -226,8 +226,10 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
     # peft's name for single rows of an embedding
     embeddings |= {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
     trained = [p for p in module.parameters() if p.requires_grad]
-    decayed = [p for p in trained if p.ndim >= 2 and id(p) not in embeddings]
-    plain = [p for p in trained if p.ndim < 2 or id(p) in embeddings]
+    # ZeRO 3 may have taken a weight apart already: then it keeps its shape elsewhere.
+    matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2} - embeddings
+    decayed = [p for p in trained if id(p) in matrices]
+    plain = [p for p in trained if id(p) not in matrices]
     groups = [(decayed, config.weight_decay), (plain, 0.0)]
     return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 

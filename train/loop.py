@@ -25,6 +25,7 @@ from train.drafts import COLUMNS
 from train.flops import peak_flops, step_flops
 from train.log import StepLog
 from train.metrics import describe_step, describe_validation, summarise
+from train.pulse import Pulse, shared_store
 from train.schedule import learning_rate
 from train.stop import Stopped, StopSignals
 from train.tracker import Tracker
@@ -39,6 +40,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> None:
         self.config, self.made = config, made
         self.rank, self.ranks = engines.start()
+        self.pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         config.accumulations(self.ranks)  # a batch that does not divide is told first
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
@@ -83,7 +85,7 @@ class Trainer:
         Raises Stopped, after saving, when a signal came, and UserError when another rank is gone.
         """
         try:
-            return self._run()
+            validation = self._run()
         except RuntimeError as error:
             if not engines.is_lost_rank(error):
                 raise
@@ -91,6 +93,8 @@ class Trainer:
                 f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
                 f"failed first; start it again to go on from step {self.saved}"
             ) from error
+        self.pulse.finish()
+        return validation
 
     def _run(self) -> list[dict[str, float]]:
         config = self.config

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import UserError
+from conf import UserError, settings
+from train.__main__ import main
 from train.checkpoint import (
     RECORD,
     Checkpoint,
@@ -18,6 +19,7 @@ from train.checkpoint import (
     read_checkpoint,
     write_record,
 )
+from train.config import TrainConfig
 from train.files import BrokenFile, check_file, write_file
 
 
@@ -110,6 +112,7 @@ def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
     code = f"""
 import resource, signal, torch
 from pathlib import Path
+from train.config import TrainConfig
 from train.files import write_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -121,3 +124,10 @@ except OSError as error:
     assert hasattr(resource, "RLIMIT_FSIZE") and hasattr(signal, "SIGXFSZ")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == f"27 {os.strerror(27)}"
+
+
+def test_an_unfinished_run_is_not_gone_on_with_unasked(data_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    arguments = ["model=demo", f"data.path={data_folder}", f"out={tmp_path}", "resume=false"]
+    with pytest.raises(UserError, match=r"wanted a new folder for resume=false, found an unfinished run"):
+        main(settings("train", TrainConfig, arguments))

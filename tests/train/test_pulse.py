@@ -1,0 +1,61 @@
+import time
+
+import torch.distributed as dist
+
+from train.pulse import Pulse
+
+
+def pulses(store: dist.Store, ends: list[str], ranks: int) -> list[Pulse]:
+    timing = {"interval": 0.02, "patience": 0.4}
+    return [Pulse(store, rank=r, ranks=ranks, end=ends.append, **timing) for r in range(ranks)]
+
+
+def wait_for(ends: list[str], count: int) -> None:
+    limit = time.monotonic() + 20
+    while len(ends) < count and time.monotonic() < limit:
+        time.sleep(0.02)
+
+
+def test_ranks_that_live_or_have_finished_end_nobody() -> None:
+    ends: list[str] = []
+    first, second, third = pulses(dist.HashStore(), ends, 3)
+    third.finish()
+    time.sleep(1.0)
+    assert ends == []
+    first.finish()
+    second.finish()
+
+
+def test_a_silent_rank_is_named_by_the_others() -> None:
+    """A rank that died left the others in a collective until the group's timeout, half an hour."""
+    ends: list[str] = []
+    first, second, third = pulses(dist.HashStore(), ends, 3)
+    second._finished.set()  # as if killed: no last word
+    wait_for(ends, 2)
+    assert sorted(line.split(":")[0] for line in ends) == ["rank 0", "rank 2"]
+    assert all("nothing heard of rank 1 for 0 s" in line for line in ends)
+    first.finish()
+    third.finish()
+
+
+def test_the_end_of_the_store_is_the_end_of_rank_0() -> None:
+    class Gone:
+        def __init__(self) -> None:
+            self.store, self.gone = dist.HashStore(), False
+
+        def set(self, *arguments: object) -> None:
+            if self.gone:
+                raise dist.DistNetworkError("closed")
+            self.store.set(*arguments)
+
+        def get(self, name: str) -> bytes:
+            return self.store.get(name)
+
+    store, ends = Gone(), []
+    first, second = pulses(store, ends, 2)  # type: ignore[arg-type]
+    first.finish()
+    time.sleep(0.1)
+    store.gone = True
+    wait_for(ends, 1)
+    assert "nothing heard of rank 0" in ends[0]
+    second.finish()

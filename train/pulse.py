@@ -1,0 +1,91 @@
+"""Whether all ranks live: each tells so every few seconds, and ends when another falls silent.
+
+A collective whose other side has died may wait for as long as the process group allows; on GPUs
+nothing tells it. Knows ranks; knows no engine.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+INTERVAL = 5.0  # seconds between two signs of life
+PATIENCE = 40.0  # seconds of silence after which a rank counts as dead
+DONE = "done"
+
+
+def shared_store() -> dist.Store:
+    """A store of rank 0's that every rank reaches. Called by every rank."""
+    host, rank = os.environ["MASTER_ADDR"], dist.get_rank()
+    timeout = timedelta(seconds=INTERVAL)
+    store = (
+        dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout) if rank == 0 else None
+    )
+    port = [store.port if store else 0]
+    dist.broadcast_object_list(port, src=0)
+    return store or dist.TCPStore(host, port[0], is_master=False, timeout=timeout)
+
+
+class Pulse:
+    """Signs of life of this rank, and a watch over the others', until `finish`."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        *,
+        rank: int,
+        ranks: int,
+        interval: float = INTERVAL,
+        patience: float = PATIENCE,
+        end: Callable[[str], None] | None = None,
+    ) -> None:
+        self._store, self._rank, self._others = store, rank, [r for r in range(ranks) if r != rank]
+        self._interval, self._patience, self._end = interval, patience, end or _end
+        self._finished = threading.Event()
+        self._tell("0")
+        self._thread = threading.Thread(target=self._watch, name="pulse", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Say that this rank ends well, and stop watching."""
+        self._finished.set()
+        self._thread.join()
+        try:
+            self._tell(DONE)
+        except RuntimeError:
+            return  # rank 0, which keeps the store, has ended before
+
+    def _watch(self) -> None:
+        heard: dict[int, tuple[str, float]] = {}
+        count, answered = 0, time.monotonic()
+        while not self._finished.wait(self._interval):
+            count += 1
+            try:
+                self._tell(str(count))
+                for rank in self._others:
+                    beat = self._store.get(f"pulse/{rank}").decode()
+                    if beat == DONE or heard.get(rank, ("", 0.0))[0] != beat:
+                        heard[rank] = beat, time.monotonic()
+                answered = time.monotonic()
+            except RuntimeError:
+                heard[0] = "", answered
+            silent = [r for r, (_, at) in heard.items() if time.monotonic() - at > self._patience]
+            if silent and not self._finished.is_set():
+                names = ", ".join(map(str, silent))
+                self._end(
+                    f"rank {self._rank}: nothing heard of rank {names} for {self._patience:.0f} s: ending; "
+                    "start it again to go on from the last checkpoint"
+                )
+                return
+
+    def _tell(self, beat: str) -> None:
+        self._store.set(f"pulse/{self._rank}", beat)
+
+
+def _end(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    os._exit(1)  # the main thread may be waiting for the dead
