@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace, name: str, seed: int) -> list[dict[str, A
         settings = [f"data.path={arguments.data}", f"model.path={arguments.model}", f"out={out}"]
         settings += [f"steps={arguments.steps}", f"save_every={arguments.steps}", "optimizer.warmup_steps=40"]
         settings += [f"validate_every={arguments.steps // 4}", f"seed={seed}", "tracker.mode=disabled"]
-        command = [sys.executable, "-m", "train", "experiment=demo", *settings, *VARIANTS[name]]
-        subprocess.run(command, check=True)
+        command = [sys.executable, "-m", "train", "experiment=demo", "objective.soft=0", *settings]
+        subprocess.run([*command, *VARIANTS[name]], check=True)
     return json.loads((out / "manifest.json").read_text())["validation"]
 
 
