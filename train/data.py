@@ -44,7 +44,9 @@ def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) 
 
 
 def adaptive_ids(vocab: Vocab, objective: ObjectiveConfig) -> tuple[int, ...]:
-    """The ids that the objective uses. Raises ValueError for more offsets than diverse ids."""
+    """The ids that the objective uses: `causal` none. Raises ValueError for more offsets than diverse ids."""
+    if objective.name == "causal":
+        return ()
     if not objective.diverse:
         return vocab.adaptive[:1]
     if len(vocab.adaptive) < objective.L:

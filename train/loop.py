@@ -210,7 +210,6 @@ class Trainer:
 
     def _finish(self) -> None:
         objective = self.config.objective
-        used = adaptive_ids(self.vocab, objective) if objective.name != "causal" else ()
         write_manifest(
             self.out,
             "checkpoint",
@@ -219,7 +218,7 @@ class Trainer:
             ranks=self.ranks,
             parameters=self.parameters,
             vocab=self.vocab.to_json(),
-            adaptive=list(used),
+            adaptive=list(adaptive_ids(self.vocab, objective)),
             L=objective.L,
             validation=self.validation,
         )

@@ -67,6 +67,12 @@ def test_more_offsets_than_diverse_ids_are_refused() -> None:
         adaptive_ids(vocab, ObjectiveConfig(L=3, diverse=True))
 
 
+def test_causal_has_no_adaptive_ids() -> None:
+    """LoRA under `causal` trained a row of the embedding that the manifest, and so the export, knew not of."""
+    vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
+    assert adaptive_ids(vocab, ObjectiveConfig("causal")) == ()
+
+
 def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     config = OptimizerConfig()
     rates = [learning_rate(step, 2000, config) for step in range(2000)]
