@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from conf import UserError
 from conf.stage import check_same, write_json
-from train.engine import Engine, first_ranks
+from train.engine import Engine, every_ranks, first_ranks
 from train.files import BrokenFile, check_file
 from train.partitions import SHARD, to_universal
 
@@ -150,9 +150,7 @@ class Checkpoints:
         writing = self.folder / f".{checkpoint.name}.partial"
         try:
             self._remove_leftovers()
-            written: list[Any] = [None] * self._ranks
-            dist.all_gather_object(written, engine.save(self.folder, writing.name))
-            for files, failure in written:
+            for files, failure in every_ranks(engine.save(self.folder, writing.name)):
                 if failure is not None:
                     raise failure
                 checkpoint.files.update(files)
@@ -182,8 +180,7 @@ class Checkpoints:
             found = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
         except BrokenFile as error:
             why = str(error)
-        whys = [""] * self._ranks
-        dist.all_gather_object(whys, why)
+        whys = every_ranks(why)
         if found is None or any(whys):
             raise BrokenFile(next(filter(None, whys)))
         return found

@@ -4,6 +4,7 @@ Knows manifests, configurations and the machine; loads neither weights nor the e
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
         cuda = torch.cuda.is_available()
         memory = estimate_memory(architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda)
         check_memory(memory, cuda=cuda)
+
+
+def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError unless all ranks' settings, in the order of the ranks, are the same: machines may
+    hold different versions of the project, and ranks that save at different steps wait for ever.
+    """
+    for rank, found in enumerate(settings):
+        for name, value in settings[0].items():
+            if found.get(name) != value:
+                raise UserError(
+                    f"{name}: wanted the same on every rank, found {value} on rank 0 and {found.get(name)} "
+                    f"on rank {rank}"
+                )
 
 
 def check_memory(memory: Memory, *, cuda: bool) -> None:

@@ -199,6 +199,13 @@ def first_ranks(value: Any) -> Any:
     return values[0]
 
 
+def every_ranks(value: Any) -> list[Any]:
+    """What each rank gives, in their order, on every rank."""
+    values = [None] * world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
 def start() -> tuple[int, int]:
     """Join the ranks that torchrun started, or be the only one; returns (rank, ranks)."""
     for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():

@@ -18,6 +18,7 @@ from data_prep.vocab import Vocab
 from train import engine as engines
 from train.assemble import assemble, describe
 from train.checkpoint import Checkpoints
+from train.checks import check_ranks
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
 from train.divergence import WINDOW, why_diverged, write_diagnostics
@@ -42,6 +43,7 @@ class Trainer:
         self.rank, self.ranks = engines.start()
         self.pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         config.accumulations(self.ranks)  # a batch that does not divide is told first
+        check_ranks(engines.every_ranks(asdict(config)))
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
         self.shards = Shards(config.data.path, "train")
