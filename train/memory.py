@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+from transformers.integrations.sdpa_attention import repeat_kv
 
-from train.attention import register
 from train.config import TrainConfig
 from train.families import skeleton
 from train.flops import expected_work
@@ -74,7 +74,9 @@ def estimate_memory(
         zero=zero,
         cuda=cuda,
     )
-    kept, working, logits, scratch = _forward_bytes(architecture, config, dtype=dtype, seq_len=seq_len)
+    kept, working, logits, scratch = _forward_bytes(
+        architecture, config, dtype=dtype, seq_len=seq_len, cuda=cuda
+    )
     moments = {
         "the loss": (states.while_forward(), kept, logits + scratch),
         "the backward pass": (states.while_backward(), kept + working, logits),
@@ -99,15 +101,23 @@ def estimate_memory(
 
 
 def _forward_bytes(
-    architecture: PretrainedConfig, config: TrainConfig, *, dtype: torch.dtype, seq_len: int
+    architecture: PretrainedConfig, config: TrainConfig, *, dtype: torch.dtype, seq_len: int, cuda: bool
 ) -> tuple[float, float, float, float]:
     """What the layers keep until their backward pass; what one layer's needs besides; the gradients
     that the loss makes of its hidden states and of the head; and what it needs only while it runs.
     """
     checkpointing, work = config.model.activation_checkpointing, expected_work(config.objective, seq_len)
-    rows = config.micro_batch * work.rows
-    layer, rest = saved_bytes(
-        architecture, attention=config.model.attention, dtype=dtype, sequences=rows / seq_len, seq_len=seq_len
+    rows, copies = config.micro_batch * work.rows, 2 if config.objective.name == "dual" else 1
+    layer, rest = (
+        config.micro_batch * copies * kept
+        for kept in saved_bytes(
+            architecture,
+            attention=config.model.attention,
+            dtype=dtype,
+            trunk=seq_len,
+            branches=round(work.rows - copies * seq_len),
+            cuda=cuda,
+        )
     )
     d, vocab = architecture.hidden_size, architecture.vocab_size
     stream = rows * d * dtype.itemsize  # the hidden states of all rows
@@ -124,16 +134,41 @@ def _forward_bytes(
 
 
 def saved_bytes(
-    architecture: PretrainedConfig, *, attention: str, dtype: torch.dtype, sequences: float, seq_len: int
+    architecture: PretrainedConfig,
+    *,
+    attention: str,
+    dtype: torch.dtype,
+    trunk: int,
+    branches: int = 0,
+    cuda: bool = False,
 ) -> tuple[float, float]:
-    """What autograd keeps of one decoder layer, and of all that is no layer, for so many sequences.
+    """What autograd keeps of one decoder layer, and of all that is no layer, for a row of so many columns.
 
-    `eager` keeps the scores; the other kernels keep their inputs and outputs alone.
+    `eager` keeps the trunk's scores, and a CPU those of the branches; other kernels keep inputs and outputs.
     """
-    kernel: Any = AttentionInterface()[register("eager")] if attention == "eager" else _shapes_of_flash
-    AttentionInterface.register(COUNTED, lambda *args, **kwargs: kernel(*args[:4], None, **kwargs))
-    one, two = (_saved(architecture, layers, dtype, seq_len) for layers in (1, 2))
-    return (two - one) * sequences, (2 * one - two) * sequences
+
+    def counted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+        first = [states[:, :, :trunk] for states in (query, key, value)]
+        output = _attend(*first, scores=attention == "eager")
+        if branches:
+            appended = _attend(query[:, :, trunk:], key, value, scores=not cuda)
+            output = torch.cat([output, appended], dim=1)
+        return output, None
+
+    AttentionInterface.register(COUNTED, counted)
+    one, two = (_saved(architecture, layers, dtype, trunk + branches) for layers in (1, 2))
+    return two - one, 2 * one - two
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, *, scores: bool) -> Tensor:
+    """(1, c, heads, d): attention as far as shapes go."""
+    if scores:
+        groups = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        output = torch.softmax((query * 0.5) @ key.transpose(2, 3), dim=-1) @ value
+    else:
+        output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
+    return output.transpose(1, 2)
 
 
 def _saved(architecture: PretrainedConfig, layers: int, dtype: torch.dtype, n: int) -> int:
@@ -157,10 +192,3 @@ def _saved(architecture: PretrainedConfig, layers: int, dtype: torch.dtype, n: i
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             lm.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False)
     return sum(storage.nbytes() for storage in held.values())
-
-
-def _shapes_of_flash(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
-) -> tuple[Tensor, None]:
-    output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)[0]
-    return output.transpose(1, 2), None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train import checks
+from train.attention import branch_mask
 from train.config import ObjectiveConfig, TrainConfig
-from train.data import draw_windows, lay_out
+from train.data import draw_windows, lay_out, to_tensors
 from train.families import skeleton
 from train.flops import expected_work, peak_flops, step_flops
 from train.layout import IGNORE
@@ -196,13 +198,14 @@ def test_zero_stages_divide_what_they_should() -> None:
     assert [states.while_forward()[0] for states in found] == [2000, 2000, 500, 500]
 
 
+@pytest.mark.parametrize("objective", ["causal", "branch"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kept_tensors_are_those_of_a_real_forward(attention: str, dtype: torch.dtype) -> None:
+def test_kept_tensors_are_those_of_a_real_forward(attention: str, dtype: torch.dtype, objective: str) -> None:
     shape = ["model=demo", f"model.attention={attention}", "model.shape.num_hidden_layers=2"]
-    config = settings("train", TrainConfig, shape)
+    config = settings("train", TrainConfig, [*shape, f"objective={objective}"])
     lm = load_model(config.model, vocab=VOCAB, dtype=dtype, seed=0)
-    own = {parameter.data_ptr() for parameter in lm.parameters()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
     held: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,12 +213,19 @@ def test_kept_tensors_are_those_of_a_real_forward(attention: str, dtype: torch.d
             held[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
+    sequence = SimpleNamespace(documents=np.zeros(128, dtype=np.int64), tokens=np.full(128, 50))
+    layout = to_tensors(lay_out([sequence], [0], VOCAB, config.objective, seed=(0,)), torch.device("cpu"))
+    mask = branch_mask(layout["positions"], layout["offsets"], 128)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        lm.get_decoder()(input_ids=torch.zeros(3, 64, dtype=torch.long), use_cache=False)
+        decoder = lm.get_decoder()
+        decoder(layout["ids"], attention_mask=mask, position_ids=layout["positions"], use_cache=False)
     real = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     architecture = model_config(config.model, vocab=VOCAB)
-    layer, rest = saved_bytes(architecture, attention=attention, dtype=dtype, sequences=3, seq_len=64)
-    assert 2 * layer + rest == pytest.approx(real, rel=0.01)
+    branches = layout["ids"].shape[1] - 128
+    layer, rest = saved_bytes(
+        architecture, attention=attention, dtype=dtype, trunk=128, branches=branches, cuda=False
+    )
+    assert 2 * layer + rest == pytest.approx(real, rel=0.02)
 
 
 def test_a_path_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
