@@ -123,19 +123,16 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out}: wanted a folder that can be made, found {error.strerror}") from error
-    lock = os.open(partial, os.O_RDONLY)  # held until the block ends, or the process dies
+    held = lock(partial, out)
     try:
-        _lock(lock)
         record = partial / BEGUN
         if made is None or not record.is_file() or _load(record) != made:
             _empty(partial)
         if made is not None:
             write_json(record, made)
         yield partial
-    except BlockingIOError as error:
-        raise UserError(f"out={out}: another run is writing it") from error
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def partial_of(out: str | Path) -> Path:
@@ -156,13 +153,22 @@ def publish(partial: Path) -> Path:
     return final
 
 
-def _lock(folder: int) -> None:
+def lock(folder: Path, out: str | Path) -> int:
+    """A descriptor that keeps other runs from `folder` until it is closed, or the process dies.
+
+    Raises UserError, naming `out`, when another run has it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UserError(f"out={out}: another run is writing it") from error
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
         # A file system without locks: two runs at once are the user's to avoid.
+    return descriptor
 
 
 def _empty(folder: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
-from conf.stage import check_same, write_json
+from conf.stage import check_same, lock, write_json
 from train.engine import Engine, every_ranks, first_ranks
 from train.files import BrokenFile, check_file
 from train.partitions import SHARD, to_universal
@@ -111,11 +111,23 @@ class Checkpoints:
         self.out, self.folder = out, out / "checkpoints"
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._kept = {"keep_last": keep_last, "keep_every": keep_every}
+        self._lock: int | None = None
+        self._on_first(self._hold)
         begun = out / "run.json"
         if first_ranks(begun.is_file()):
             check_same(json.loads(begun.read_text(encoding="utf-8")), made, out)
         else:
             self._on_first(partial(write_json, begun, made))
+
+    def release(self) -> None:
+        """Let other runs write the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _hold(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(self.out, self.out)
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint, None for a new run; those found broken are told and set aside.
@@ -194,12 +206,12 @@ class Checkpoints:
         self._on_first(remove)
 
     def _on_first(self, action: Callable[[], Any]) -> None:
-        """Do something on rank 0; its OSError is raised on every rank, which is also a barrier."""
-        failure: OSError | None = None
+        """Do something on rank 0; its error is raised on every rank, which is also a barrier."""
+        failure: OSError | UserError | None = None
         if self._rank == 0:
             try:
                 action()
-            except OSError as error:
+            except (OSError, UserError) as error:
                 failure = error
         failure = first_ranks(failure)
         if failure is not None:

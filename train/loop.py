@@ -95,6 +95,8 @@ class Trainer:
                 f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
                 f"failed first; start it again to go on from step {self.saved}"
             ) from error
+        finally:
+            self.checkpoints.release()
         self.pulse.finish()
         return validation
 

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from conf import UserError, settings
-from conf.stage import made_from, read_manifest
+from conf.stage import lock, made_from, read_manifest
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
@@ -156,6 +156,16 @@ def stopped(run: Run) -> None:
         run.train("stopped", "zero2")
     run.interrupted("stopped", "stopped-before", 2 * SAVE_EVERY)
     run.train("stopped", "zero2")
+
+
+def held(run: Run) -> None:
+    """A folder that another run is writing."""
+    out = run.folder / "held"
+    out.mkdir(exist_ok=True)
+    descriptor = lock(out, out) if run.rank == 0 else None
+    run.train("held", "zero2")
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def other_ranks(run: Run) -> None:

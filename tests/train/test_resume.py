@@ -28,7 +28,7 @@ def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of every run of two ranks; `told` is what they printed."""
     folder = tmp_path_factory.mktemp("runs")
-    told = worker("whole_and_resumed,broken,failing,stopped", folder, data_folder, ranks=2)
+    told = worker("whole_and_resumed,broken,failing,stopped,held", folder, data_folder, ranks=2)
     (folder / "told").write_text(told)
     return folder
 
@@ -187,3 +187,9 @@ def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(data_folder: Path,
     assert "stopped by a signal after step" in Path(f"{out}.log").read_text()
     assert checkpoints(out)[-1] > [name for name in before if name.startswith("step-")][-1]
     assert len(losses(out)) == int(checkpoints(out)[-1].removeprefix("step-"))
+
+
+def test_two_runs_never_write_one_folder(runs: Path) -> None:
+    """The same command, started twice, trained into the same checkpoints and log."""
+    assert told(runs, "held").endswith("another run is writing it")
+    assert not list((runs / "held").iterdir())
