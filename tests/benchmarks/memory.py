@@ -98,6 +98,8 @@ def worker(row: tuple) -> None:
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident("VmHWM") - base
     if rank == 0:
         print(json.dumps({"start": start, "peak": peak}))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def train(config: "TrainConfig", *, tokens: int) -> int:

@@ -138,10 +138,12 @@ def test_a_compiled_layer_is_compiled_once_for_every_number_of_adaptive_rows() -
     layouts = [a_branch_layout(seed=seed) for seed in range(3)]
     assert len({(layout.offsets > 0).sum() for layout in layouts}) == 3
     wanted = [module(**to_tensors(layout, CPU))[0] for layout in layouts]
-    graphs = CompileCounter()
+    graphs, counts = CompileCounter(), []
     module.lm.model.layers[0].compile(dynamic=True, backend=graphs)
-    assert [module(**to_tensors(layout, CPU))[0] for layout in layouts] == wanted
-    assert graphs.frame_count == 1
+    for layout, loss in zip(layouts, wanted, strict=True):
+        assert module(**to_tensors(layout, CPU))[0] == loss
+        counts.append(graphs.frame_count)
+    assert counts[0] > 0 and len(set(counts)) == 1
 
 
 def test_dropout_learns_and_does_not_validate() -> None:
