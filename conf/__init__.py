@@ -29,6 +29,10 @@ class UserError(Exception):
     """One sentence for the user: the setting or file, what was wanted, what was found."""
 
 
+class LoneError(UserError):
+    """The same, met by one rank of many: it is told by that rank, whichever it is."""
+
+
 def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     """Compose `conf/<entry>/config.yaml` with `overrides` into an instance of `schema`.
 
@@ -55,7 +59,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
         config = settings(entry, schema, overrides)
         main(config)
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), alone=isinstance(error, LoneError))
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
@@ -66,9 +70,9 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
         sys.exit(130)
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str, *, alone: bool = False) -> None:
     # Every rank of a torchrun job meets the same mistake: one of them says it.
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if alone or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {sentence}", file=sys.stderr, flush=True)
     sys.exit(2)
 
@@ -149,4 +153,4 @@ def _help(entry: str, schema: type) -> str:
     return f"{doc}\n\nSettings are given as name=value.\n\nGroups:\n{listed}\n\nDefaults:\n{defaults}"
 
 
-__all__ = ["UserError", "run", "settings"]
+__all__ = ["LoneError", "UserError", "run", "settings"]

@@ -27,14 +27,14 @@ ADAPTER = "default"  # peft's name for the only adapter
 CLOSED = sys.maxsize
 
 
-class Gate:
+class ProbeGate:
     """The first row of the current forward on which the adapter acts; none outside of `open`."""
 
     def __init__(self) -> None:
         self.first = CLOSED
 
     @classmethod
-    def of(cls, lm: nn.Module) -> "Gate":
+    def of(cls, lm: nn.Module) -> "ProbeGate":
         """The gate of a model's adapter; for a model without one, a gate on nothing."""
         return next((m.gate for m in lm.modules() if isinstance(m, GatedLinear)), cls())
 
@@ -51,7 +51,7 @@ class Gate:
 class GatedLinear(nn.Module):
     """Wx + s·BAx on (1, q, d) for the rows behind the gate, Wx for the others."""
 
-    def __init__(self, layer: LoraLayer, gate: Gate) -> None:
+    def __init__(self, layer: LoraLayer, gate: ProbeGate) -> None:
         super().__init__()
         self.base, self.gate = layer.get_base_layer(), gate
         self.a, self.b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
@@ -69,7 +69,7 @@ class GatedLinear(nn.Module):
 class GatedEmbedding(nn.Module):
     """The adapter's own rows for the ids behind the gate, the base model's for the others."""
 
-    def __init__(self, wrapper: TrainableTokensWrapper, gate: Gate) -> None:
+    def __init__(self, wrapper: TrainableTokensWrapper, gate: ProbeGate) -> None:
         super().__init__()
         self.base, self.gate = wrapper.token_adapter.get_base_layer(), gate
         self.adapted = copy.deepcopy(self.base)
@@ -106,7 +106,7 @@ def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool) -> PreTraine
 
 
 def _gated(lm: PreTrainedModel) -> PreTrainedModel:
-    gate = Gate()
+    gate = ProbeGate()
     for name, module in list(lm.named_modules()):
         if isinstance(module, LoraLayer):
             lm.set_submodule(name, GatedLinear(module, gate))

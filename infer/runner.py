@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from infer.attention import NAME
 from infer.cache import TreeCache
-from infer.gate import CLOSED, Gate
+from infer.gate import CLOSED, ProbeGate
 from infer.tree import Tree, ancestors, depths
 
 RESCORED = 8  # top logits computed again in float32
@@ -28,7 +28,7 @@ class Runner:
         self._cache = TreeCache(
             lm.config, capacity=capacity + max(2, max_rows), dtype=lm.dtype, device=lm.device
         )
-        self._device, self._gate = lm.device, Gate.of(lm)
+        self._device, self._gate = lm.device, ProbeGate.of(lm)
         # One row alone takes slow paths of the CPU's kernels in narrow types (attention up to 3.9
         # times two rows): plain decoding runs its row twice, or speculation would be flattered.
         self._doubles = lm.device.type == "cpu" and lm.dtype != torch.float32

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
-from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import is_flash_attn_2_available
 
@@ -67,8 +67,9 @@ def register(attention: str) -> str:
     """
     if attention == "flash_attention_2" and not is_flash_attn_2_available():
         raise UserError("model.attention=flash_attention_2: wanted the package flash-attn, found none")
-    name = f"branch_{attention}"
-    trunk = _eager if attention == "eager" else AttentionInterface()[attention]
+    # The library takes a name with "flash" in it for one of its kernels.
+    name = "branch_" + attention.replace("flash_attention_2", "fa2")
+    trunk = {"eager": _eager, "flash_attention_2": _flash, "sdpa": sdpa_attention_forward}[attention]
     AttentionInterface.register(name, partial(_attention, trunk_attention=trunk))
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
     return name
@@ -98,9 +99,28 @@ def _attention(
     return torch.cat([trunk, branches], dim=1), None
 
 
+def _flash(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    from flash_attn import flash_attn_func
+
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return flash_attn_func(query, key, value, dropout, scaling, causal=True), None
+
+
 def _flex(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, **kwargs: Any
 ) -> Tensor:
+    if kwargs.get("dropout"):
+        raise UserError("objective=branch: wanted no attention dropout on a GPU, found a model with it")
     return flex_attention_forward(module, query, key, value, mask, scaling=kwargs.get("scaling"))[0]
 
 

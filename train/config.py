@@ -53,6 +53,8 @@ class ObjectiveConfig:
             raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
         if self.L < 1:
             raise ValueError(f"objective.L: wanted at least 1, found {self.L}")
+        if self.w < 0:
+            raise ValueError(f"objective.w: wanted at least 0, found {self.w}")
         if not 0 < self.start_rate <= 1:
             raise ValueError(f"objective.start_rate: wanted a probability above 0, found {self.start_rate}")
         for name in ("soft", "retention", "retention_floor"):
@@ -98,6 +100,11 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     clip: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name in ("lr", "min_lr", "warmup_steps", "weight_decay", "clip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name}: wanted at least 0, found {getattr(self, name)}")
+
 
 @dataclass
 class TrainConfig:
@@ -132,8 +139,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = "steps global_batch micro_batch loss_chunk save_every keep_last validate_every plan_ranks"
-        for name in counts.split():
+        counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")
+        for name in (*counts, "validate_every", "validate_sequences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
         if self.keep_every < 0:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import UserError
+from conf import LoneError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from train.adaptive import retain, sample_windows, window_offsets
@@ -109,12 +109,12 @@ def load_batch(
 ) -> dict[str, Any]:
     """Read, lay out and move one micro-batch.
 
-    Raises UserError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
+    Raises LoneError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
     """
     sequences = [shards[int(index)] for index in indices]
     for index, sequence in zip(indices, sequences, strict=True):
         if np.isin(sequence.tokens, vocab.adaptive).any():
-            raise UserError(
+            raise LoneError(
                 f"data.path: wanted adaptive ids {list(vocab.adaptive)} that no text holds, "
                 f"found one in sequence {index}"
             )

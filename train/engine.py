@@ -134,9 +134,10 @@ class Engine:
         # too, and all parameters one count of steps, which each of them then raises.
         for group, setting in zip(optimizer.param_groups, settings, strict=True):
             group.update(setting)
-        for state in optimizer.state.values():
+        for parameter, state in optimizer.state.items():
             if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].clone()
+                # On the parameter's device too: the converter's files were made on a CPU.
+                state["step"] = state["step"].to(parameter.device, copy=True)
 
     @property
     def _is_plain(self) -> bool:
@@ -252,6 +253,11 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
             "deepspeed.checkpoint.writer: wanted no such setting, since checkpoints are written with "
             "checksums of their own"
         )
+    zero = config.deepspeed.get("zero_optimization", {})
+    if config.deepspeed.get("fp16", {}).get("enabled"):
+        raise UserError("deepspeed.fp16: wanted bf16 or float32 (bf16.enabled=false), found fp16")
+    if any((zero.get(f"offload_{part}") or {}).get("device") == "nvme" for part in ("optimizer", "param")):
+        raise UserError("deepspeed.zero_optimization: wanted offloading to cpu, found nvme")
     return {
         **config.deepspeed,
         "train_batch_size": config.global_batch,

@@ -54,7 +54,7 @@ class AdaptiveLM(nn.Module):
             weights.flatten(),
             chunk=self._chunk,
             teachers_T=teachers.flatten(),
-            soft=self._soft,
+            soft=self._soft if torch.is_grad_enabled() else 0.0,
         )
         losses, predicted = losses.view_as(labels), predicted.view_as(labels)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted

@@ -41,7 +41,6 @@ class Trainer:
     def __init__(self, config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> None:
         self.config, self.made = config, made
         self.rank, self.ranks = engines.start()
-        self.pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         config.accumulations(self.ranks)  # a batch that does not divide is told first
         check_ranks(engines.every_ranks(asdict(config)))
         self.out = Path(config.out)
@@ -86,6 +85,8 @@ class Trainer:
 
         Raises Stopped, after saving, when a signal came, and UserError when another rank is gone.
         """
+        # From here on no read of a file keeps a rank from telling that it lives.
+        pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         try:
             validation = self._run()
         except RuntimeError as error:
@@ -97,7 +98,7 @@ class Trainer:
             ) from error
         finally:
             self.checkpoints.release()
-        self.pulse.finish()
+        pulse.finish()
         return validation
 
     def _run(self) -> list[dict[str, float]]:
@@ -124,9 +125,7 @@ class Trainer:
         self.tracker.finish()
         dist.barrier()
         if self.step < config.steps:
-            raise Stopped(
-                f"stopped by a signal after step {self.step}, which is saved: start it again to go on"
-            )
+            raise Stopped(f"stopped by a signal; step {self.saved} is saved: start it again to go on")
         return self.validation
 
     def _train_step(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
+from conf import UserError
 from train.config import TrainConfig
 from train.engine import deepspeed_config, first_ranks, world_size
 
@@ -72,7 +73,7 @@ def full_weights(checkpoint: Path) -> dict[str, Tensor]:
 def to_universal(checkpoint: Path, out: Path) -> None:
     """Rewrite a checkpoint into `out` so that any number of ranks can load it. Called by every rank.
 
-    Raises RuntimeError with the converter's last line.
+    Raises UserError with the converter's last line.
     """
     converter: subprocess.Popen[str] | None = None
     if torch.distributed.get_rank() == 0:
@@ -83,6 +84,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a signal to this process ends the step, not the conversion
         )
     # Minutes for a large model: the ranks keep talking, so that no collective times out.
     code, told = None, ""
@@ -94,4 +96,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     if converter is not None:
         (out.parent / "latest_universal").unlink(missing_ok=True)
     if code:
-        raise RuntimeError(f"{checkpoint}: not converted: {(told.splitlines() or [''])[-1]}")
+        raise UserError(
+            f"{checkpoint}: wanted it rewritten for {world_size()} ranks, found "
+            f"{(told.splitlines() or ['no reason'])[-1]}"
+        )

@@ -68,4 +68,4 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
     """The objective that shows held-out windows as decoding meets them."""
     if objective.name == "causal":
         return objective
-    return replace(objective, name="branch", soft=0.0, retention=1.0)
+    return replace(objective, name="branch", retention=1.0)

@@ -1,5 +1,7 @@
 """`branch` against the slow reference that runs every window as a sequence of its own."""
 
+import sys
+import types
 import warnings
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from conf import UserError
 from train.attention import block_mask, dense_mask, register
 from train.data import to_tensors
 from train.layout import IGNORE, Layout, branch, replaceable
@@ -132,3 +135,25 @@ def test_checkpointed_layers_give_the_same(module: AdaptiveLM) -> None:
     assert again.item() == loss.item()
     for a, b in zip(torch.autograd.grad(again, parameters), wanted, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_flash_attention_runs_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library took our name with "flash" in it for one of its kernels and found none. The package is
+    stood in for by a function of its signature: what is tested is how it is called.
+    """
+
+    def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        output = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout_p, scale=softmax_scale, is_causal=causal, enable_gqa=True
+        )
+        return output.transpose(1, 2)
+
+    with pytest.raises(UserError, match="wanted the package flash-attn, found none"):
+        register("flash_attention_2")
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_func=flash_attn_func))
+    monkeypatch.setattr("train.attention.is_flash_attn_2_available", lambda: True)
+    batch = to_tensors(a_layout(), torch.device("cpu"))
+    wanted, *_ = model("sdpa")(**batch)
+    found, *_ = model("flash_attention_2")(**batch)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -3,13 +3,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf import LoneError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig
-from train.data import adaptive_ids, global_order, lay_out, rank_batches
+from train.data import adaptive_ids, global_order, lay_out, load_batch, rank_batches
 from train.layout import IGNORE
 from train.schedule import learning_rate
 
@@ -80,3 +82,12 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     assert max(rates) == pytest.approx(5e-5) and rates.index(max(rates)) in (399, 400)
     assert rates[-1] == pytest.approx(1e-5)
     assert all(a >= b for a, b in zip(rates[400:], rates[401:]))
+
+
+def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(data_folder: Path) -> None:
+    """One rank met it, and rank 0 said that another rank was lost; nobody said why."""
+    value = json.loads((data_folder / "manifest.json").read_text())["vocab"]
+    shards = Shards(data_folder, "train")
+    vocab = Vocab.from_json({**value, "adaptive": [int(shards[3].tokens[5])]})
+    with pytest.raises(LoneError, match="that no text holds, found one in sequence 3"):
+        load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))
