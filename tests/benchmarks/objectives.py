@@ -10,6 +10,7 @@ each objective in a process of its own. The last line is JSON.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -83,7 +84,10 @@ def peak(name: str, arguments: argparse.Namespace) -> float:
     """MiB of resident memory that a step needs above the model and its optimizer's states."""
     command = [sys.executable, "-m", "tests.benchmarks.objectives", "--peak-of", name]
     command += ["--dtype", arguments.dtype, "--attention", arguments.attention]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # Freed memory goes back at once, so that what is resident is what is in use.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(run.stdout)
 
 
 def print_peak(arguments: argparse.Namespace) -> None:
