@@ -58,7 +58,7 @@ def check_memory(memory: Memory, *, cuda: bool) -> None:
         place, capacity, wanted = "GPU", device_memory(), memory.total
     else:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        place, capacity, wanted = "machine", machine_memory(), ranks * memory.total
+        place, capacity, wanted = "machine", machine_memory(), ranks * (memory.total + memory.host)
     if wanted > capacity:
         largest = max(memory.parts, key=lambda name: memory.parts[name])
         raise UserError(

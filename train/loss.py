@@ -72,6 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_hidden[part] = d_logits @ weight
             if d_weight is not None:
                 d_weight.addmm_(d_logits.T, hidden_cd)
+            del logits_cV, d_logits, targets  # before the next chunk's are made
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.mark_non_differentiable(losses, predicted)
         return loss, losses, predicted
