@@ -47,7 +47,7 @@ def describe_step(metrics: dict[str, float]) -> str:
     """A step beside its progress bar, within 80 columns."""
     line = f"loss {metrics['standard_loss']:.2f}"
     if "masked_loss" in metrics:
-        line += f" masked {metrics['masked_loss']:.2f} accepted {metrics['accepted']:.2f}"
+        line += f" masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
     return f"{line} {metrics['tokens_per_second'] / 1000:.1f}k tok/s"
 
 

@@ -90,7 +90,7 @@ class Tracker:
         """A function that shows a step and a line beside the bar; in a log file, a line now and then."""
         bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),
