@@ -6,6 +6,7 @@ go through datatrove.
 
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -229,7 +230,8 @@ def _environment() -> dict[str, Any]:
 
 
 def _shell_setup(setup: str) -> str:
-    path = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={_root()} TOKENIZERS_PARALLELISM=false"
+    programs, root = shlex.quote(str(Path(sys.executable).parent)), shlex.quote(str(_root()))
+    path = f"export PATH={programs}:$PATH PYTHONPATH={root} TOKENIZERS_PARALLELISM=false"
     return f"{setup}\n{path}" if setup else path
 
 

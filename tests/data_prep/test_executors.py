@@ -89,7 +89,9 @@ def test_a_partition_that_sbatch_refuses_is_told(
 def test_slurm_jobs_make_the_same_bytes(
     jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
 ) -> None:
-    """The scripts are those that a cluster would get; the stub runs them on this machine."""
+    """The scripts are those that a cluster would get; the stub runs them on this machine. From a checkout
+    whose path has a space, no job found its programs.
+    """
     run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
     assert content(tmp_path / "out") == expected
     scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}

@@ -1,8 +1,10 @@
 """One rank of the engine against plain PyTorch."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ LR = 1e-2
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> None:
-    start()
+    """This process as the only rank; what it tells the environment is not for the commands of later tests."""
+    with mock.patch.dict(os.environ):
+        start()
 
 
 class Setup:

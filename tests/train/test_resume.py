@@ -130,7 +130,7 @@ def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
 
 
 def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
-    assert "stopped by a signal after step 6, which is saved" in told(runs, "stopped")
+    assert "stopped by a signal; step 6 is saved" in told(runs, "stopped")
     assert "step-000006" in checkpoints(runs / "stopped-before")
     assert losses(runs / "stopped") == losses(runs / "zero2")
 
@@ -184,7 +184,7 @@ def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(data_folder: Path,
     run = start(out, data_folder)
     run.send_signal(signal.SIGUSR1)
     assert run.wait() == 75, Path(f"{out}.log").read_text()
-    assert "stopped by a signal after step" in Path(f"{out}.log").read_text()
+    assert "stopped by a signal; step" in Path(f"{out}.log").read_text()
     assert checkpoints(out)[-1] > [name for name in before if name.startswith("step-")][-1]
     assert len(losses(out)) == int(checkpoints(out)[-1].removeprefix("step-"))
 
