@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,10 +26,11 @@ LR = 1e-2
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_rank() -> None:
+def one_rank() -> Iterator[None]:
     """This process as the only rank; what it tells the environment is not for the commands of later tests."""
     with mock.patch.dict(os.environ):
         start()
+        yield
 
 
 class Setup:
