@@ -20,7 +20,7 @@ from train.model import load_model
 
 def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     """The module for the engine, and the parameters of the model itself. Called by every rank."""
-    dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
     with partitions.loading(config):
         lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=config.seed, whole=partitions.whole)
     parameters = partitions.count_parameters(lm)

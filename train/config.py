@@ -155,6 +155,21 @@ class TrainConfig:
                 f"sequence, found {self.objective.name}"
             )
 
+    @property
+    def bf16(self) -> bool:
+        """Whether the engine trains bfloat16 weights; float32 ones otherwise."""
+        return bool(self.deepspeed.get("bf16", {}).get("enabled"))
+
+    @property
+    def zero(self) -> dict[str, Any]:
+        """The engine's settings of ZeRO."""
+        return self.deepspeed.get("zero_optimization", {})
+
+    @property
+    def stage(self) -> int:
+        """Of ZeRO."""
+        return self.zero.get("stage", 0)
+
     def accumulations(self, ranks: int) -> int:
         """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""
         if self.global_batch % (self.micro_batch * ranks):

@@ -94,7 +94,7 @@ def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> 
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
     """The layout's arrays on the device, by name, and its trunk."""
     arrays = {name: value for name, value in vars(layout).items() if name != "trunk"}
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return {name: tensor.to(device) for name, tensor in tensors.items()} | {"trunk": layout.trunk}
 
 

@@ -1,13 +1,7 @@
-"""When a run has come off the road, and what is left for whoever looks into it."""
+"""When a run has come off the road. Pure."""
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
-
-from conf.stage import write_json
 
 WINDOW = 50  # steps whose mean loss a step is compared with
 SETTLED = 10  # steps that there must be for that
@@ -28,13 +22,3 @@ def why_diverged(loss: float, gradient_norm: float, recent: Sequence[float], rat
             f"the loss is {loss:.4g}, above {ratio:g} times {mean:.4g}, the mean of {len(before)} steps before"
         )
     return None
-
-
-def write_diagnostics(out: Path, micro_batches: list[dict[str, Any]], **facts: Any) -> Path:
-    """Write `diagnostics.json`: the facts, and every rank's micro-batches. Called by every rank."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, micro_batches)
-    path = out / "diagnostics.json"
-    if dist.get_rank() == 0:
-        write_json(path, facts | {"micro_batches_by_rank": gathered})
-    return path

@@ -253,10 +253,11 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
             "deepspeed.checkpoint.writer: wanted no such setting, since checkpoints are written with "
             "checksums of their own"
         )
-    zero = config.deepspeed.get("zero_optimization", {})
     if config.deepspeed.get("fp16", {}).get("enabled"):
         raise UserError("deepspeed.fp16: wanted bf16 or float32 (bf16.enabled=false), found fp16")
-    if any((zero.get(f"offload_{part}") or {}).get("device") == "nvme" for part in ("optimizer", "param")):
+    if any(
+        (config.zero.get(f"offload_{part}") or {}).get("device") == "nvme" for part in ("optimizer", "param")
+    ):
         raise UserError("deepspeed.zero_optimization: wanted offloading to cpu, found nvme")
     return {
         **config.deepspeed,

@@ -165,7 +165,7 @@ def _trunk(ids: np.ndarray, labels: np.ndarray, offsets: np.ndarray) -> Layout:
         labels=labels,
         offsets=offsets,
         weights=np.full(ids.shape, 1 / ids.size, dtype=np.float32),
-        positions=np.broadcast_to(np.arange(ids.shape[1]), ids.shape),
+        positions=np.tile(np.arange(ids.shape[1]), (len(ids), 1)),
         teachers=np.full_like(ids, -1),
         trunk=ids.shape[1],
     )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from conf import UserError
-from conf.stage import write_manifest
+from conf.stage import write_json, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
@@ -21,7 +21,7 @@ from train.checkpoint import Checkpoints
 from train.checks import check_ranks
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
-from train.divergence import WINDOW, why_diverged, write_diagnostics
+from train.divergence import WINDOW, why_diverged
 from train.drafts import COLUMNS
 from train.flops import peak_flops, step_flops
 from train.log import StepLog
@@ -164,15 +164,20 @@ class Trainer:
         if why is None:
             self.recent = [*self.recent, loss][-WINDOW:]
             return
-        told = write_diagnostics(
-            self.out,
-            [{"sequences": p.tolist(), "loss": x} for p, x in zip(parts, losses.tolist(), strict=True)],
-            why=why,
-            step=self.step + 1,
-            metrics=metrics,
-            weight_norm=self.engine.weight_norm(),
-            recent_losses=self.recent,
-        )
+        micro_batches = [
+            {"sequences": p.tolist(), "loss": x} for p, x in zip(parts, losses.tolist(), strict=True)
+        ]
+        diagnostics = {
+            "why": why,
+            "step": self.step + 1,
+            "metrics": metrics,
+            "weight_norm": self.engine.weight_norm(),
+            "recent_losses": self.recent,
+            "micro_batches_by_rank": engines.every_ranks(micro_batches),
+        }
+        told = self.out / "diagnostics.json"
+        if self.rank == 0:
+            write_json(told, diagnostics)
         raise UserError(
             f"step {self.step + 1}: {why}: see {told}; the last checkpoint is that of step {self.saved}"
         )

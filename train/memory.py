@@ -53,7 +53,7 @@ def estimate_memory(
     architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int, cuda: bool
 ) -> Memory:
     """The fullest moment of a rank's training step, after the first, when the moments exist."""
-    dtype = torch.bfloat16 if config.deepspeed.get("bf16", {}).get("enabled") else torch.float32
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
     lm: Any = skeleton(architecture)
     parameters = sum(parameter.numel() for parameter in lm.parameters())
     embedding = lm.get_input_embeddings().weight.numel()
@@ -62,16 +62,15 @@ def estimate_memory(
         with torch.device("meta"):
             adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
         trained = largest_group = sum(p.numel() for p in lm.parameters() if p.requires_grad)
-    zero = config.deepspeed.get("zero_optimization", {})
     states = States(
         parameters=parameters,
         trained=trained,
         largest_group=largest_group,
         ranks=ranks,
-        stage=zero.get("stage", 0),
+        stage=config.stage,
         b=dtype.itemsize,
         accumulates=config.accumulations(ranks) > 1,
-        zero=zero,
+        zero=config.zero,
         cuda=cuda,
     )
     kept, working, logits, scratch = _forward_bytes(

@@ -32,9 +32,8 @@ def loading(config: TrainConfig) -> Iterator[None]:
     """While a model is loaded from its directory: ZeRO 3 takes every weight apart as it comes, so that
     no rank ever holds the whole model.
     """
-    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
     alive = None
-    if stage == 3 and not config.model.random_init:
+    if config.stage == 3 and not config.model.random_init:
         # Transformers looks for a living object of this kind.
         alive = HfDeepSpeedConfig(deepspeed_config(config, ranks=world_size()))
     yield

@@ -122,12 +122,10 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
 def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
     memory = estimate_memory(architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True)
     _, capacity = plan_device(config.plan_device)
-    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
-    bf16 = config.deepspeed.get("bf16", {}).get("enabled", False)
     together = min(config.plan_ranks, MACHINE)
     offloaded = f", {together * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
     return {
-        "ranks": f"{config.plan_ranks}, ZeRO stage {stage}, {'bfloat16' if bf16 else 'float32'}",
+        "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}",
         "memory per GPU": f"{verdict(memory, capacity - RESERVED, config.plan_device)} "
         f"(fullest in {memory.moment})",
         **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},
