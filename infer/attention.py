@@ -1,11 +1,12 @@
 """Tree attention for Transformers' models, registered under a name of its own.
 
-The runner hands a (1, 1, q, kv) boolean mask through the library's model (True = attend);
+The runner hands a (B, 1, q, kv) boolean mask through the library's model (True = attend);
 without one, the rows are a prompt and attention is causal.
 """
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -21,25 +22,34 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """(1, heads, q, d) queries over (1, kv_heads, kv, d) keys; returns (1, q, heads, d).
+    """(B, heads, q, d) queries over (B, kv_heads, kv, d) keys; returns (B, q, heads, d).
 
     Grouped queries are folded into rows of their key's head, so that no key is copied.
     """
-    heads, q, d = query.shape[1:]
-    kv_heads = key.shape[1]
+    b, heads, q, d = query.shape
+    kv_heads, kv = key.shape[1:3]
+    grouped = heads != kv_heads
     if attention_mask is None:
+        band = causal(kv, sliding_window, query.device) if sliding_window and kv > sliding_window else None
         output = F.scaled_dot_product_attention(
-            query, key, value, is_causal=q > 1, scale=scaling, enable_gqa=heads != kv_heads
+            query, key, value, attn_mask=band, is_causal=band is None and q > 1, scale=scaling, enable_gqa=grouped
         )
         return output.transpose(1, 2), None
-    groups = heads // kv_heads
-    if groups > 1:
-        query = query.reshape(1, kv_heads, groups * q, d)
+    if grouped:
+        groups = heads // kv_heads
+        query = query.reshape(b, kv_heads, groups * q, d)
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(1, heads, q, d).transpose(1, 2), None
+    return output.reshape(b, heads, q, d).transpose(1, 2), None
+
+
+def causal(n: int, window: int, device: torch.device) -> Tensor:
+    """(n, n) bool: each row attends to itself and to the `window` - 1 rows before it."""
+    rows = torch.ones(n, n, dtype=torch.bool, device=device)
+    return rows.tril() & rows.triu(1 - window)
 
 
 def register() -> None:

@@ -1,9 +1,10 @@
 """The key-value cache: allocated once, appended to by a forward, committed by one copy.
 
-    kv   (2, layers, 1, heads, capacity, head_dim), keys and values of all layers in one tensor
+    kv   (2, layers, B, heads, capacity, head_dim), keys and values of all layers in one tensor
 
-A forward writes the rows of its tree after the committed ones; `commit` keeps the rows of
-the accepted path and forgets the others. Knows Transformers' cache protocol; no tokens.
+Every sequence has its own length. A forward writes the rows of its tree after the committed ones;
+`commit` keeps the rows of the accepted path and forgets the others. Knows Transformers' cache
+protocol; no tokens.
 """
 
 from collections.abc import Sequence
@@ -15,31 +16,49 @@ from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
 
+class Slots:
+    """Where the rows of the next forward go; one object, shared by all layers.
+
+    `columns` (B, q): the column of each row, each sequence after its own length; None where all
+    rows of all sequences go to columns `start` to `end`.
+    """
+
+    def __init__(self) -> None:
+        self.start, self.end = 0, 0
+        self.columns: Tensor | None = None
+        self.sequences: Tensor | None = None  # (B, 1): 0, 1, ...
+
+
 class TreeCacheLayer(CacheLayerMixin):
     """One layer's view of the tensor."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    is_compileable = True  # the library then leaves the masks to the caller when it compiles
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Slots) -> None:
         super().__init__()
-        self.keys, self.values = keys, values
+        self.keys, self.values, self.slots = keys, values, slots
         self.is_initialized = True
-        self.length = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write (1, heads, q, head_dim) after the committed rows; all rows so far are returned."""
+        """Write (B, heads, q, head_dim) into the slots; the columns up to their end are returned."""
         assert self.keys is not None and self.values is not None
-        end = self.length + key_states.shape[2]
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        slots, n = self.slots, key_states.shape[0]
+        if slots.columns is None:
+            self.keys[:n, :, slots.start : slots.end] = key_states
+            self.values[:n, :, slots.start : slots.end] = value_states
+        else:
+            self.keys[slots.sequences, :, slots.columns] = key_states.transpose(1, 2)
+            self.values[slots.sequences, :, slots.columns] = value_states.transpose(1, 2)
+        return self.keys[:n, :, : slots.end], self.values[:n, :, : slots.end]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing is lazy here."""
 
     def get_seq_length(self) -> int:
-        """Committed rows."""
-        return self.length
+        """Columns before the slots."""
+        return self.slots.start
 
     def get_max_length(self) -> int:
         """Capacity in rows."""
@@ -48,37 +67,71 @@ class TreeCacheLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys visible to a forward of `query_length` rows, and their offset."""
-        return self.length + query_length, 0
+        return self.slots.end, 0
 
 
 class TreeCache(Cache):
-    """All layers; `length` committed rows out of `capacity`."""
+    """All layers of up to `batch` sequences; `lengths[b]` committed rows out of `capacity`."""
 
     def __init__(
-        self, config: PretrainedConfig, *, capacity: int, dtype: torch.dtype, device: torch.device
+        self, config: PretrainedConfig, *, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        heads = config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (2, config.num_hidden_layers, 1, heads, capacity, head_dim)
-        self._kv = torch.zeros(shape, dtype=dtype, device=device)
-        self._layers = [TreeCacheLayer(keys, values) for keys, values in zip(*self._kv, strict=True)]
-        super().__init__(layers=list(self._layers))
+        self._kv = torch.zeros(shape(config, batch, capacity), dtype=dtype, device=device)
+        self.slots = Slots()
+        super().__init__(layers=[TreeCacheLayer(keys, values, self.slots) for keys, values in zip(*self._kv)])
         self.capacity = capacity
-        self._set_length(0)
+        self.lengths: list[int] = []
 
-    def _set_length(self, length: int) -> None:
-        self.length = length
-        for layer in self._layers:
-            layer.length = length
+    def clear(self, sequences: int) -> None:
+        """Forget every row, for so many sequences."""
+        self.lengths = [0] * sequences
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep these rows of the last forward, in this order; path[0] is 0, the root."""
-        start, count = self.length, len(path)
-        if path[-1] != count - 1:  # a path that is not the first rows: gather it, all layers at once
-            rows = torch.tensor(path, device=self._kv.device) + start
-            self._kv[..., start : start + count, :] = self._kv[..., rows, :]
-        self._set_length(start + count)
+    def place(self, rows: int) -> None:
+        """The next forward has so many rows in each sequence."""
+        slots, device = self.slots, self._kv.device
+        start = min(self.lengths)
+        slots.start, slots.end = start, max(self.lengths) + rows
+        slots.columns = slots.sequences = None
+        if slots.end > start + rows:  # unequal lengths: each sequence's rows follow its own
+            lengths = torch.tensor(self.lengths, device=device)
+            slots.columns = lengths[:, None] + torch.arange(rows, device=device)
+            slots.sequences = torch.arange(len(self.lengths), device=device)[:, None]
 
-    def clear(self) -> None:
-        """Forget every row."""
-        self._set_length(0)
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep these rows of each sequence's last forward, in this order; path[0] is 0, the root."""
+        if any(path[-1] != len(path) - 1 for path in paths):
+            self._gather(paths)
+        for b, path in enumerate(paths):
+            self.lengths[b] += len(path)
+
+    def _gather(self, paths: Sequence[Sequence[int]]) -> None:
+        """All layers at once; a shorter path is filled up with rows that stay where they are."""
+        width = max(map(len, paths))
+        rows = [[*path, *range(len(path), width)] for path in paths]
+        device = self._kv.device
+        if len(paths) == 1:
+            start = self.lengths[0]
+            source = torch.tensor(rows[0], device=device) + start
+            self._kv[:, :, 0, :, start : start + width] = self._kv[:, :, 0][:, :, :, source]
+            return
+        lengths = torch.tensor(self.lengths, device=device)[:, None]
+        sequences = torch.arange(len(paths), device=device)[:, None]
+        source = lengths + torch.tensor(rows, device=device)
+        target = lengths + torch.arange(width, device=device)
+        self._kv[:, :, sequences, :, target] = self._kv[:, :, sequences, :, source]
+
+    def drop(self, b: int) -> None:
+        """Forget a sequence; the last one takes its place."""
+        last = len(self.lengths) - 1
+        if b != last:
+            n = self.lengths[last]
+            self._kv[:, :, b, :, :n] = self._kv[:, :, last, :, :n]
+            self.lengths[b] = n
+        self.lengths.pop()
+
+
+def shape(config: PretrainedConfig, batch: int, capacity: int) -> tuple[int, ...]:
+    """The cache's tensor for a model."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (2, config.num_hidden_layers, batch, heads, capacity, head_dim)

@@ -3,68 +3,122 @@
 Knows the order of the verbs; what they do is the drafter's, the runner's and the pick's.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from infer.pick import greedy
+from infer.pick import Sampling
+from infer.reading import Candidates, Request
 from infer.runner import Runner
 from infer.tree import Tree
 
 
 class Drafter(Protocol):
-    """What hangs a tree under the last emitted token."""
+    """What hangs a tree under the last token of one sequence."""
 
     max_rows: int  # nodes of its largest tree
+    width: int  # candidates it wants for each place behind a probed node
 
-    def begin(self) -> None:
-        """A new prompt."""
+    def propose(self, context: Sequence[int], left: int) -> Tree:
+        """The tree to verify next, no deeper than `left` - 1: so many tokens may still be emitted.
+
+        `context` is the whole text so far; its last token is the tree's root.
+        """
         ...
 
-    def propose(self, root: int) -> Tree:
-        """The tree to verify next."""
+    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
+        """What came of it: the accepted path, the token behind it, and what the probes under the
+        path's end say of the places behind that token.
+        """
         ...
 
-    def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
-        """What came of it: the accepted path, and the model's choice after every node."""
-        ...
+
+Stop = Callable[[int], bool]  # told every token of a sequence in turn: does the text end with it?
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a text ends: with its `max_new_tokens`th token, with an id of `eos`, or where `stop` says."""
+
+    max_new_tokens: int
+    eos: Collection[int] = ()
+    stop: Callable[[], Stop] | None = None  # makes one for each sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward: what it emitted, how many nodes could be accepted, how many were."""
+    """One forward's yield for one sequence.
 
+    The first `accepted` of the tokens were drafted; the others are the model's own pick. `drafted`
+    counts the nodes that might have been accepted.
+    """
+
+    sequence: int
     tokens: list[int]
     drafted: int
     accepted: int
+    finished: bool
+
+
+@dataclass
+class Live:
+    """A sequence that is being decoded."""
+
+    index: int
+    request: Request
+    drafter: Drafter
+    limits: Limits
+    context: list[int]
+    left: int
+    stop: Stop | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop = self.limits.stop() if self.limits.stop else None
+
+    def advance(self, tree: Tree, path: Sequence[int], choice: int) -> Step:
+        """Emit the path's tokens and the choice, as far as the text goes."""
+        tokens, finished = list[int](), False
+        for token in (*(tree.tokens[node] for node in path[1:]), choice):
+            tokens.append(token)
+            self.left -= 1
+            stopped = self.stop is not None and self.stop(token)
+            finished = self.left == 0 or token in self.limits.eos or stopped
+            if finished:
+                break
+        self.context += tokens
+        return Step(self.index, tokens, tree.drafted, min(len(path) - 1, len(tokens)), finished)
 
 
 def decode(
-    runner: Runner, drafter: Drafter, prompt: Sequence[int], *, max_new_tokens: int, eos: Collection[int]
-) -> Iterator[Step]:
-    """Greedy decoding of a prompt of at least one token, step by step.
+    runner: Runner,
+    requests: Sequence[Request],
+    new_drafter: Callable[[], Drafter],
+    limits: Limits,
+    sampling: Sampling = Sampling(),
+) -> Iterator[list[Step]]:
+    """Decode prompts side by side; each forward yields a step of every sequence that goes on.
 
-    The tokens of all steps are exactly those of plain decoding: at most `max_new_tokens`,
-    ending with the first id of `eos` that the model chooses.
+    The tokens of a sequence's steps are exactly those of plain decoding, and of decoding it alone.
     """
-    runner.prefill(prompt[:-1])
-    drafter.begin()
-    root, left = prompt[-1], max_new_tokens
-    while left > 0:
-        tree = drafter.propose(root)
-        choices = greedy(runner.forward(tree))
-        path = tree.walk(choices)
-        runner.commit(path)
-        drafter.observe(tree, path, choices)
-        tokens = [tree.tokens[node] for node in path[1:]] + [choices[path[-1]]]
-        tokens = _until(tokens, eos)[:left]
-        yield Step(tokens, tree.drafted, len(path) - 1)
-        root, left = tokens[-1], left - len(tokens)
-        if root in eos:
-            return
-
-
-def _until(tokens: list[int], eos: Collection[int]) -> list[int]:
-    """The tokens up to and with the first that ends the text."""
-    end = next((index + 1 for index, token in enumerate(tokens) if token in eos), len(tokens))
-    return tokens[:end]
+    runner.prefill([request.prompt[:-1] for request in requests])
+    live = [
+        Live(index, request, new_drafter(), limits, list(request.prompt), limits.max_new_tokens)
+        for index, request in enumerate(requests)
+    ]
+    while live:
+        trees = [one.drafter.propose(one.context, one.left) for one in live]
+        reading = runner.forward(trees, [one.request for one in live], sampling)
+        walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
+        runner.commit([path for path, _ in walks])
+        steps = []
+        for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
+            steps.append(one.advance(tree, path, choice))
+            if not steps[-1].finished:
+                drafts = reading.drafts(b, path[-1], one.drafter.width)
+                one.drafter.observe(tree, path, choice, drafts)
+        yield steps
+        for b in reversed(range(len(live))):
+            if steps[b].finished:
+                runner.drop(b)
+                live[b] = live[-1]
+                live.pop()

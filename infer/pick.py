@@ -1,11 +1,115 @@
 """From logits to one token per node: the only verifier.
 
-A draft is accepted where it equals the pick, so the output is what the picks alone give.
+A draft is accepted where it equals the pick, so the output is what the picks alone give. Sampling
+draws by Gumbel noise that depends on the seed, the position and the token, and on nothing else: one
+draw for each place of the text, whatever was drafted there. So sampled output with drafts is token
+for token the sampled output without, and drafts that see the same noise are right more often
+(Gumbel coupling: Daliri, Musco, Suresh, 2024).
 """
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
+from infer.head import Logits
 
-def greedy(logits: Tensor) -> list[int]:
-    """The likeliest token after each of q nodes; logits (q, V)."""
-    return logits.argmax(-1).tolist()
+WIDE = 256  # tokens looked at first where top_p alone cuts
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The target distribution, as Transformers' warpers make it: temperature, then top_k, then top_p."""
+
+    temperature: float = 0.0  # 0: the likeliest token
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: wanted at least 0, found {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: wanted at least 0 (all tokens), found {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: wanted a share above 0, up to 1, found {self.top_p}")
+
+
+def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:
+    """(n,) the token of each row; `positions` (n,) are those that the tokens will have."""
+    if not sampling.temperature:
+        return logits.top(1)[1][:, 0]
+    values, ids = kept(logits, sampling)
+    best = (values + gumbel(seeds, positions, ids).to(values.dtype)).argmax(1, keepdim=True)
+    return ids.gather(1, best)[:, 0]
+
+
+def candidates(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
+) -> tuple[Tensor, Tensor]:
+    """(n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
+
+    Of sampled text the likeliest pick is known better than by its probability: the noise is known.
+    """
+    leaders = min(max(m, 8), logits.vocabulary)
+    if not sampling.temperature:
+        values, ids = logits.top(leaders)
+    else:
+        values, ids = kept(logits, sampling)
+        noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
+        values, order = noisy.topk(min(leaders, noisy.shape[1]), dim=1)
+        ids = ids.gather(1, order)
+    return ids[:, :m], values.softmax(-1)[:, :m]
+
+
+def kept(logits: Logits, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn; those cut
+    off among them are -inf.
+    """
+    temperature, V = sampling.temperature, logits.vocabulary
+    if sampling.top_k:
+        values, ids = logits.top(min(sampling.top_k, V))
+        values = values / temperature
+        return nucleus(values, sampling.top_p, values.logsumexp(-1, keepdim=True)), ids
+    if sampling.top_p == 1:
+        whole = logits.whole() / temperature
+        return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
+    whole = logits.whole() / temperature
+    total = whole.logsumexp(-1, keepdim=True)
+    for m in (WIDE, V) if whole.device.type == "cpu" and V > WIDE else (V,):
+        values, ids = whole.topk(m, dim=1)
+        if m == V or ((values - total).exp().sum(-1) >= sampling.top_p).all():
+            break
+    return nucleus(values, sampling.top_p, total), ids
+
+
+def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
+    """`values`, falling, with all behind the first that reach the share `top_p` of `total` at -inf."""
+    if top_p == 1:
+        return values
+    before = (values - total).exp().cumsum(-1).roll(1, dims=-1)
+    before[:, 0] = 0
+    return values.masked_fill(before >= top_p, float("-inf"))
+
+
+def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """(n, m) float64 standard Gumbel noise: a function of seed, position and id alone.
+
+    `seeds` and `positions` (n,), `ids` (n, m), all int64; the same on every device.
+    """
+    key = _mixed(_mixed(seeds) ^ positions)
+    bits = _mixed(key[:, None] ^ _mixed(ids))
+    uniform = _shifted(bits, 12).double() * 2.0**-52 + 2.0**-53  # never 0, never 1
+    return -(-uniform.log()).log()
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64's step and finalizer on int64, which wraps around as its unsigned numbers do."""
+    x = x + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
+    x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

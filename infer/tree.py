@@ -2,71 +2,95 @@
 
 Node 0 is the last emitted token, not yet in the cache. A node attends to the cache, to its
 ancestors and to itself; its position is the cache's length plus its depth. Probe nodes hold
-adaptive tokens: attended like any other, never accepted, never committed.
+adaptive tokens: attended like any other, never accepted, never committed. They stand behind all
+other nodes, one chain of them under each node of `probed`.
 
-    a chain of two drafts      node     0  1  2        the root with two probes looks the
-    under the root:            parent   -  0  1        same; only `probes` differs
-                               0 attends 1 0 0
-                               1 attends 1 1 0
-                               2 attends 1 1 1
+    a root, two rival drafts,        node     0  1  2  3  4        0
+    and two probes under node 2:     token    y  a  b  m  m       / \\
+                                     parent   -  0  0  2  3      1   2
+    probes_from = 3                  0 attends 1 0 0 0 0             |
+    probed = (2,)                    1 attends 1 1 0 0 0             3
+                                     2 attends 1 0 1 0 0             |
+                                     3 attends 1 0 1 1 0             4
+                                     4 attends 1 0 1 1 1
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-from torch import Tensor
+import numpy as np
+
+Rows = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """`tokens[i]` hangs under `parents[i]`, a smaller index; the root's parent is -1.
 
-    Nodes from `probes_from` on are probes.
+    Nodes from `probes_from` on are probes: chains of equal length, in the order of `probed`.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probes_from: int
+    probed: tuple[int, ...] = ()
 
     @classmethod
     def chain(cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()) -> "Tree":
-        """The root, drafts one under the other, then probes one under the other."""
-        tokens = (root, *drafts, *probes)
-        return cls(tokens, tuple(range(-1, len(tokens) - 1)), 1 + len(drafts))
+        """The root, drafts one under the other, then probes under the last of them."""
+        tokens = (root, *drafts)
+        tree = cls(tokens, tuple(range(-1, len(tokens) - 1)), len(tokens))
+        return tree.probe((len(drafts),), probes) if probes else tree
+
+    def probe(self, under: Sequence[int], probes: Sequence[int]) -> "Tree":
+        """This tree of drafts with a chain of probes under each of these nodes."""
+        tokens, parents = list(self.tokens), list(self.parents)
+        for node in under:
+            tokens += probes
+            parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
+        return Tree(tuple(tokens), tuple(parents), self.probes_from, tuple(under))
 
     @property
     def drafted(self) -> int:
         """Nodes that may be accepted."""
         return self.probes_from - 1
 
-    def walk(self, choices: Sequence[int]) -> list[int]:
-        """The accepted path from the root: from each node on to the child that holds its choice.
+    def probes_of(self, node: int) -> range:
+        """The probes under a node; empty where it has none."""
+        if node not in self.probed:
+            return range(0)
+        k = (len(self.tokens) - self.probes_from) // len(self.probed)
+        first = self.probes_from + k * self.probed.index(node)
+        return range(first, first + k)
 
-        `choices[i]` is the token that the model puts after node i.
+    def walk(self, choose: Callable[[int], int]) -> tuple[list[int], int]:
+        """The accepted path from the root, and the token that follows it.
+
+        `choose(i)` is the token that the model puts after node i; it is asked for the nodes of the
+        path alone, in their order. From each node the path goes on to the child that holds its choice.
         """
-        path = [0]
+        path, choice = [0], choose(0)
         for node in range(1, self.probes_from):
-            if self.parents[node] == path[-1] and self.tokens[node] == choices[path[-1]]:
+            if self.tokens[node] == choice and self.parents[node] == path[-1]:
                 path.append(node)
-        return path
+                choice = choose(node)
+        return path, choice
 
 
-@lru_cache(maxsize=256)
-def depths(parents: tuple[int, ...]) -> Tensor:
+@lru_cache(maxsize=4096)
+def depths(parents: tuple[int, ...]) -> Rows:
     """(q,) int64 distance of each node from the root."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(0 if parent < 0 else found[parent] + 1)
-    return torch.tensor(found)
+    found = np.zeros(len(parents), np.int64)
+    for node in range(1, len(parents)):
+        found[node] = found[parents[node]] + 1
+    return found
 
 
-@lru_cache(maxsize=256)
-def ancestors(parents: tuple[int, ...]) -> Tensor:
+@lru_cache(maxsize=4096)
+def ancestors(parents: tuple[int, ...]) -> Rows:
     """(q, q) bool: row i is True at i and at every ancestor of i."""
-    found = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            found[node] |= found[parent]
+    found = np.eye(len(parents), dtype=bool)
+    for node in range(1, len(parents)):
+        found[node] |= found[parents[node]]
     return found

@@ -1,38 +1,126 @@
-"""SDSAT's two forwards per loop (SDSAT §2.1.1, eq. 1-3).
+"""SDSAT: drafts by the model's own adaptive tokens (SDSAT §2.1).
 
-Forward 1 is the last token with k adaptive tokens as probes: it gives y_{n+1} for certain
-and drafts y'_{n+2..n+k+1}. Forward 2 is y_{n+1} with those drafts: it gives y_{n+2} for
-certain and the verdicts, at most k+2 tokens in two forwards.
+k adaptive tokens as probes under y_n say what comes at n+2 .. n+k+1, while the model itself says
+y_{n+1}. Where the probes hang is a policy:
+
+- under the root alone, when there is nothing to verify: the paper's two forwards in turn (eq. 1-3),
+  at most k + 2 tokens in two;
+- under the drafts as well: the next draft is made while this one is verified, at most k + 1 tokens
+  in each forward, whose rows are (k + 1) as many;
+- under some of them: between.
+
+The drafts are the same, whatever the policy, and so is the output.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from infer.lattice import Drafts, grow
+from infer.reading import Candidates
 from infer.tree import Tree
 
 
+class Policy(Protocol):
+    """How much is drafted, and where the probes hang."""
+
+    k: int  # probes under a node
+    max_rows: int
+    width: int  # candidates for each place
+
+    def draft(self, root: int, candidates: Candidates | None, left: int) -> Drafts:
+        """The tree to verify, no deeper than `left` - 1."""
+        ...
+
+    def sites(self, drafts: Drafts) -> Sequence[int]:
+        """The nodes to probe."""
+        ...
+
+    def learn(self, candidates: Candidates, tokens: Sequence[int]) -> None:
+        """The candidates of a draft, and the tokens that came instead: one more than were accepted."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedPolicy:
+    """Always the same: up to `nodes` drafts of `width` candidates for each of k places.
+
+    `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
+    """
+
+    k: int
+    probes: str | int = "root"
+    nodes: int | None = None  # k where not given
+    width: int = 1
+
+    @property
+    def drafted(self) -> int:
+        """Drafts in a tree."""
+        return min(self.nodes or self.k, self.k if self.width == 1 else self.nodes or self.k)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest tree."""
+        sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
+        return max(1 + self.k, 1 + self.drafted + self.k * int(sites))
+
+    def draft(self, root: int, candidates: Candidates | None, left: int) -> Drafts:
+        """The likeliest paths."""
+        if candidates is None:
+            return grow(root, (), (), ())
+        return grow(root, candidates.ids[: left - 1], candidates.weights, [0.0] * self.drafted)
+
+    def sites(self, drafts: Drafts) -> Sequence[int]:
+        """By the setting; a lone root is always probed, since there is nothing else to do."""
+        count = len(drafts.tokens)
+        if count == 1:
+            return [0]
+        if self.probes == "root":
+            return []
+        if self.probes == "all":
+            return range(count)
+        return likeliest(drafts, int(self.probes))
+
+    def learn(self, candidates: Candidates, tokens: Sequence[int]) -> None:
+        """Nothing changes."""
+
+
+def likeliest(drafts: Drafts, count: int) -> list[int]:
+    """The nodes at which the accepted path most probably ends."""
+    endings = drafts.endings()
+    return sorted(sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count])
+
+
+def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
+    """One id serves any k (identical tokens); of several (diverse) the first k are used.
+
+    Raises ValueError for a k that is not positive or beyond the diverse ids.
+    """
+    if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
+        wanted = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
+        raise ValueError(f"k: wanted {wanted} adaptive tokens, found {k}")
+    return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
+
+
 class AdaptiveDrafter:
-    """Drafts by the model's own adaptive tokens."""
+    """One sequence's drafts. The policy may serve several, and learns from all."""
 
-    def __init__(self, adaptive_ids: Sequence[int], k: int) -> None:
-        """One id serves any k (identical tokens); of several (diverse) the first k are used.
+    def __init__(self, adaptive_ids: Sequence[int], policy: Policy) -> None:
+        self._probes, self._policy = probe_ids(adaptive_ids, policy.k), policy
+        self._candidates: Candidates | None = None
+        self.max_rows, self.width = policy.max_rows, policy.width
 
-        Raises ValueError for a k that is not positive or beyond the diverse ids.
-        """
-        if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
-            wanted = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
-            raise ValueError(f"k: wanted {wanted} adaptive tokens, found {k}")
-        self._probes = tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
-        self._drafts: tuple[int, ...] = ()
-        self.max_rows = 1 + k
+    def propose(self, context: Sequence[int], left: int) -> Tree:
+        """The drafts at hand, and probes for new ones as far as the text goes on."""
+        drafts = self._policy.draft(context[-1], self._candidates, left)
+        tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
+        # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
+        k = min(self._policy.k, left - 2)
+        sites = [node for node in self._policy.sites(drafts) if drafts.depths[node] + k < left]
+        return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
-    def begin(self) -> None:
-        """Forget the drafts of the last prompt."""
-        self._drafts = ()
-
-    def propose(self, root: int) -> Tree:
-        """The drafts at hand, or the probes that make new ones."""
-        return Tree.chain(root, self._drafts) if self._drafts else Tree.chain(root, probes=self._probes)
-
-    def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
-        """The choices after the probes are the next drafts; verified drafts are used up."""
-        self._drafts = tuple(choices[tree.probes_from :])
+    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
+        """The candidates behind the accepted path are the next drafts; verified ones are used up."""
+        if self._candidates is not None:
+            self._policy.learn(self._candidates, [*(tree.tokens[node] for node in path[1:]), choice])
+        self._candidates = drafts

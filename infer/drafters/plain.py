@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from infer.reading import Candidates
 from infer.tree import Tree
 
 
@@ -9,13 +10,11 @@ class PlainDrafter:
     """Proposes the root alone."""
 
     max_rows = 1
+    width = 1
 
-    def begin(self) -> None:
-        """Nothing to forget."""
-
-    def propose(self, root: int) -> Tree:
+    def propose(self, context: Sequence[int], left: int) -> Tree:
         """The root."""
-        return Tree.chain(root)
+        return Tree.chain(context[-1])
 
-    def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
+    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
         """Nothing to learn."""

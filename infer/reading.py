@@ -1,0 +1,115 @@
+"""What a forward says, read as far as it is asked: the picks along a path, and the drafts behind it.
+
+Reading all of it would cost as much as a layer: the probes under nodes that were not accepted,
+most rows of a one-forward tree, are never looked at.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from infer.head import Logits
+from infer.layout import Layout
+from infer.pick import Sampling, candidates, pick
+from infer.tree import Tree
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt of at least one token, the seed of its draws, and the library's processors of its
+    logits, which come before the sampling's own temperature, top_k and top_p.
+    """
+
+    prompt: Sequence[int]
+    seed: int = 0
+    processors: LogitsProcessorList | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Drafts for the k places behind a node's pick, m for each, the likeliest first.
+
+    `weights` are their shares among the leaders, between 0 and 1.
+    """
+
+    ids: list[list[int]]
+    weights: list[list[float]]
+
+
+class Reading:
+    """One forward of trees, laid out as B * q rows of logits."""
+
+    def __init__(
+        self,
+        logits: Logits,
+        layout: Layout,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+    ) -> None:
+        self.logits, self.layout, self.trees = logits, layout, trees
+        self._requests, self._sampling = requests, sampling
+        self._picks: list[list[int]] | None = None
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """The pick after each node of tree b, asked for along one path from the root; `context` are
+        the tokens up to and with the root.
+        """
+        processors = self._requests[b].processors
+        if processors:
+            return self._processed(b, list(context), processors)
+        if self._picks is None:
+            self._picks = self._pick_all()
+        return self._picks[b].__getitem__
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """What the probes under a node of tree b say; None where it has none."""
+        tree = self.trees[b]
+        probes = tree.probes_of(node)
+        if not probes:
+            return None
+        rows = self._rows(b, probes)
+        ids, weights = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        return Candidates(ids.tolist(), weights.tolist())
+
+    def _pick_all(self) -> list[list[int]]:
+        """One call and one copy for the drafts of all trees."""
+        layout, n = self.layout, len(self.trees)
+        q, shown = layout.ids.shape[1], layout.drafts
+        rows = [b * q + row for b in range(n) for row in range(shown)] if n > 1 else slice(0, shown)
+        positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
+        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
+        found = pick(self.logits[rows], self._sampling, *self._moved(positions, seeds))
+        return found.view(n, shown).tolist()
+
+    def _processed(
+        self, b: int, context: list[int], processors: LogitsProcessorList
+    ) -> Callable[[int], int]:
+        """Picks with the library's processors, which see the tokens before each place."""
+        tree = self.trees[b]
+
+        def choose(node: int) -> int:
+            if node:
+                context.append(tree.tokens[node])
+            rows = self._rows(b, [node])
+            scores = self.logits[rows].whole()
+            ids = torch.tensor([context], device=scores.device)
+            logits = self.logits[rows].replaced(processors(ids, scores.clone()))
+            return int(pick(logits, self._sampling, *self._keys(b, rows)))
+
+        return choose
+
+    def _rows(self, b: int, nodes: Sequence[int]) -> slice:
+        """Rows of nodes that lie side by side."""
+        first = b * self.layout.ids.shape[1] + self.layout.row(self.trees[b], nodes[0])
+        return slice(first, first + len(nodes))
+
+    def _keys(self, b: int, rows: slice) -> tuple[Tensor, Tensor]:
+        positions = torch.from_numpy(self.layout.positions.ravel()[rows] + 1)
+        return self._moved(positions, torch.full_like(positions, self._requests[b].seed))
+
+    def _moved(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.to(self.logits.device) for tensor in tensors)
