@@ -28,16 +28,14 @@ class Policy(Protocol):
     max_rows: int
     width: int  # candidates for each place
 
-    def draft(self, root: int, candidates: Candidates | None, left: int) -> Drafts:
-        """The tree to verify, no deeper than `left` - 1."""
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
+        """The drafts to verify, no deeper than `left` - 1, and the nodes to probe."""
         ...
 
-    def sites(self, drafts: Drafts) -> Sequence[int]:
-        """The nodes to probe."""
-        ...
-
-    def learn(self, candidates: Candidates, tokens: Sequence[int]) -> None:
-        """The candidates of a draft, and the tokens that came instead: one more than were accepted."""
+    def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
+        """What a forward of so many rows emitted, and the candidates there were: one token more than
+        were accepted.
+        """
         ...
 
 
@@ -64,31 +62,24 @@ class FixedPolicy:
         sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
         return max(1 + self.k, 1 + self.drafted + self.k * int(sites))
 
-    def draft(self, root: int, candidates: Candidates | None, left: int) -> Drafts:
-        """The likeliest paths."""
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
+        """The likeliest paths. A lone root is always probed, since there is nothing else to do."""
         if candidates is None:
-            return grow(root, (), (), ())
-        return grow(root, candidates.ids[: left - 1], candidates.weights, [0.0] * self.drafted)
-
-    def sites(self, drafts: Drafts) -> Sequence[int]:
-        """By the setting; a lone root is always probed, since there is nothing else to do."""
+            return grow(root, (), (), ()), [0]
+        drafts = grow(root, candidates.ids[: left - 1], candidates.weights, [0.0] * self.drafted)
         count = len(drafts.tokens)
-        if count == 1:
-            return [0]
         if self.probes == "root":
-            return []
-        if self.probes == "all":
-            return range(count)
-        return likeliest(drafts, int(self.probes))
+            return drafts, [0] if count == 1 else []
+        return drafts, sorted(likeliest(drafts, count if self.probes == "all" else int(self.probes)))
 
-    def learn(self, candidates: Candidates, tokens: Sequence[int]) -> None:
+    def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Nothing changes."""
 
 
 def likeliest(drafts: Drafts, count: int) -> list[int]:
-    """The nodes at which the accepted path most probably ends."""
+    """The nodes at which the accepted path most probably ends, in that order."""
     endings = drafts.endings()
-    return sorted(sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count])
+    return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
@@ -112,15 +103,15 @@ class AdaptiveDrafter:
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The drafts at hand, and probes for new ones as far as the text goes on."""
-        drafts = self._policy.draft(context[-1], self._candidates, left)
+        drafts, sites = self._policy.shape(context[-1], self._candidates, left)
         tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
         # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
         k = min(self._policy.k, left - 2)
-        sites = [node for node in self._policy.sites(drafts) if drafts.depths[node] + k < left]
+        sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
     def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
         """The candidates behind the accepted path are the next drafts; verified ones are used up."""
-        if self._candidates is not None:
-            self._policy.learn(self._candidates, [*(tree.tokens[node] for node in path[1:]), choice])
+        tokens = [*(tree.tokens[node] for node in path[1:]), choice]
+        self._policy.learn(self._candidates, tokens, len(tree.tokens))
         self._candidates = drafts

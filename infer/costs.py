@@ -1,0 +1,119 @@
+"""L(q): what a forward of q rows costs on this device, measured once and kept.
+
+The cost is that of a loop's whole step, so that a row of drafts is weighed with all it brings:
+the forward, the picks and the reading of the drafts. Kept by device, threads, model, dtype, batch
+and context in the user's cache folder.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from conf.stage import write_json
+from infer.pick import Sampling
+from infer.reading import Request
+from infer.runner import Runner
+from infer.tree import Tree
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
+SECONDS = 3.0  # to measure in, more or less
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of a step by rows in each sequence, between the measured ones by straight lines."""
+
+    rows: tuple[int, ...]
+    ms: tuple[float, ...]
+
+    def __call__(self, q: int) -> float:
+        """L(q); beyond the last measured one by the last slope."""
+        right = min(max(1, bisect_right(self.rows, q)), len(self.rows) - 1)
+        (q0, q1), (t0, t1) = self.rows[right - 1 : right + 1], self.ms[right - 1 : right + 1]
+        return t0 + (t1 - t0) * (q - q0) / (q1 - q0)
+
+
+def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
+    """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
+    context = min(4096, max(256, 2 ** (capacity - 1).bit_length())) // 2
+    path = _folder() / f"costs-{_key(lm, batch, context)}.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Costs(tuple(found["rows"]), tuple(found["ms"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not measured yet, or by another version
+    costs = measure_costs(lm, batch=batch, context=context)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"rows": costs.rows, "ms": costs.ms, "device": device_name(lm)})
+    except OSError:
+        pass  # a home that cannot be written: measure again next time
+    return costs
+
+
+def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
+    """Times of the rows in turns, so that a change of the machine's speed meets them alike."""
+    runner = Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
+    token = lm.config.vocab_size // 2
+    requests = [Request([token])] * batch
+    runner.prefill([[token] * (context - 1)] * batch)
+    rows, first = list[int](), 0.0
+    for q in ROWS:
+        _step(runner, requests, q)  # warms up
+        last = _step(runner, requests, q)
+        first = first or last
+        rows.append(q)
+        if last > ENOUGH * first and len(rows) > 2:
+            break
+    turns = max(2, min(25, int(SECONDS / (2 * first * len(rows)))))
+    times = [[_step(runner, requests, q) for q in rows] for _ in range(turns)]
+    medians = [statistics.median(column) for column in zip(*times)]
+    # More rows never cost less: where they seem to, that is the clock's noise.
+    rising = [1e3 * max(medians[: index + 1]) for index in range(len(medians))]
+    return Costs(tuple(rows), tuple(rising))
+
+
+def _step(runner: Runner, requests: Sequence[Request], q: int) -> float:
+    token = requests[0].prompt[0]
+    tree = Tree.chain(token, probes=[token] * (q - 1))
+    began = time.perf_counter()
+    reading = runner.forward([tree] * len(requests), requests, Sampling())
+    for b in range(len(requests)):
+        tree.walk(reading.chooser(b, ()))
+        reading.drafts(b, 0, 4)
+    return time.perf_counter() - began
+
+
+def device_name(lm: PreTrainedModel) -> str:
+    """What the model runs on."""
+    if lm.device.type == "cuda":
+        return torch.cuda.get_device_name(lm.device)
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} thread(s)"
+
+
+def _key(lm: PreTrainedModel, batch: int, context: int) -> str:
+    config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
+    facts = [device_name(lm), torch.__version__, str(lm.dtype), config, batch, context, _cpu()]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """The processor by name: two machines may share a home."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line for line in lines if line.startswith("model name")), platform.node())
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adaptive-tokens"

@@ -1,0 +1,163 @@
+"""The policy that chooses by measurement: as many drafts and probes as pay on this device.
+
+Two things are known: L(q), the cost of q rows, and how often a candidate of a given weight was
+right. With them a step is a purchase. With λ tokens per millisecond earned on the whole,
+
+- a draft with chance p is worth verifying where p > λ (L(q+1) - L(q));
+- probes under a node where the path ends with chance e are worth their k rows where
+  e h > λ (L(q+k) - L(q)); h = λ L(1+k) - 1 is what it costs to have no draft at hand, since then a
+  forward makes one and yields a single token.
+
+That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. How many
+probes, k, comes from the same figures: two states, a draft at hand or not, whose long-run rate has a
+closed form. Where drafting earns less than plain decoding nothing is drafted, but for a look now and
+then, ever more seldom.
+"""
+
+from collections.abc import Sequence
+
+from infer.costs import Costs
+from infer.drafters.adaptive import likeliest
+from infer.lattice import Drafts, grow
+from infer.reading import Candidates
+
+BINS = 12
+TRIALS = 400.0  # of a bin that count; older ones fade
+STEPS = 100.0  # over which rates are averaged
+LOOKS = (32, 1024)  # plain steps between two looks whether drafts would pay: at first, at most
+PLANS = (8, 64)  # steps between two plans: at first, at most
+
+
+class Calibration:
+    """How often a candidate of a given weight is right, given that all before it are."""
+
+    def __init__(self) -> None:
+        self._trials = [3.0] * BINS
+        self._right = [3.0 * (bin_ + 0.5) / BINS for bin_ in range(BINS)]
+
+    def chance(self, weight: float) -> float:
+        """Between 0 and 1."""
+        bin_ = min(BINS - 1, int(weight * BINS))
+        return self._right[bin_] / self._trials[bin_]
+
+    def record(self, weight: float, right: bool) -> None:
+        """One candidate's fate."""
+        bin_ = min(BINS - 1, int(weight * BINS))
+        if self._trials[bin_] >= TRIALS:
+            self._trials[bin_] /= 2
+            self._right[bin_] /= 2
+        self._trials[bin_] += 1
+        self._right[bin_] += right
+
+
+def best_plan(ms: Sequence[float], accepted: Sequence[float]) -> tuple[float, int]:
+    """The best rate, in tokens per millisecond, of chains of drafts, and the probes it takes (0: plain).
+
+    `ms[q]` is L(q); `accepted[j]` the chance of draft j + 1 where all before it are right. Drafts lead
+    to new drafts where the path ends above probes; else a forward has to make them.
+    """
+    best = (1 / ms[1], 0)
+    for k in range(1, min(len(accepted), len(ms) - 2) + 1):
+        reached, tokens = [1.0], 1.0
+        for m in range(1, k + 1):
+            reached.append(reached[-1] * accepted[m - 1])
+            tokens += reached[-1]
+            endings = [a - b for a, b in zip(reached, [*reached[1:], 0.0])]
+            covered, rows = 0.0, 1 + m
+            for ending in (0.0, *sorted(endings, reverse=True)):
+                covered += ending
+                if rows < len(ms):
+                    rate = (tokens + 1 - covered) / (ms[rows] + (1 - covered) * ms[1 + k])
+                    best = max(best, (rate, k))
+                rows += k
+    return best
+
+
+class AutoPolicy:
+    """Serves all sequences of a process, and goes on learning from one prompt to the next."""
+
+    width = 4
+
+    def __init__(self, costs: Costs, k: int) -> None:
+        """`k` is the most probes under a node."""
+        self.max_rows = max(costs.rows[-1], 1 + k)
+        self._ms = [0.0, *(costs(q) for q in range(1, self.max_rows + 1))]
+        self._calibration = Calibration()
+        self._accepted, self._seen = [0.5] * k, [0] * k
+        self._earned = self._spent = 0.0  # tokens and milliseconds of late
+        self._steps, self._next_plan = 0, PLANS[0]
+        self._plain_steps, self._wait = 0, LOOKS[0]
+        self._drafting, self.k = True, k
+        self._plan()
+
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
+        """Every draft worth its row, and every node to be probed."""
+        self._steps += 1
+        if self._steps == self._next_plan:
+            self._plan()
+            self._next_plan += min(self._steps, PLANS[1])
+        if candidates is None:
+            drafts = grow(root, (), (), ())
+        else:
+            chance = self._calibration.chance
+            chances = [[chance(weight) for weight in row] for row in candidates.weights]
+            drafts = grow(root, candidates.ids[: left - 1], chances, self._prices)
+        return drafts, self._sites(drafts)
+
+    def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
+        """Follow the rate, and what became of the candidates."""
+        fade = 1 - 1 / STEPS
+        self._earned = fade * self._earned + len(tokens)
+        self._spent = fade * self._spent + self._ms[rows]
+        if candidates is None:
+            return
+        for place, (token, ids, weights) in enumerate(zip(tokens, candidates.ids, candidates.weights)):
+            for candidate, weight in zip(ids, weights):
+                self._calibration.record(weight, candidate == token)
+            self._seen[place] += 1
+            pace = max(1 / STEPS, 1 / (2 + self._seen[place]))
+            self._accepted[place] += pace * ((ids[0] == token) - self._accepted[place])
+
+    def _plan(self) -> None:
+        """How many probes, whether to draft at all, and what a row costs in tokens."""
+        accepted = list(self._accepted)
+        for place in range(1, len(accepted)):
+            if self._seen[place] < 4:
+                accepted[place] = min(accepted[place], accepted[place - 1])
+        planned, k = best_plan(self._ms, accepted)
+        plain = 1 / self._ms[1]
+        found = self._earned / self._spent if self._spent and self._drafting else planned
+        drafting = k > 0 or (self._drafting and found > plain)
+        if drafting and not self._drafting:
+            self._earned = self._spent = 0.0
+            self._wait = LOOKS[0]
+        self._drafting, self.k = drafting, k or self.k
+        rate = max(plain, planned if self._steps < STEPS else found)
+        self._bare = rate * self._ms[1 + self.k] - 1  # h: tokens lost for want of drafts
+        self._rate = rate
+        self._prices = [rate * (b - a) for a, b in zip(self._ms[1:], self._ms[2:])]
+
+    def _sites(self, drafts: Drafts) -> Sequence[int]:
+        count = len(drafts.tokens)
+        if not self._drafting:
+            return self._look() if count == 1 else []
+        if count == 1:
+            return [0]
+        endings, rows, found = drafts.endings(), count, []
+        for node in likeliest(drafts, count):
+            if rows + self.k > self.max_rows:
+                break
+            if endings[node] * self._bare <= self._rate * (self._ms[rows + self.k] - self._ms[rows]):
+                break
+            found.append(node)
+            rows += self.k
+        return sorted(found)
+
+    def _look(self) -> Sequence[int]:
+        """Plain decoding, but for a draft now and then; whenever it does not pay, the wait doubles."""
+        self._plain_steps += 1
+        if self._plain_steps < self._wait:
+            return []
+        self._plain_steps, self._wait = 0, min(2 * self._wait, LOOKS[1])
+        self._next_plan = self._steps + 2
+        return [0]
