@@ -35,7 +35,13 @@ def tree_attention(
     if attention_mask is None:
         band = causal(kv, sliding_window, query.device) if sliding_window and kv > sliding_window else None
         output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=band, is_causal=band is None and q > 1, scale=scaling, enable_gqa=grouped
+            query,
+            key,
+            value,
+            attn_mask=band,
+            is_causal=band is None and q > 1,
+            scale=scaling,
+            enable_gqa=grouped,
         )
         return output.transpose(1, 2), None
     if grouped:

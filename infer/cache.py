@@ -98,8 +98,8 @@ class TreeCache(Cache):
             slots.sequences = torch.arange(len(self.lengths), device=device)[:, None]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep these rows of each sequence's last forward, in this order; path[0] is 0, the root."""
-        if any(path[-1] != len(path) - 1 for path in paths):
+        """Keep these rows of each sequence's last forward, in this order."""
+        if any(path and path[-1] != len(path) - 1 for path in paths):
             self._gather(paths)
         for b, path in enumerate(paths):
             self.lengths[b] += len(path)

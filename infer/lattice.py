@@ -25,6 +25,10 @@ class Drafts:
     depths: list[int]
     chances: list[float]
 
+    def first(self, count: int) -> "Drafts":
+        """The likeliest `count` nodes."""
+        return Drafts(*(values[:count] for values in (self.tokens, self.parents, self.depths, self.chances)))
+
     def endings(self) -> list[float]:
         """The chance of each node to be the last accepted one."""
         found = list(self.chances)

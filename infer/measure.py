@@ -7,13 +7,15 @@ that a change of the machine's speed meets them alike. The clock covers prefill 
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
-from infer.loop import Drafter, decode
+from infer.loop import Drafter, Limits, decode
+from infer.pick import Sampling
+from infer.reading import Request
 from infer.runner import Runner
 
 
@@ -70,12 +72,14 @@ Decoder = Callable[[Sequence[int]], Run]
 K = TypeVar("K", bound=Hashable)
 
 
-def loop_decoder(runner: Runner, drafter: Drafter, *, max_new_tokens: int, eos: Collection[int]) -> Decoder:
+def loop_decoder(
+    runner: Runner, new_drafter: Callable[[], Drafter], limits: Limits, sampling: Sampling = Sampling()
+) -> Decoder:
     """A drafter in the decoding loop, as a function of the prompt."""
 
     def run(prompt: Sequence[int]) -> Run:
         began, tokens, forwards, drafted, accepted = _clock(), list[int](), 0, 0, 0
-        for step in decode(runner, drafter, prompt, max_new_tokens=max_new_tokens, eos=eos):
+        for (step,) in decode(runner, [Request(prompt)], new_drafter, limits, sampling):
             tokens += step.tokens
             forwards += 1
             drafted += step.drafted

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infer.head import Logits
+from infer.head import Logits, top
 
-WIDE = 256  # tokens looked at first where top_p alone cuts
+WIDE = 128  # tokens looked at first where no top_k cuts
+LEADERS = 8  # candidates among which a weight is a share
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Sampling:
     temperature: float = 0.0  # 0: the likeliest token
     top_k: int = 0  # 0: all
     top_p: float = 1.0
+
+    @property
+    def cheap(self) -> bool:
+        """Whether a pick looks at the leading tokens alone."""
+        return self.temperature == 0 or self.top_k > 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -39,8 +45,7 @@ def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
     values, ids = kept(logits, sampling)
-    best = (values + gumbel(seeds, positions, ids).to(values.dtype)).argmax(1, keepdim=True)
-    return ids.gather(1, best)[:, 0]
+    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][:, 0]
 
 
 def candidates(
@@ -50,36 +55,43 @@ def candidates(
 
     Of sampled text the likeliest pick is known better than by its probability: the noise is known.
     """
-    leaders = min(max(m, 8), logits.vocabulary)
     if not sampling.temperature:
-        values, ids = logits.top(leaders)
+        values, ids = logits.top(min(max(m, LEADERS), logits.vocabulary))
     else:
-        values, ids = kept(logits, sampling)
-        noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
-        values, order = noisy.topk(min(leaders, noisy.shape[1]), dim=1)
-        ids = ids.gather(1, order)
+        # Drafts may miss a token far down that the noise lifts; a pick may not.
+        values, ids = kept(logits, sampling, most=WIDE)
+        values, ids = _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, max(m, LEADERS))
     return ids[:, :m], values.softmax(-1)[:, :m]
 
 
-def kept(logits: Logits, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn; those cut
-    off among them are -inf.
+def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
+    most; those cut off among them are -inf.
     """
     temperature, V = sampling.temperature, logits.vocabulary
     if sampling.top_k:
         values, ids = logits.top(min(sampling.top_k, V))
         values = values / temperature
         return nucleus(values, sampling.top_p, values.logsumexp(-1, keepdim=True)), ids
-    if sampling.top_p == 1:
-        whole = logits.whole() / temperature
-        return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
     whole = logits.whole() / temperature
-    total = whole.logsumexp(-1, keepdim=True)
-    for m in (WIDE, V) if whole.device.type == "cpu" and V > WIDE else (V,):
-        values, ids = whole.topk(m, dim=1)
-        if m == V or ((values - total).exp().sum(-1) >= sampling.top_p).all():
-            break
+    if sampling.top_p == 1 and most is None:
+        return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
+    total, m = whole.logsumexp(-1, keepdim=True), min(most or WIDE, V)
+    values, ids = top(whole, m)
+    # On a GPU the question would wait for the device; there a sort of all tokens costs little.
+    if most is None and (whole.device.type != "cpu" or not _reaches(values - total, sampling.top_p)):
+        values, ids = whole.sort(dim=1, descending=True)
     return nucleus(values, sampling.top_p, total), ids
+
+
+def _reaches(log_shares: Tensor, top_p: float) -> bool:
+    """Whether the leaders of every row make up the share `top_p`."""
+    return bool((log_shares.exp().sum(-1) >= top_p).all())
+
+
+def _best(noisy: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    values, order = top(noisy, min(m, noisy.shape[1]))
+    return values, ids.gather(1, order)
 
 
 def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:

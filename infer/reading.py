@@ -61,6 +61,8 @@ class Reading:
         processors = self._requests[b].processors
         if processors:
             return self._processed(b, list(context), processors)
+        if not self._sampling.cheap:
+            return lambda node: self._pick(b, node, self.logits[self._rows(b, [node])])
         if self._picks is None:
             self._picks = self._pick_all()
         return self._picks[b].__getitem__
@@ -85,22 +87,22 @@ class Reading:
         found = pick(self.logits[rows], self._sampling, *self._moved(positions, seeds))
         return found.view(n, shown).tolist()
 
-    def _processed(
-        self, b: int, context: list[int], processors: LogitsProcessorList
-    ) -> Callable[[int], int]:
+    def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
         """Picks with the library's processors, which see the tokens before each place."""
         tree = self.trees[b]
 
         def choose(node: int) -> int:
             if node:
                 context.append(tree.tokens[node])
-            rows = self._rows(b, [node])
-            scores = self.logits[rows].whole()
-            ids = torch.tensor([context], device=scores.device)
-            logits = self.logits[rows].replaced(processors(ids, scores.clone()))
-            return int(pick(logits, self._sampling, *self._keys(b, rows)))
+            logits = self.logits[self._rows(b, [node])]
+            ids = torch.tensor([context], device=logits.device)
+            return self._pick(b, node, logits.replaced(processors(ids, logits.whole().clone())))
 
         return choose
+
+    def _pick(self, b: int, node: int, logits: Logits) -> int:
+        """The pick after one node, whose row this is."""
+        return int(pick(logits, self._sampling, *self._keys(b, self._rows(b, [node]))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         """Rows of nodes that lie side by side."""

@@ -64,12 +64,11 @@ def hardware() -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each prompt set the row of the fastest SDSAT, and the drafts accepted per verification."""
+    """For each prompt set the row of the fastest decoder that drafts."""
     found = {}
     for name in dict.fromkeys(row["prompt_set"] for row in rows):
-        drafted = [row for row in rows if row["prompt_set"] == name and row["decoder"] == "sdsat"]
-        best = max(drafted, key=lambda row: row["tokens_per_second"])
-        found[name] = best | {"accepted_per_draft": best["acceptance_rate"] * best["k"]}
+        drafted = [row for row in rows if row["prompt_set"] == name and row["acceptance_rate"] is not None]
+        found[name] = max(drafted, key=lambda row: row["tokens_per_second"])
     return found
 
 
@@ -82,9 +81,10 @@ def plot(rows: Sequence[dict[str, Any]], measure: str, path: Path) -> None:
             mine = [r for r in rows if r["prompt_set"] == name and r["dtype"] == dtype]
             drafts = sorted((r["k"], r[measure]) for r in mine if r["decoder"] == "sdsat")
             axis.plot(*zip(*drafts), marker="o", color=color, label=f"SDSAT, {dtype}")
-            plain = next(r for r in mine if r["decoder"] == "plain")
-            if plain[measure] is not None:
-                axis.axhline(plain[measure], color=color, linestyle=":", label=f"plain, {dtype}")
+            for decoder, line in (("plain", ":"), ("auto", "--")):
+                value = next((r[measure] for r in mine if r["decoder"] == decoder), None)
+                if value is not None:
+                    axis.axhline(value, color=color, linestyle=line, label=f"{decoder}, {dtype}")
         axis.set(title=name.replace("_", " "), xlabel="k, adaptive tokens")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
@@ -105,10 +105,9 @@ def print_report(report: dict[str, Any]) -> None:
         title = f"{rows[0]['prompts']} prompts of {name} on {machine['gpu'] or machine['cpu']}"
         console.print(_table(rows, f"{title}, {machine['threads']} thread(s)"))
         console.print(
-            f"{name}: SDSAT k={best['k']} in {best['dtype']} is {best['speedup']:.2f}x plain decoding, and "
+            f"{name}: {_label(best)} in {best['dtype']} is {best['speedup']:.2f}x plain decoding, and "
             f"{best['speedup_over_fastest_plain']:.2f}x plain decoding in its fastest dtype "
-            f"({best['fastest_plain_dtype']}); {best['accepted_per_draft']:.2f} of {best['k']} drafts "
-            "accepted.\n"
+            f"({best['fastest_plain_dtype']}), at {best['tokens_per_forward']:.2f} tokens per forward.\n"
         )
 
 
@@ -125,7 +124,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
         accepted = "" if row["acceptance_rate"] is None else f"{100 * row['acceptance_rate']:.0f} %"
         table.add_row(
             row["dtype"] if row["dtype"] != last else "",
-            row["decoder"] + (f" k={row['k']}" if row["k"] else ""),
+            _label(row),
             f"{row['tokens_per_second']:.0f}",
             f"{row['speedup']:.2f}x",
             accepted,
@@ -134,6 +133,12 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
         )
         last = row["dtype"]
     return table
+
+
+def _label(row: dict[str, Any]) -> str:
+    if row["decoder"] == "auto":
+        return "sdsat auto"
+    return row["decoder"] + (f" k={row['k']}" if row["k"] else "")
 
 
 def _log(out: Path, name: str, report: dict[str, Any], tracker: TrackerConfig) -> None:

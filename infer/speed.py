@@ -1,4 +1,4 @@
-"""python -m infer.speed: plain greedy decoding and SDSAT for several k, compared and timed.
+"""python -m infer.speed: plain greedy decoding and SDSAT, for several k and as it chooses, compared and timed.
 
 Every output is compared with plain decoding of the same dtype, token by token; in float32
 all must be identical, and plain decoding must equal the library's own `generate`. The models
@@ -6,7 +6,7 @@ of all dtypes are in memory together, so that they can take turns.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from conf import UserError, run
 from conf.stage import is_finished, made_from, staged, write_manifest
 from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.config import SpeedConfig
-from infer.drafters.adaptive import AdaptiveDrafter
+from infer.costs import find_costs
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter
+from infer.loop import Drafter, Limits
 from infer.measure import Decoder, Measured, Run, loop_decoder, measure
 from infer.prompts import load_prompts
 from infer.report import print_report, read_report, write_report
@@ -89,29 +91,35 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 def _decoders(
     lm: PreTrainedModel, adaptive_ids: Sequence[int], prompts: Sequence[Sequence[int]], config: SpeedConfig
 ) -> dict[tuple[str, int], Decoder]:
-    """Plain decoding, SDSAT by k, and in float32 the library's `generate`, by name and k."""
-    drafters: dict[tuple[str, int], Drafter] = {("plain", 0): PlainDrafter()}
-    try:
-        drafters |= {("sdsat", k): AdaptiveDrafter(adaptive_ids, k) for k in config.k}
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    longest = max(map(len, prompts)) + config.max_new_tokens
+    """Plain decoding, SDSAT by k and by itself, and in float32 the library's `generate`, by name and k."""
     limit = lm.config.max_position_embeddings
+    longest = max(map(len, prompts)) + config.max_new_tokens
     if longest > limit:
         raise UserError(
             f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
             f"{limit} positions, found {longest}"
         )
-    rows = max(drafter.max_rows for drafter in drafters.values())
+    drafters = _drafters(lm, adaptive_ids, config, capacity=longest)
+    try:
+        rows = max(new().max_rows for new in drafters.values())
+    except ValueError as error:
+        raise UserError(str(error)) from error
     runner = Runner(lm, capacity=longest, max_rows=rows)
-    eos = eos_ids(lm)
-    decoders = {
-        which: loop_decoder(runner, drafter, max_new_tokens=config.max_new_tokens, eos=eos)
-        for which, drafter in drafters.items()
-    }
+    limits = Limits(config.max_new_tokens, eos_ids(lm))
+    decoders = {which: loop_decoder(runner, new, limits) for which, new in drafters.items()}
     if lm.dtype == torch.float32:
         decoders[("generate", 0)] = _library_decoder(lm, config.max_new_tokens)
     return decoders
+
+
+def _drafters(
+    lm: PreTrainedModel, adaptive_ids: Sequence[int], config: SpeedConfig, *, capacity: int
+) -> dict[tuple[str, int], Callable[[], Drafter]]:
+    """Plain, the paper's two forwards by k, and the policy that chooses for itself up to the largest k."""
+    most = max(config.k)
+    auto = AutoPolicy(find_costs(lm, batch=1, capacity=capacity), most)
+    fixed = {("sdsat", k): partial(AdaptiveDrafter, adaptive_ids, FixedPolicy(k)) for k in config.k}
+    return {("plain", 0): PlainDrafter, **fixed, ("auto", most): partial(AdaptiveDrafter, adaptive_ids, auto)}
 
 
 def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:

@@ -102,7 +102,9 @@ class AutoPolicy:
             chance = self._calibration.chance
             chances = [[chance(weight) for weight in row] for row in candidates.weights]
             drafts = grow(root, candidates.ids[: left - 1], chances, self._prices)
-        return drafts, self._sites(drafts)
+        if not self._drafting:
+            return drafts, self._look() if len(drafts.tokens) == 1 else []
+        return self._probed(drafts)
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Follow the rate, and what became of the candidates."""
@@ -137,21 +139,34 @@ class AutoPolicy:
         self._rate = rate
         self._prices = [rate * (b - a) for a, b in zip(self._ms[1:], self._ms[2:])]
 
-    def _sites(self, drafts: Drafts) -> Sequence[int]:
-        count = len(drafts.tokens)
-        if not self._drafting:
-            return self._look() if count == 1 else []
-        if count == 1:
-            return [0]
-        endings, rows, found = drafts.endings(), count, []
-        for node in likeliest(drafts, count):
-            if rows + self.k > self.max_rows:
+    def _probed(self, drafts: Drafts) -> tuple[Drafts, Sequence[int]]:
+        """The drafts with their sites; fewer drafts where more sites are worth their place."""
+        best, count = (float("-inf"), drafts, list[int]()), len(drafts.tokens)
+        while count > 0:
+            fewer = drafts.first(count)
+            value, sites, full = self._sites(fewer)
+            if value > best[0]:
+                best = (value, fewer, sites)
+            if not full:
                 break
-            if endings[node] * self._bare <= self._rate * (self._ms[rows + self.k] - self._ms[rows]):
+            count //= 2
+        return best[1:]
+
+    def _sites(self, drafts: Drafts) -> tuple[float, list[int], bool]:
+        """What the step is worth in tokens, the nodes to probe, and whether rows were wanting."""
+        rows, value, full = len(drafts.tokens), sum(drafts.chances), False
+        if rows == 1:
+            return 0.0, [0], False  # h was found so that this is nothing
+        endings, found = drafts.endings(), list[int]()
+        for node in likeliest(drafts, rows):
+            gain = endings[node] * self._bare
+            full = rows + self.k > self.max_rows
+            if full or gain <= self._rate * (self._ms[rows + self.k] - self._ms[rows]):
                 break
             found.append(node)
             rows += self.k
-        return sorted(found)
+            value += gain
+        return value - self._rate * self._ms[rows], sorted(found), full
 
     def _look(self) -> Sequence[int]:
         """Plain decoding, but for a draft now and then; whenever it does not pay, the wait doubles."""

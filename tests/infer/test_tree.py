@@ -1,5 +1,4 @@
-import pytest
-import torch
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,15 +6,15 @@ from infer.tree import Tree, ancestors, depths
 
 
 @st.composite
-def trees(draw: st.DrawFn, max_nodes: int = 9, vocab: int = 4) -> Tree:
-    """Random trees; a node's parent is any smaller node, and probes hang anywhere above other probes."""
+def trees(draw: st.DrawFn, max_nodes: int = 6, vocab: int = 4) -> Tree:
+    """Random trees of drafts, with chains of probes under some of their nodes."""
     n = draw(st.integers(1, max_nodes))
     parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, n)]
     tokens = [draw(st.integers(0, vocab - 1)) for _ in range(n)]
-    probes_from = draw(st.integers(1, n))
-    if any(parents[c] >= probes_from for c in range(1, probes_from)):
-        probes_from = n
-    return Tree(tuple(tokens), tuple(parents), probes_from)
+    tree = Tree(tuple(tokens), tuple(parents), n)
+    under = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3))
+    k = draw(st.integers(1, 3))
+    return tree.probe(under, [vocab - 1] * k) if under else tree
 
 
 def path_to(tree: Tree, node: int) -> list[int]:
@@ -27,34 +26,52 @@ def test_rows_of_the_mask_are_paths_from_the_root(tree: Tree) -> None:
     mask, depth = ancestors(tree.parents), depths(tree.parents)
     for node in range(len(tree.tokens)):
         path = path_to(tree, node)
-        assert torch.nonzero(mask[node])[:, 0].tolist() == path
+        assert np.nonzero(mask[node])[0].tolist() == path
         assert depth[node] == len(path) - 1
 
 
 @given(trees(), st.data())
 def test_walk_follows_the_choices_and_never_enters_a_probe(tree: Tree, data: st.DataObject) -> None:
     choices = [data.draw(st.integers(0, 3)) for _ in tree.tokens]
-    path = tree.walk(choices)
+    asked: list[int] = []
+
+    def choose(node: int) -> int:
+        asked.append(node)
+        return choices[node]
+
+    path, after = tree.walk(choose)
     assert path[0] == 0 and all(node < tree.probes_from for node in path)
+    assert asked == path  # and no other node's choice is made
     for parent, child in zip(path, path[1:]):
         assert tree.parents[child] == parent and tree.tokens[child] == choices[parent]
-    last = path[-1]
-    children = [c for c in range(1, tree.probes_from) if tree.parents[c] == last]
-    assert all(tree.tokens[child] != choices[last] for child in children)
+    rivals = [n for n in range(tree.probes_from) if tree.parents[n] == path[-1]]
+    assert after == choices[path[-1]] not in [tree.tokens[n] for n in rivals]
 
 
-def test_the_drawn_mask() -> None:
-    chain = Tree.chain(7, [8, 9])
-    assert chain.drafted == 2 and chain.parents == (-1, 0, 1)
-    assert ancestors(chain.parents).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    probes = Tree.chain(7, probes=[99, 99])
-    assert probes.drafted == 0 and probes.parents == chain.parents
+@given(trees())
+def test_probes_are_chains_under_their_nodes_and_stand_behind_all_drafts(tree: Tree) -> None:
+    shown = [list(tree.probes_of(node)) for node in range(tree.probes_from)]
+    assert sorted(sum(shown, [])) == list(range(tree.probes_from, len(tree.tokens)))
+    for node, probes in enumerate(shown):
+        assert bool(probes) == (node in tree.probed)
+        assert [tree.parents[probe] for probe in probes] == [node, *probes][: len(probes)]
 
 
-@pytest.mark.parametrize(
-    ("choices", "path"),
-    [((8, 9, 5), [0, 1, 2]), ((8, 5, 5), [0, 1]), ((5, 9, 5), [0])],
-    ids=["always accepts", "sometimes accepts", "never accepts"],
-)
-def test_walk_on_a_chain(choices: tuple[int, ...], path: list[int]) -> None:
-    assert Tree.chain(7, [8, 9]).walk(choices) == path
+def test_a_chain_and_its_probes() -> None:
+    tree = Tree.chain(7, [1, 2], probes=[9, 9])
+    assert tree == Tree((7, 1, 2, 9, 9), (-1, 0, 1, 2, 3), 3, (2,))
+    assert tree.drafted == 2 and list(tree.probes_of(2)) == [3, 4] and not tree.probes_of(0)
+    assert ancestors(tree.parents).astype(int).tolist() == np.tri(5, dtype=int).tolist()
+
+
+def test_two_rivals_one_of_them_probed() -> None:
+    """The picture in the module's docstring."""
+    tree = Tree((5, 1, 2), (-1, 0, 0), 3).probe([2], [9, 9])
+    assert ancestors(tree.parents).astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [1, 0, 1, 1, 0],
+        [1, 0, 1, 1, 1],
+    ]
+    assert depths(tree.parents).tolist() == [0, 1, 1, 2, 3]

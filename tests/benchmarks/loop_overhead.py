@@ -1,0 +1,81 @@
+"""The share of a loop's time that is not the model's forward, by method and size.
+
+    python -m tests.benchmarks.loop_overhead [SIZE ...]      15M 110M
+
+Random weights (so hardly a draft is accepted, and every iteration does all its work), bfloat16, one
+thread, k = 5, prompts of 64 random ids, 64 new tokens. The forward is the decoder and its head; the
+rest is trees, masks, picks, reading of drafts, the cache's commit, and Python.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from infer.costs import measure_costs
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.plain import PlainDrafter
+from infer.loop import Limits, decode
+from infer.pick import Sampling
+from infer.reading import Request
+from infer.runner import Runner
+from tests.benchmarks.shapes import random_llama
+
+K, PROMPT, NEW = 5, 64, 64
+
+
+class Clock:
+    """Seconds within the calls of a module."""
+
+    def __init__(self, module: Callable[..., Any]) -> None:
+        self.module, self.seconds = module, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = self.module(*args, **kwargs)
+        self.seconds += time.perf_counter() - began
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def main(sizes: list[str]) -> None:
+    torch.set_num_threads(1)
+    for size in sizes or ["15M", "110M"]:
+        lm = random_llama(size, torch.bfloat16)
+        auto = AutoPolicy(measure_costs(lm, batch=1, context=128), K)
+        methods = {
+            "plain": PlainDrafter,
+            "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K)),
+            "one-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K, "all")),
+            "auto": partial(AdaptiveDrafter, [7], auto),
+        }
+        for name, new in methods.items():
+            for sampling in (Sampling(), Sampling(0.2, 10, 0.95), Sampling(1.0, 0, 0.95)):
+                runner = Runner(lm, capacity=PROMPT + NEW, max_rows=64)
+                prompt = torch.randint(0, 32000, (PROMPT,), generator=torch.Generator().manual_seed(1))
+                request = [Request(prompt.tolist())]
+                for _ in range(2):  # the first warms up
+                    runner._decoder = decoder = Clock(lm.get_decoder())
+                    runner._head = head = Clock(lm.get_output_embeddings())
+                    steps = decode(runner, request, new, Limits(NEW), sampling)
+                    next(steps)  # the prompt's forward is not the loop's
+                    decoder.seconds = head.seconds = 0.0
+                    began = time.perf_counter()
+                    forwards = sum(1 for _ in steps)
+                    whole = time.perf_counter() - began
+                inside = decoder.seconds + head.seconds
+                print(
+                    f"{size:5} {name:12} T={sampling.temperature} top_k={sampling.top_k:2} {1e3 * whole / forwards:7.2f} ms a "
+                    f"forward, {100 * (1 - inside / whole):4.1f} % outside it",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,141 @@
+"""The policy that buys rows: against brute force, and on devices whose costs are chosen."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infer.costs import Costs, find_costs
+from infer.drafters.adaptive import AdaptiveDrafter
+from infer.drafters.auto import AutoPolicy, Calibration, best_plan
+from infer.reading import Candidates
+from tests.conftest import tiny_llama
+
+FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
+STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards
+CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
+
+
+def simulated_rate(costs: Costs, accepted: list[float], k: int, m: int, sites: set[int], steps: int) -> float:
+    """The slow way: walk the two states, a draft at hand or not, and count."""
+    rng, tokens, ms, at_hand = random.Random(0), 0, 0.0, False
+    for _ in range(steps):
+        if not at_hand:
+            tokens, ms, at_hand = tokens + 1, ms + costs(1 + k), True
+            continue
+        right = next((j for j in range(m) if rng.random() >= accepted[j]), m)
+        tokens, ms, at_hand = tokens + 1 + right, ms + costs(1 + m + k * len(sites)), right in sites
+    return tokens / ms
+
+
+@pytest.mark.parametrize("costs", [FLAT, CPU], ids=["flat", "cpu"])
+@pytest.mark.parametrize("accepted", [[0.6, 0.6, 0.5], [0.9, 0.9, 0.9], [0.2, 0.2, 0.2]])
+def test_the_closed_form_is_the_best_of_all_plans(costs: Costs, accepted: list[float]) -> None:
+    ms = [0.0, *(costs(q) for q in range(1, 65))]
+    rate, k = best_plan(ms, accepted)
+    subsets = lambda m: ({n for n in range(m + 1) if mask >> n & 1} for mask in range(2 ** (m + 1)))  # noqa: E731
+    rates = {
+        (k, m, tuple(sites)): simulated_rate(costs, accepted, k, m, sites, 4000)
+        for k in (1, 2, 3)
+        for m in range(1, k + 1)
+        for sites in subsets(m)
+    }
+    best = max(rates.values())
+    assert rate == pytest.approx(max(best, 1 / costs(1)), rel=0.04)
+    if best > 1.02 / costs(1):
+        assert k and max(r for (of, *_), r in rates.items() if of == k) > 0.96 * best
+
+
+def test_where_rows_cost_as_much_as_forwards_nothing_is_drafted() -> None:
+    assert best_plan([0.0, *(STEEP(q) for q in range(1, 65))], [0.8] * 5) == (1 / 10.0, 0)
+
+
+@given(st.integers(1, 80))
+def test_costs_lie_on_straight_lines(q: int) -> None:
+    assert CPU(q) == pytest.approx(
+        10.0 if q <= 2 else 9.5 + q / 4 if q <= 8 else 9.0 + 5 * q / 16 if q <= 32 else 8.0 + 11 * q / 32
+    )
+
+
+def test_a_weight_means_what_it_was_found_to_mean() -> None:
+    calibration = Calibration()
+    assert calibration.chance(0.95) > 0.9 > 0.6 > calibration.chance(0.5) > calibration.chance(0.01)
+    for index in range(300):
+        calibration.record(0.95, index % 4 == 0)
+    assert calibration.chance(0.99) == pytest.approx(0.25, abs=0.02)
+    for _ in range(2000):
+        calibration.record(0.95, True)
+    assert calibration.chance(0.99) > 0.95  # the past fades
+
+
+def decode_with(policy: AutoPolicy, accepted: float, n: int) -> tuple[int, float]:
+    """Tokens and milliseconds of a text whose drafts are right with this chance, by the policy's costs."""
+    rng, drafter, context, left = random.Random(1), AdaptiveDrafter([90], policy), [1], n
+    ms = 0.0
+    while left > 0:
+        tree = drafter.propose(context, left)
+        right = lambda node: tree.tokens[node] // 10 == 1  # noqa: E731, B023
+        path = [0]
+        for node in range(1, tree.probes_from):
+            if tree.parents[node] == path[-1] and right(node):
+                path.append(node)
+        choice = 19
+        k = len(tree.probes_of(path[-1]))
+        ids = [[15 if rng.random() < accepted else 25, 35] for _ in range(k)]
+        found = Candidates(ids, [[0.7, 0.1]] * k) if k else None
+        ms += policy._ms[len(tree.tokens)]
+        drafter.observe(tree, path, choice, found)
+        context.append(choice)
+        left -= len(path)
+    return n - left, ms
+
+
+class Scripted(AutoPolicy):
+    """Candidates of the tens are right here: the choice after a right one is not compared by id."""
+
+    def learn(self, candidates, tokens, rows):
+        if candidates:
+            ids = [[token if i // 10 == 1 else i for i in row] for token, row in zip(tokens, candidates.ids)]
+            ids += candidates.ids[len(tokens) :]
+            candidates = Candidates(ids, candidates.weights)
+        super().learn(candidates, tokens, rows)
+
+
+@pytest.mark.parametrize(
+    ("costs", "accepted", "least"),
+    [(FLAT, 0.8, 2.8), (FLAT, 0.4, 1.5), (CPU, 0.8, 1.6), (CPU, 0.5, 1.2)],
+    ids=["flat .8", "flat .4", "cpu .8", "cpu .5"],
+)
+def test_drafting_earns_what_it_can(costs: Costs, accepted: float, least: float) -> None:
+    tokens, ms = decode_with(Scripted(costs, 5), accepted, 2000)
+    assert tokens / ms * costs(1) > least
+
+
+@pytest.mark.parametrize(("costs", "accepted"), [(STEEP, 0.8), (CPU, 0.0), (CPU, 0.02), (STEEP, 0.0)])
+def test_drafting_that_does_not_pay_costs_under_three_percent(costs: Costs, accepted: float) -> None:
+    policy = Scripted(costs, 5)
+    tokens, ms = decode_with(policy, accepted, 2000)
+    assert ms < 1.03 * tokens * costs(1)
+
+
+def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
+    policy = Scripted(CPU, 5)
+    decode_with(policy, 0.0, 500)
+    decode_with(policy, 0.8, 1000)
+    tokens, ms = decode_with(policy, 0.8, 1000)
+    assert tokens / ms * CPU(1) > 1.6
+
+
+def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("infer.costs.SECONDS", 0.2)
+    lm = tiny_llama()
+    found = find_costs(lm, batch=2, capacity=100)
+    assert found.rows[0] == 1 and list(found.ms) == sorted(found.ms) and found.ms[0] > 0
+    monkeypatch.setattr("infer.costs.measure_costs", None)
+    assert find_costs(lm, batch=2, capacity=120) == found
+    (path,) = tmp_path.rglob("*.json")
+    path.write_text("{")
+    with pytest.raises(TypeError):  # a damaged file is measured anew
+        find_costs(lm, batch=2, capacity=100)

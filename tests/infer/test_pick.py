@@ -1,0 +1,129 @@
+"""The keyed draw: its distribution, its keys, and the library's warpers as its reference."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from infer.head import Logits, top
+from infer.pick import Sampling, candidates, gumbel, kept, pick
+
+HEAD = nn.Identity()
+
+
+def rows(values: torch.Tensor) -> Logits:
+    return Logits(HEAD, values, values)
+
+
+def keys(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(n), torch.full((n,), seed)
+
+
+def by_library(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """(n, V) probabilities after Transformers' own warpers."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    return warpers(None, values.clone()).softmax(-1)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([0.2, 0.8, 1.0, 3.0]),
+    st.sampled_from([0, 1, 10, 5000]),
+    st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    st.sampled_from([50, 1000]),
+)
+def test_the_target_distribution_is_the_librarys(
+    seed: int, temperature: float, top_k: int, top_p: float, V: int
+) -> None:
+    sampling = Sampling(temperature, top_k, top_p)
+    values = 2 * torch.randn(4, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found, ids = kept(rows(values), sampling)
+    ours = torch.zeros(4, V, dtype=torch.float64).scatter(1, ids, found.softmax(-1))
+    torch.testing.assert_close(ours, by_library(values, sampling))
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Chi-square over 20,000 positions, and the share of each position's own draw."""
+    sampling, n = Sampling(1.0, 0, 0.9), 20_000
+    values = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -1.0]]).expand(n, -1)
+    drawn = pick(rows(values), sampling, *keys(n, seed=5))
+    wanted = by_library(values[:1], sampling)[0]
+    counts = torch.bincount(drawn, minlength=6)
+    assert counts[wanted == 0].sum() == 0
+    expected = n * wanted[wanted > 0].double()
+    assert stats.chisquare(counts[wanted > 0], expected * n / expected.sum()).pvalue > 0.01
+
+
+def test_noise_is_a_standard_gumbel_and_differs_by_seed_position_and_token() -> None:
+    ids = torch.arange(2000).expand(3, -1)
+    noise = gumbel(torch.tensor([1, 1, 2]), torch.tensor([8, 9, 8]), ids)
+    assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 0.01
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert abs(stats.pearsonr(noise[a].numpy(), noise[b].numpy())[0]) < 0.08
+    assert torch.equal(gumbel(torch.tensor([2]), torch.tensor([8]), ids[:1, 5:9])[0], noise[2, 5:9])
+
+
+def test_a_draw_depends_on_its_own_seed_position_and_logits_alone() -> None:
+    sampling, values = Sampling(1.0), torch.randn(5, 300)
+    together = pick(rows(values), sampling, *keys(5, seed=3))
+    for row in range(5):
+        alone = pick(rows(values[row : row + 1]), sampling, torch.tensor([row]), torch.tensor([3]))
+        assert alone == together[row]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(2.0, 0, 0.9)]
+)
+def test_the_first_candidate_is_what_would_be_picked(sampling: Sampling) -> None:
+    """Drafts and verdicts see the same distribution and the same noise."""
+    values = 2 * torch.randn(50, 100, generator=torch.Generator().manual_seed(1))
+    ids, weights = candidates(rows(values), sampling, *keys(50), 4)
+    assert torch.equal(ids[:, 0], pick(rows(values), sampling, *keys(50)))
+    assert (weights.diff(dim=1) <= 0).all() and (weights >= 0).all() and (weights.sum(1) <= 1.0001).all()
+
+
+@given(st.integers(1, 4), st.integers(1, 2000), st.integers(1, 9), st.integers(0, 99))
+def test_top_is_topk(n: int, V: int, m: int, seed: int) -> None:
+    m = min(m, V)
+    values = torch.randn(n, V, generator=torch.Generator().manual_seed(seed))
+    found, ids = top(values, m)
+    assert torch.equal(found, values.topk(m).values)
+    assert torch.equal(values.gather(1, ids), found)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_in_a_narrow_type_the_top_logits_are_exact(bias: bool) -> None:
+    """A near-tie must not depend on how the kernel rounds the logits of so many rows."""
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(32, 300, bias=bias).bfloat16(), torch.randn(40, 32).bfloat16()
+    logits = Logits(head, hidden, head(hidden).detach())
+    exact = hidden.float() @ head.weight.float().T + (head.bias.float() if bias else 0)
+    values, ids = logits.top(4)
+    torch.testing.assert_close(values, exact.gather(1, ids), rtol=1e-6, atol=1e-5)
+    assert torch.equal(ids[:, 0], exact.argmax(-1)) and torch.equal(logits.whole().argmax(-1), ids[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "temperature: wanted at least 0, found -0.1"),
+        ({"top_k": -1}, "top_k: wanted at least 0"),
+        ({"top_p": 0.0}, "top_p: wanted a share above 0, up to 1, found 0.0"),
+        ({"top_p": 1.1}, "top_p: wanted a share"),
+    ],
+)
+def test_impossible_distributions_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**settings)
