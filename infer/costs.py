@@ -9,18 +9,18 @@ import hashlib
 import json
 import os
 import platform
-import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from conf.stage import write_json
-from infer.pick import Sampling
+from infer.pick import GREEDY
 from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
@@ -76,19 +76,34 @@ def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
         rows.append(q)
         if last > ENOUGH * first and len(rows) > 2:
             break
-    turns = max(2, min(25, int(SECONDS / (2 * first * len(rows)))))
-    times = [[_step(runner, requests, q) for q in rows] for _ in range(turns)]
-    medians = [statistics.median(column) for column in zip(*times)]
-    # More rows never cost less: where they seem to, that is the clock's noise.
-    rising = [1e3 * max(medians[: index + 1]) for index in range(len(medians))]
-    return Costs(tuple(rows), tuple(rising))
+    turns = max(3, min(50, int(SECONDS / (2 * first * len(rows)))))
+    times = np.array([[_step(runner, requests, q) for q in rows] for _ in range(turns)])
+    # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
+    shares = np.median(times / times.sum(1, keepdims=True), axis=0)
+    ms = 1e3 * np.median(times.sum(1)) * rising(shares)
+    return Costs(tuple(rows), tuple(ms.tolist()))
+
+
+def rising(values: Sequence[float]) -> np.ndarray:
+    """The nearest values that never fall (isotonic regression, by pooling adjacent violators): more
+    rows never cost less, and where they seem to, that is the clock's noise.
+    """
+    means, counts = list[float](), list[int]()
+    for value in values:
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            total = means[-2] * counts[-2] + means[-1] * counts[-1]
+            counts[-2:] = [counts[-2] + counts[-1]]
+            means[-2:] = [total / counts[-1]]
+    return np.repeat(means, counts)
 
 
 def _step(runner: Runner, requests: Sequence[Request], q: int) -> float:
     token = requests[0].prompt[0]
     tree = Tree.chain(token, probes=[token] * (q - 1))
     began = time.perf_counter()
-    reading = runner.forward([tree] * len(requests), requests, Sampling())
+    reading = runner.forward([tree] * len(requests), requests, GREEDY)
     for b in range(len(requests)):
         tree.walk(reading.chooser(b, ()))
         reading.drafts(b, 0, 4)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from infer.pick import Sampling
+from infer.pick import GREEDY, Sampling
 from infer.reading import Candidates, Request
 from infer.runner import Runner
 from infer.tree import Tree
@@ -94,7 +94,7 @@ def decode(
     requests: Sequence[Request],
     new_drafter: Callable[[], Drafter],
     limits: Limits,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
 ) -> Iterator[list[Step]]:
     """Decode prompts side by side; each forward yields a step of every sequence that goes on.
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from infer.loop import Drafter, Limits, decode
-from infer.pick import Sampling
+from infer.pick import GREEDY, Sampling
 from infer.reading import Request
 from infer.runner import Runner
 
@@ -73,7 +73,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def loop_decoder(
-    runner: Runner, new_drafter: Callable[[], Drafter], limits: Limits, sampling: Sampling = Sampling()
+    runner: Runner, new_drafter: Callable[[], Drafter], limits: Limits, sampling: Sampling = GREEDY
 ) -> Decoder:
     """A drafter in the decoding loop, as a function of the prompt."""
 

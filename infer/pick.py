@@ -40,6 +40,9 @@ class Sampling:
             raise ValueError(f"top_p: wanted a share above 0, up to 1, found {self.top_p}")
 
 
+GREEDY = Sampling()
+
+
 def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:
     """(n,) the token of each row; `positions` (n,) are those that the tokens will have."""
     if not sampling.temperature:

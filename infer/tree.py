@@ -1,4 +1,4 @@
-"""A draft: a tree of tokens hung under the last emitted token. Pure data.
+r"""A draft: a tree of tokens hung under the last emitted token. Pure data.
 
 Node 0 is the last emitted token, not yet in the cache. A node attends to the cache, to its
 ancestors and to itself; its position is the cache's length plus its depth. Probe nodes hold
@@ -6,7 +6,7 @@ adaptive tokens: attended like any other, never accepted, never committed. They 
 other nodes, one chain of them under each node of `probed`.
 
     a root, two rival drafts,        node     0  1  2  3  4        0
-    and two probes under node 2:     token    y  a  b  m  m       / \\
+    and two probes under node 2:     token    y  a  b  m  m       / \
                                      parent   -  0  0  2  3      1   2
     probes_from = 3                  0 attends 1 0 0 0 0             |
     probed = (2,)                    1 attends 1 1 0 0 0             3
@@ -44,7 +44,7 @@ class Tree:
         return tree.probe((len(drafts),), probes) if probes else tree
 
     def probe(self, under: Sequence[int], probes: Sequence[int]) -> "Tree":
-        """This tree of drafts with a chain of probes under each of these nodes."""
+        """The same drafts with a chain of probes under each of these nodes."""
         tokens, parents = list(self.tokens), list(self.parents)
         for node in under:
             tokens += probes

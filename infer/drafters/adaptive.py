@@ -24,9 +24,20 @@ from infer.tree import Tree
 class Policy(Protocol):
     """How much is drafted, and where the probes hang."""
 
-    k: int  # probes under a node
-    max_rows: int
-    width: int  # candidates for each place
+    @property
+    def k(self) -> int:
+        """Probes under a node."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest tree."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Candidates for each place."""
+        ...
 
     def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
         """The drafts to verify, no deeper than `left` - 1, and the nodes to probe."""

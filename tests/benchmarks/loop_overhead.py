@@ -71,8 +71,8 @@ def main(sizes: list[str]) -> None:
                     whole = time.perf_counter() - began
                 inside = decoder.seconds + head.seconds
                 print(
-                    f"{size:5} {name:12} T={sampling.temperature} top_k={sampling.top_k:2} {1e3 * whole / forwards:7.2f} ms a "
-                    f"forward, {100 * (1 - inside / whole):4.1f} % outside it",
+                    f"{size:5} {name:12} T={sampling.temperature} top_k={sampling.top_k:2} "
+                    f"{1e3 * whole / forwards:7.2f} ms a forward, {100 * (1 - inside / whole):4.1f} % outside it",
                     flush=True,
                 )
 

@@ -95,7 +95,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     text, ids = load_text(args.model), load_adaptive(args.model).ids
-    lines = [json.loads(line)[args.key] for line in Path(args.prompts).open(encoding="utf-8")]
+    lines = [json.loads(line)[args.key] for line in Path(args.prompts).read_text("utf-8").splitlines()]
     prompts = [text.encode(line[: len(line) // 2])[:300] for line in lines if len(line) > 200][: args.count]
     results = {}
     for dtype in args.dtypes:

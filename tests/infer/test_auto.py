@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.costs import Costs, find_costs
+from infer.costs import Costs, find_costs, rising
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy, Calibration, best_plan
 from infer.reading import Candidates
@@ -125,6 +125,17 @@ def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
     decode_with(policy, 0.8, 1000)
     tokens, ms = decode_with(policy, 0.8, 1000)
     assert tokens / ms * CPU(1) > 1.6
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9))
+def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
+    """Isotonic regression: no other rising sequence lies nearer."""
+    found = rising(values)
+    wanted = [
+        max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
+        for x in range(len(values))
+    ]
+    assert found == pytest.approx(wanted)
 
 
 def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
