@@ -27,7 +27,7 @@ class Drafts:
 
     def first(self, count: int) -> "Drafts":
         """The likeliest `count` nodes."""
-        return Drafts(*(values[:count] for values in (self.tokens, self.parents, self.depths, self.chances)))
+        return Drafts(self.tokens[:count], self.parents[:count], self.depths[:count], self.chances[:count])
 
     def endings(self) -> list[float]:
         """The chance of each node to be the last accepted one."""

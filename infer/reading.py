@@ -6,6 +6,7 @@ most rows of a one-forward tree, are never looked at.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,12 +80,12 @@ class Reading:
 
     def _pick_all(self) -> list[list[int]]:
         """One call and one copy for the drafts of all trees."""
-        layout, n = self.layout, len(self.trees)
+        layout, n, device = self.layout, len(self.trees), self.logits.device
         q, shown = layout.ids.shape[1], layout.drafts
         rows = [b * q + row for b in range(n) for row in range(shown)] if n > 1 else slice(0, shown)
         positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
-        found = pick(self.logits[rows], self._sampling, *self._moved(positions, seeds))
+        found = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
         return found.view(n, shown).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
@@ -95,8 +96,9 @@ class Reading:
             if node:
                 context.append(tree.tokens[node])
             logits = self.logits[self._rows(b, [node])]
-            ids = torch.tensor([context], device=logits.device)
-            return self._pick(b, node, logits.replaced(processors(ids, logits.whole().clone())))
+            ids: Any = torch.tensor([context], device=logits.device)
+            scores: Any = logits.whole().clone()
+            return self._pick(b, node, logits.replaced(processors(ids, scores)))
 
         return choose
 
@@ -111,7 +113,5 @@ class Reading:
 
     def _keys(self, b: int, rows: slice) -> tuple[Tensor, Tensor]:
         positions = torch.from_numpy(self.layout.positions.ravel()[rows] + 1)
-        return self._moved(positions, torch.full_like(positions, self._requests[b].seed))
-
-    def _moved(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.to(self.logits.device) for tensor in tensors)
+        positions = positions.to(self.logits.device)
+        return positions, torch.full_like(positions, self._requests[b].seed)

@@ -72,7 +72,7 @@ def main(sizes: list[str]) -> None:
                 inside = decoder.seconds + head.seconds
                 print(
                     f"{size:5} {name:12} T={sampling.temperature} top_k={sampling.top_k:2} "
-                    f"{1e3 * whole / forwards:7.2f} ms a forward, {100 * (1 - inside / whole):4.1f} % outside it",
+                    f"{1e3 * whole / forwards:7.2f} ms a forward, {1 - inside / whole:6.1%} outside it",
                     flush=True,
                 )
 

