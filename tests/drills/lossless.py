@@ -125,7 +125,7 @@ def main() -> None:
                 results[f"{dtype} {kind} {name}"] = {"prompts": len(requests), "gaps": differ}
                 print(
                     f"{dtype} {kind:8} {name:22} {len(requests) - len(differ)} of {len(requests)} identical, "
-                    f"{time.perf_counter() - began:.0f} s {['%.1e' % g for g in differ] or ''}",
+                    f"{time.perf_counter() - began:.0f} s {[f'{one:.1e}' for one in differ] or ''}",
                     flush=True,
                 )
         results[f"{dtype} tokens"] = sum(map(len, plain))
