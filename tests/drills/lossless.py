@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     ids = load_adaptive(args.model).ids
@@ -111,7 +112,7 @@ def main() -> None:
     for dtype in args.dtypes:
         lm = load_model(args.model, dtype=dtype)
         runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
-        for kind, sampling in SAMPLINGS.items():
+        for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
             plain = [decoded(runner, [one], PlainDrafter, limits, sampling)[0] for one in requests]
             for name, new in makers.items():
                 began, differ = time.perf_counter(), []
