@@ -6,6 +6,7 @@ All that decoding knows of training comes from here.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -15,6 +16,7 @@ from transformers.utils import logging
 from conf import UserError
 from infer.attention import NAME, register
 from infer.gate import with_adapter
+from infer.text import Infilling, Text
 
 
 @dataclass(frozen=True)
@@ -24,25 +26,9 @@ class Adaptive:
     ids: tuple[int, ...]
     L: int
     gated: bool = False  # the adapter of the directory acts on probes alone
-
-
-class Text:
-    """Prompts to ids as in training, and ids back to text."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise UserError(f"model: wanted a tokenizer at {path}, found none")
-        self._tokenizer = Tokenizer.from_file(str(path))
-        # A prompt that spells a special piece is text, as it was in training.
-        self._tokenizer.encode_special_tokens = True
-
-    def encode(self, text: str) -> list[int]:
-        """BOS and the prompt."""
-        return self._tokenizer.encode(text).ids
-
-    def decode(self, ids: list[int]) -> str:
-        """Text without control pieces."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    infilling: Infilling | None = None
+    bos: int | None = None  # what opened every document in training
+    control: frozenset[int] | None = None  # ids that no text became in training
 
 
 def check_directory(folder: str | Path) -> Path:
@@ -79,7 +65,7 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
             f"model={folder}: wanted full attention, found {lm.config.model_type} with a sliding window of "
             f"{lm.config.sliding_window}"
         )
-    gated = (path / "adaptive.json").is_file() and load_adaptive(path).gated
+    gated = has_adaptive(path) and load_adaptive(path).gated
     if gated or (path / "adapter").is_dir():
         lm = with_adapter(lm, path / "adapter", gated=gated)
     lm.to(device)  # type: ignore[arg-type]
@@ -93,21 +79,63 @@ def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
 
 
 def load_text(folder: str | Path) -> Text:
-    """The directory's tokenizer."""
-    return Text(check_directory(folder) / "tokenizer.json")
+    """The directory's tokenizer, with the control ids of training where adaptive.json has them."""
+    path = check_directory(folder)
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception on a malformed file
+        raise UserError(f"{file}: wanted a tokenizers file, found {error}") from error
+    adaptive = load_adaptive(folder) if has_adaptive(folder) else None
+    control = adaptive.control if adaptive else None
+    if control is None:
+        special = (id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        control = frozenset([*special, *(adaptive.ids if adaptive else ())])
+    return Text(
+        tokenizer,
+        control=control,
+        rows=_read(path / "config.json", "a model's JSON").get("vocab_size"),
+        bos=adaptive.bos if adaptive else None,
+        infilling=adaptive.infilling if adaptive else None,
+    )
+
+
+def has_adaptive(folder: str | Path) -> bool:
+    """Whether the model was trained with adaptive tokens."""
+    return (Path(folder) / "adaptive.json").is_file()
 
 
 def load_adaptive(folder: str | Path) -> Adaptive:
-    """The adaptive ids. Raises UserError where the model was trained without them."""
+    """What adaptive.json says. Raises UserError where the model was trained without adaptive tokens."""
     path = check_directory(folder) / "adaptive.json"
     if not path.is_file():
         raise UserError(
             f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
         )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = _read(path, "adaptive_ids and L")
+        ids = tuple(map(int, value["adaptive_ids"]))
+        infilling = value.get("infilling") or {}
+        control = value.get("control")
         return Adaptive(
-            tuple(map(int, value["adaptive_ids"])), int(value["L"]), bool(value.get("gated", False))
+            ids,
+            int(value["L"]),
+            gated=bool(value.get("gated", False)),
+            infilling=Infilling(**infilling) if infilling and None not in infilling.values() else None,
+            bos=value.get("bos"),
+            control=None if control is None else frozenset(control),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: wanted adaptive_ids and L, found {error!r}") from error
+
+
+def _read(path: Path, wanted: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: wanted {wanted}, found {error!r}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
+    return value

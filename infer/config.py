@@ -1,39 +1,115 @@
 """The settings of `python -m infer` and `python -m infer.speed`."""
 
+import re
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
+from infer.pick import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
+METHODS = ("plain", "prompt_lookup", "sdsat")
 
 
 @dataclass
 class DecodeConfig:
-    """How tokens are drafted."""
+    """How tokens are drafted and chosen, and when a text ends.
 
-    k: int = 5  # adaptive tokens per draft; 0 is plain decoding
+    Raises ValueError for a value out of range and for settings that contradict each other.
+    """
+
+    method: str | None = None  # plain, prompt_lookup, sdsat; None: sdsat for a model with adaptive tokens
+    k: int | None = None  # drafts in a row, at most; None: the model's L, or 10 for prompt_lookup
+    probes: str = "auto"  # under which drafts: auto (by measurement), root (the paper), all, or a number
+    nodes: int | None = None  # drafts in a tree; None: k
+    width: int = 1  # candidates for each place of the tree
+    temperature: float = 0.0  # 0: the likeliest token
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    seed: int = 0
     max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    stop: list[str] = field(default_factory=list)  # texts that end the text, and are its end
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise ValueError(f"decode.k: wanted at least 0, found {self.k}")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"decode.max_new_tokens: wanted at least 1, found {self.max_new_tokens}")
+        self._check_drafts()
+        try:
+            Sampling(self.temperature, self.top_k, self.top_p)
+        except ValueError as error:
+            raise ValueError(f"decode.{error}") from error
+        if not self.temperature and (self.top_k or self.top_p < 1):
+            raise ValueError("decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"decode.seed: wanted a number of up to 63 bits, found {self.seed}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"decode.repetition_penalty: wanted above 0, found {self.repetition_penalty}")
+        _check_least(self, max_new_tokens=1, min_new_tokens=0, no_repeat_ngram_size=0)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"decode.min_new_tokens: wanted at most decode.max_new_tokens={self.max_new_tokens}, found "
+                f"{self.min_new_tokens}"
+            )
+        if "" in self.stop:
+            raise ValueError("decode.stop: wanted texts, found an empty one")
+
+    def _check_drafts(self) -> None:
+        if self.method not in (None, *METHODS):
+            raise ValueError(f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method}")
+        _check_least(self, k=1, nodes=1, width=1)
+        if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
+            raise ValueError(
+                f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
+            )
+        if self.probes == "auto" and (self.nodes or self.width > 1):
+            raise ValueError(
+                "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
+                "which chooses the tree itself"
+            )
+
+
+def _check_least(config: DecodeConfig, **least: int) -> None:
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise ValueError(f"decode.{name}: wanted at least {bound}, found {value}")
+
+
+@dataclass
+class Infill:
+    """Wanted: the text between `prefix` and `suffix`, in one of the orders that training has."""
+
+    prefix: str = ""
+    suffix: str = ""
+    order: str = "psm"  # or spm
+
+    def __post_init__(self) -> None:
+        if self.order not in ("psm", "spm"):
+            raise ValueError(f"infill.order: wanted psm or spm, found {self.order}")
 
 
 @dataclass
 class InferConfig:
-    """python -m infer: complete one prompt."""
+    """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
 
     model: str
-    prompt: str
-    decode: DecodeConfig
+    prompt: str = ""
+    infill: Infill = field(default_factory=Infill)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
     dtype: str = "bfloat16"
+    device: str | None = None  # a GPU where there is one
     threads: int | None = None  # CPU threads; the library's default where not given
+    html: str | None = None  # a page of the coloured text
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        asked = bool(self.infill.prefix or self.infill.suffix)
+        if bool(self.prompt) == asked:
+            found = "both" if asked else "an empty prompt"
+            raise ValueError(
+                f"prompt: wanted a text to continue, or infill.prefix and infill.suffix, found {found}"
+            )
 
 
 @dataclass

@@ -42,7 +42,7 @@ class Limits:
 
     max_new_tokens: int
     eos: Collection[int] = ()
-    stop: Callable[[], Stop] | None = None  # makes one for each sequence
+    stop: Callable[[int], Stop] | None = None  # the one of each sequence, by its index
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Live:
     stop: Stop | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stop = self.limits.stop() if self.limits.stop else None
+        self.stop = self.limits.stop(self.index) if self.limits.stop else None
 
     def advance(self, tree: Tree, path: Sequence[int], choice: int) -> Step:
         """Emit the path's tokens and the choice, as far as the text goes."""

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 
 from conf import UserError
-from infer.checkpoint import Text
 from infer.config import PromptSetConfig
+from infer.text import Text
 
 
 def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -> list[list[int]]:

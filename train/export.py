@@ -2,7 +2,7 @@
 
 model.safetensors, config.json, generation_config.json, tokenizer files
 adapter/           with lora=kept, as peft reads it; the weights beside it are the base model's
-adaptive.json      adaptive ids, L, provenance: absent for a model without adaptive tokens
+adaptive.json      adaptive and control ids, L, provenance: absent for a model without adaptive tokens
 manifest.json      written last
 """
 
@@ -24,6 +24,7 @@ from conf.stage import (
     write_json,
     write_manifest,
 )
+from data_prep.vocab import Vocab
 from train.checkpoint import find_whole, list_checkpoints
 from train.config import ExportConfig, LoraSettings
 from train.lora import plain_weights
@@ -98,7 +99,9 @@ def export(
 
 
 def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
-    """What a decoder must know of the adaptive tokens; None where none were trained."""
+    """What a decoder must know of the tokens: the adaptive ones, those of infilling, what opens a prompt,
+    and which no text becomes. None where no adaptive tokens were trained.
+    """
     if not manifest["adaptive"]:
         return None
     vocab = manifest["vocab"]
@@ -108,7 +111,9 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> d
         "identical": len(manifest["adaptive"]) == 1,
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
+        "bos": vocab["bos"],
         "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+        "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
             "data": manifest["inputs"]["data.path"],

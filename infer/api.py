@@ -1,0 +1,227 @@
+"""Decoding for programs: load a model directory, generate from prompts.
+
+    model = load("runs/7b/model")
+    for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
+        print(step.text, end="", flush=True)
+
+Knows the order of things and refuses what cannot be done; what is done is the loop's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import prod
+from numbers import Integral
+from pathlib import Path
+from typing import TypeAlias
+
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from conf import UserError
+from infer import loop
+from infer.attention import NAME
+from infer.cache import shape
+from infer.checkpoint import (
+    Adaptive,
+    check_directory,
+    eos_ids,
+    has_adaptive,
+    load_adaptive,
+    load_model,
+    load_text,
+)
+from infer.config import DTYPES, DecodeConfig, Infill
+from infer.loop import Drafter, Limits, Step
+from infer.memory import enough_memory, gib
+from infer.methods import Methods, library_processors
+from infer.output import Output
+from infer.pick import Sampling
+from infer.reading import Request
+from infer.runner import Runner
+from infer.text import Text
+
+MOST = 8  # prompts side by side
+Prompt: TypeAlias = str | Infill | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model directory. `context` is the number of its positions, in tokens."""
+
+    lm: PreTrainedModel
+    text: Text
+    adaptive: Adaptive | None  # None for a model that was trained without adaptive tokens
+    eos: frozenset[int]
+    context: int
+    methods: Methods = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep(Step):
+    """One forward's yield for one sequence, with the text that each of its tokens completes.
+
+    `sequence` is the prompt's index; the first `accepted` of `tokens` were drafted, `drafted` is how
+    many might have been; `finished` with the sequence's last step. A token in the middle of a
+    character has the text "".
+    """
+
+    texts: list[str]
+
+    @property
+    def text(self) -> str:
+        """The step's text."""
+        return "".join(self.texts)
+
+
+def load(model_dir: str | Path, dtype: str = "bfloat16", device: str | None = None) -> Model:
+    """A model directory, ready to decode, on a GPU where there is one.
+
+    Raises UserError for what is no model, for a model whose attention takes no tree, for an unknown
+    dtype, and when the memory does not suffice.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype}")
+    text = load_text(model_dir)
+    adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
+    stored = sum(file.stat().st_size for file in check_directory(model_dir).glob("*.safetensors"))
+    wanted = f"the weights of {model_dir}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
+    with enough_memory(wanted, "take dtype=bfloat16 or a smaller model"):
+        lm = load_model(model_dir, dtype=dtype, device=device)
+    context = lm.config.get_text_config().max_position_embeddings
+    return Model(lm, text, adaptive, eos_ids(lm), context, Methods(lm, adaptive))
+
+
+def generate(
+    model: Model,
+    prompts: Prompt | Sequence[Prompt],
+    decode: DecodeConfig | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    processors: LogitsProcessorList | None = None,
+) -> Iterator[TextStep]:
+    """Continue one prompt, or 1 to 8 of unequal length side by side; the steps come as they are made.
+
+    A prompt is a text, an `Infill`, or token ids (n,), which may be BOS alone. Each forward yields a
+    step of every sequence that goes on. A sequence's tokens do not depend on `decode.method` nor on
+    the sequences beside it: they are those of plain decoding with the same seed, `decode.seed` for
+    all or one each by `seeds`. `processors` are further ones of Transformers', applied as its
+    `generate` does: functions of the ids (1, n) before a place and the scores (1, V) alone.
+
+    Raises UserError, before anything is decoded, for what cannot be done; later only when the
+    memory does not suffice.
+    """
+    decode = decode or DecodeConfig()
+    _check_attention(model.lm)
+    batch, names = _batch(prompts)
+    ids = [_ids(model, prompt, name) for prompt, name in zip(batch, names)]
+    _check_lengths(model, ids, names, decode.max_new_tokens)
+    if seeds is not None and len(seeds) != len(ids):
+        raise UserError(f"seeds: wanted one for each of {len(ids)} prompts, found {len(seeds)}")
+    requests = [
+        Request(prompt, seed, _processors(model, prompt, decode, processors))
+        for prompt, seed in zip(ids, seeds or [decode.seed] * len(ids))
+    ]
+    outputs = [_output(model, prompt, one, decode) for prompt, one in zip(batch, ids)]
+    return _steps(model, requests, outputs, *_allocate(model, ids, decode), decode)
+
+
+def _allocate(
+    model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig
+) -> tuple[Runner, Callable[[], Drafter]]:
+    longest = max(map(len, ids))
+    capacity = longest + decode.max_new_tokens
+    with _memory(model, len(ids), capacity):
+        new_drafter = model.methods.drafters(
+            decode, batch=len(ids), capacity=capacity, left=model.context - longest
+        )
+        rows = new_drafter().max_rows
+        return Runner(model.lm, capacity=capacity, max_rows=rows, batch=len(ids)), new_drafter
+
+
+def _steps(
+    model: Model,
+    requests: Sequence[Request],
+    outputs: Sequence[Output],
+    runner: Runner,
+    new_drafter: Callable[[], Drafter],
+    decode: DecodeConfig,
+) -> Iterator[TextStep]:
+    limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
+    sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
+    longest = max(len(request.prompt) for request in requests)
+    with _memory(model, len(requests), longest + decode.max_new_tokens):
+        for steps in loop.decode(runner, requests, new_drafter, limits, sampling):
+            for one in steps:
+                texts = outputs[one.sequence].take(finished=one.finished)
+                yield TextStep(one.sequence, one.tokens, one.drafted, one.accepted, one.finished, texts)
+
+
+def _check_attention(lm: PreTrainedModel) -> None:
+    found = lm.config._attn_implementation
+    if found != NAME:
+        raise UserError(
+            f"model: wanted attn_implementation={NAME!r}, which takes a tree's boolean mask and which `load` "
+            f"gives, found {found!r}"
+        )
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
+    """The prompts, and what to call each in a sentence."""
+    many = not isinstance(prompts, str | Infill) and not all(isinstance(id, Integral) for id in prompts)
+    if not many:
+        return [prompts], ["prompt"]  # type: ignore[list-item]
+    batch: list[Prompt] = list(prompts)  # type: ignore[arg-type]
+    if len(batch) > MOST:
+        raise UserError(f"prompts: wanted 1 to {MOST} side by side, found {len(batch)}")
+    return batch, [f"prompts[{index}]" for index in range(len(batch))]
+
+
+def _ids(model: Model, prompt: Prompt, name: str) -> list[int]:
+    """(n,) token ids, at least one."""
+    if isinstance(prompt, Infill):
+        if not prompt.prefix and not prompt.suffix:
+            raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
+        return model.text.infill(prompt)
+    if not len(prompt):
+        raise UserError(f"{name}: wanted a text or token ids, found it empty")
+    ids = model.text.encode(prompt) if isinstance(prompt, str) else [int(id) for id in prompt]
+    rows = model.lm.config.get_text_config().vocab_size
+    beyond = next((id for id in ids if not 0 <= id < rows), None)
+    if beyond is not None:
+        raise UserError(f"{name}: wanted ids of the model's vocabulary, 0 to {rows - 1}, found {beyond}")
+    return ids
+
+
+def _check_lengths(model: Model, ids: Sequence[Sequence[int]], names: Sequence[str], new: int) -> None:
+    for prompt, name in zip(ids, names):
+        if len(prompt) >= model.context:
+            raise UserError(
+                f"{name}: wanted fewer tokens than the model's context of {model.context}, found {len(prompt)}"
+            )
+        if len(prompt) + new > model.context:
+            raise UserError(
+                f"decode.max_new_tokens={new}: wanted {name} and the new tokens within the model's context of "
+                f"{model.context}, found {len(prompt)} + {new} (at most {model.context - len(prompt)} are left)"
+            )
+
+
+def _processors(
+    model: Model, prompt: Sequence[int], decode: DecodeConfig, further: LogitsProcessorList | None
+) -> LogitsProcessorList | None:
+    ends = model.eos | model.text.ends(prompt)
+    own = library_processors(decode, prompt=len(prompt), ends=ends, device=model.lm.device)
+    return LogitsProcessorList([*(own or ()), *(further or ())]) if own or further else None
+
+
+def _output(model: Model, prompt: Prompt, ids: Sequence[int], decode: DecodeConfig) -> Output:
+    # An SPM middle without a prefix begins its text, and so does what follows BOS alone.
+    opens = prompt.order == "spm" and not prompt.prefix if isinstance(prompt, Infill) else len(ids) == 1
+    stream = model.text.stream(opens=opens)
+    return Output(stream, stop=decode.stop, ends=model.text.ends(ids))
+
+
+def _memory(model: Model, batch: int, capacity: int) -> AbstractContextManager[None]:
+    lm = model.lm
+    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity))
+    wanted = f"{gib(size)} for the cache of {batch} x {capacity} tokens in {lm.dtype} on {lm.device}"
+    return enough_memory(wanted, "lower decode.max_new_tokens, the prompt's length or the number of prompts")

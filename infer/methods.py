@@ -1,0 +1,94 @@
+"""Drafters and logits processors by their settings."""
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from conf import UserError
+from infer.checkpoint import Adaptive
+from infer.config import DecodeConfig
+from infer.costs import find_costs
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.plain import PlainDrafter
+from infer.drafters.prompt_lookup import PromptLookupDrafter
+from infer.loop import Drafter
+
+LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
+
+
+class Methods:
+    """Drafters for one model. The policy that learns serves all its sequences and goes on learning."""
+
+    def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None) -> None:
+        self._lm, self._adaptive = lm, adaptive
+        self._learned: dict[object, AutoPolicy] = {}
+
+    def drafters(self, decode: DecodeConfig, *, batch: int, capacity: int, left: int) -> Callable[[], Drafter]:
+        """What makes the drafter of each of `batch` sequences of up to `capacity` tokens, behind whose
+        prompts the context has `left` positions.
+
+        Raises UserError for sdsat without adaptive tokens, and for a k that the model or the context
+        does not allow.
+        """
+        method = decode.method or ("sdsat" if self._adaptive else "plain")
+        if method == "plain":
+            return PlainDrafter
+        automatic = method == "sdsat" and decode.probes == "auto"
+        k = decode.k or (self._adaptive.L if method == "sdsat" and self._adaptive else LOOKED_UP)
+        if k > left and not automatic:  # auto takes k as a bound and goes below it
+            raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
+        if method == "prompt_lookup":
+            return partial(PromptLookupDrafter, k)
+        if self._adaptive is None:
+            raise UserError(
+                "decode.method=sdsat: wanted a model fine-tuned with adaptive tokens, found no adaptive.json "
+                "in its directory (decode=plain and decode=prompt_lookup need none)"
+            )
+        try:
+            probe_ids(self._adaptive.ids, k)
+        except ValueError as error:
+            raise UserError(f"decode.{error}") from error
+        policy = self._auto(k, batch, capacity) if automatic else fixed(decode, k)
+        return partial(AdaptiveDrafter, self._adaptive.ids, policy)
+
+    def _auto(self, k: int, batch: int, capacity: int) -> Policy:
+        costs = find_costs(self._lm, batch=batch, capacity=capacity)
+        if (costs, k) not in self._learned:
+            self._learned[costs, k] = AutoPolicy(costs, k)
+        return self._learned[costs, k]
+
+
+def fixed(decode: DecodeConfig, k: int) -> Policy:
+    """The policy that the settings spell out."""
+    probes = decode.probes if decode.probes in ("root", "all") else int(decode.probes)
+    return FixedPolicy(k, probes, decode.nodes, decode.width)
+
+
+def library_processors(
+    decode: DecodeConfig, *, prompt: int, ends: Collection[int], device: torch.device
+) -> LogitsProcessorList | None:
+    """The library's, in its order, for a prompt of so many tokens; None where none is asked for.
+
+    `ends` are the ids that `min_new_tokens` holds back.
+    """
+    found = list[LogitsProcessor]()
+    if decode.repetition_penalty != 1:
+        found.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
+    if decode.no_repeat_ngram_size:
+        found.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
+    if decode.min_new_tokens and ends:
+        minimum = MinNewTokensLengthLogitsProcessor(
+            prompt, decode.min_new_tokens, sorted(ends), device=str(device)
+        )
+        found.append(minimum)
+    return LogitsProcessorList(found) if found else None

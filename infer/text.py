@@ -1,0 +1,185 @@
+"""Prompts to ids exactly as training encoded its documents, and ids back to text.
+
+    plain   BOS enc(text)
+    PSM     BOS PRE enc(prefix) SUF inf(suffix) MID        the model goes on with inf(middle) EOT
+    SPM     BOS PRE SUF inf(suffix) MID enc(prefix)        the model goes on with the middle, EOT
+
+enc(s) has the implicit leading space of SentencePiece, inf(s) has not; where the tokenizer adds no
+such space they are the same. No text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+from tokenizers.decoders import DecodeStream
+
+from conf import UserError
+from infer.config import Infill
+
+SPACE = "▁"  # how SentencePiece spells a space
+WORD = re.compile(r" *[^ \n]+| +|\n")  # where no piece crosses their borders, words are encoded apart
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class Infilling:
+    """The control ids of infilling."""
+
+    pre: int
+    suf: int
+    mid: int
+    eot: int
+
+
+class Text:
+    """A `tokenizers` file with what the model directory says of its ids.
+
+    `control` are ids that no text may become; ids from `rows` on, which the model has no embedding
+    for, are as much out of reach. `bos` opens every prompt; None is what the tokenizer itself puts there.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        control: Collection[int] = (),
+        rows: int | None = None,
+        bos: int | None = None,
+        infilling: Infilling | None = None,
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        # A prompt that spells a special piece is text, as it was in training.
+        tokenizer.encode_special_tokens = True
+        self._bos = tokenizer.encode("").ids if bos is None else [bos]
+        described = json.loads(tokenizer.to_str())
+        self._implicit_space = any(step.get("type") == "Prepend" for step in steps_of(described["normalizer"]))
+        if self._implicit_space:
+            tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+        bpe = described["model"]["type"] == "BPE" and not described["pre_tokenizer"]
+        self._by_words = bpe and self._implicit_space and falls_into_words(described["model"]["vocab"])
+        self._tokenizer, self._infilling = tokenizer, infilling
+        known = tokenizer.get_vocab(with_added_tokens=True).values()
+        self._control = {*control, *(id for id in known if rows is not None and id >= rows)}
+        pieces = [piece for id in self._control if (piece := tokenizer.id_to_token(id)) is not None]
+        # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
+        spellings = {piece.lstrip(SPACE) or piece for piece in pieces}
+        self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")
+
+    def encode(self, text: str) -> list[int]:
+        """BOS enc(text)."""
+        return [*self._bos, *self._plain(self._lead(text))]
+
+    def infill(self, wanted: Infill) -> list[int]:
+        """The prompt whose continuation, up to EOT, is the middle.
+
+        Raises UserError for a model that was not trained for infilling.
+        """
+        ids = self._infilling
+        if ids is None:
+            raise UserError(
+                "infill: wanted a model trained for infilling, found no infilling ids in its adaptive.json"
+            )
+        prefix, suffix = self._plain(self._lead(wanted.prefix)), self._plain(wanted.suffix)
+        if wanted.order == "psm":
+            return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
+        return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without control pieces."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, *, opens: bool) -> "TextStream":
+        """For the ids behind a prompt; `opens` where they are the first of a text."""
+        return TextStream(self._tokenizer, self._plain("\n"), opens=opens)
+
+    def ends(self, prompt: Sequence[int]) -> frozenset[int]:
+        """What ends the text behind a prompt, beside EOS: EOT, where it asks for a middle."""
+        asked = self._infilling is not None and self._infilling.mid in prompt
+        return frozenset([self._infilling.eot]) if self._infilling and asked else frozenset()
+
+    def _lead(self, text: str) -> str:
+        """The text whose plain encoding is enc(text)."""
+        return " " + text if self._implicit_space and text else text
+
+    def _plain(self, text: str) -> list[int]:
+        """inf(text)."""
+        units = WORD.findall(text) if self._by_words else [text] if text else []
+        return list(chain.from_iterable(map(self._unit, units)))
+
+    def _unit(self, unit: str) -> list[int]:
+        ids = self._raw(unit)
+        return ids if self._control.isdisjoint(ids) else list(self._defused(unit))
+
+    def _raw(self, text: str) -> list[int]:
+        if not self._by_words:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # A "▁" of the text would be a space: its bytes stand for it.
+        first, *others = (
+            [token.id for token in self._tokenizer.model.tokenize(part.replace(" ", SPACE))] if part else []
+            for part in text.split(SPACE)
+        )
+        return [*first, *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others)]
+
+    def _defused(self, text: str) -> Iterator[int]:
+        """The ids of a text that spells a control piece, cut in the middle of each spelling; a piece of
+        one character cannot be cut: its bytes stand for it.
+        """
+        middles = [m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)]
+        for start, stop in pairwise([0, *middles, len(text)]):
+            for id in self._raw(text[start:stop]) if start < stop else []:
+                spelled = (self._tokenizer.id_to_token(id) or "").replace(SPACE, " ")
+                yield from self._bytes(spelled) if id in self._control else [id]
+
+    def _bytes(self, text: str) -> list[int]:
+        """The byte pieces that spell a text. Raises UserError where there are none."""
+        found = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+        if None in found:
+            raise UserError(
+                f"tokenizer: wanted byte pieces, or control ids that no text can spell, found {text!r}"
+            )
+        return found  # type: ignore[return-value]
+
+
+class TextStream:
+    """Ids in, one by one, and text out as soon as its characters are whole."""
+
+    def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
+        """`shield` is a piece of text: behind it the decoder strips no leading space."""
+        self._tokenizer, self._shield = tokenizer, shield
+        self._stream = DecodeStream([] if opens else shield, skip_special_tokens=True)
+        self._held: list[int] = []
+
+    def __call__(self, id: int) -> str:
+        """The text that this id completes."""
+        self._held.append(id)
+        try:
+            piece = self._stream.step(self._tokenizer, id)
+        except Exception:  # the library's bare one, for bytes that are no text
+            self._stream = DecodeStream(self._shield, skip_special_tokens=True)
+            return self.rest()
+        if piece is None:
+            return ""
+        self._held = []
+        return piece
+
+    def rest(self) -> str:
+        """What is left at the end: half of a character, shown as the replacement character."""
+        held, self._held = self._held, []
+        return self._tokenizer.decode(held, skip_special_tokens=True)
+
+
+def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A normalizer's description as a list."""
+    return (normalizer or {}).get("normalizers", [normalizer or {}])
+
+
+def falls_into_words(pieces: Collection[str]) -> bool:
+    """Whether texts of a vocabulary encode word by word to the same ids."""
+    spelled = (piece.replace(SPACE, " ") for piece in pieces if not BYTE.fullmatch(piece))
+    return all(len(WORD.findall(text)) <= 1 for text in spelled)
