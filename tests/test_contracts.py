@@ -1,6 +1,7 @@
 """Where packages meet: facts that two of them must see alike."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from data_prep.config import VocabConfig
 from data_prep.encoder import Encoder
+from data_prep.fim import Mode
+from data_prep.fim import lay_out as lay_out_document
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
-from infer.checkpoint import Text, load_model
+from infer.checkpoint import load_model, load_text
+from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.plain import PlainDrafter
 from infer.loop import Drafter, decode
@@ -21,31 +25,85 @@ from tests.conftest import tiny_llama
 from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
+from train.export import adaptive_json
 from train.layout import branch, dual
 from train.lm import AdaptiveLM
 from train.lora import Gate, adapt, plain_weights
 
-PROMPTS = ["def fib(n):\n    ", "  lead", "x", "é漢😀\n", "a <PRE> b </s>"]
+PROMPTS = [
+    "def fib(n):\n    ",
+    "  lead",
+    "x",
+    "é漢😀\n",
+    "a <PRE> b </s>",
+    "<PRE>",
+    "a▁b ▁▁",
+    "কো ਕਿ ো",
+    "\t\n \n",
+]
 
 
-def check_prompt(folder: Path, config: VocabConfig) -> None:
-    tokenizer = load_tokenizer(folder)
-    vocab = find_vocab(tokenizer, config)
-    encoder = Encoder(tokenizer, vocab)
-    text = Text(folder / "tokenizer.json")
-    for prompt in PROMPTS[:-1]:
-        assert text.encode(prompt) == [vocab.bos, *encoder.encode([encoder.lead(prompt)])[0]]
-        assert text.decode(text.encode(prompt)) == prompt
+def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
+    """All of an exported directory that prompts depend on."""
+    folder.mkdir()
+    shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab.size}))
+    manifest = {
+        "adaptive": vocab.adaptive[:1],
+        "L": 5,
+        "settings": {"objective": {}},
+        "vocab": vocab.to_json(),
+        "inputs": {"data.path": ""},
+        "commit": "",
+    }
+    (folder / "manifest.json").write_text("{}")
+    (folder / "adaptive.json").write_text(json.dumps(adaptive_json(folder, manifest, step=1)))
+    return folder
 
 
-def test_a_prompt_at_inference_is_a_documents_prefix_in_training(data_folder: Path) -> None:
+def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> None:
+    vocab = find_vocab(load_tokenizer(tokenizer), config)
+    encoder = Encoder(load_tokenizer(tokenizer), vocab)
+    text = load_text(model_directory(folder, tokenizer, vocab))
+
+    def document(whole: str, mode: Mode, cuts: tuple[int, int]) -> list[int]:
+        segments = lay_out_document(whole, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
+        return [i for s in segments for i in (encoder.encode([s])[0].tolist() if isinstance(s, str) else [s])]
+
+    for prompt in PROMPTS:
+        ids = text.encode(prompt)
+        assert ids == document(prompt, Mode.PLAIN, (0, 0)), prompt
+        assert text.decode(ids) == prompt
+        assert vocab.control.isdisjoint(ids[1:])
+        for suffix in PROMPTS:
+            # With an empty middle the document less its EOT is the prompt.
+            for mode, order in {Mode.PSM: "psm", Mode.SPM: "spm"}.items():
+                cuts = (len(prompt), len(prompt))
+                asked = text.infill(Infill(prompt, suffix, order))
+                assert [*asked, vocab.eot] == document(prompt + suffix, mode, cuts)
+                assert text.ends(asked) == {vocab.eot}
+
+
+def test_a_prompt_at_inference_is_a_documents_prefix_in_training(data_folder: Path, tmp_path: Path) -> None:
+    """Also where it spells a control piece, and in both orders of infilling."""
     vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
-    config = VocabConfig(adaptive=vocab["adaptive"])
-    check_prompt(data_folder / "tokenizer", config)
+    check_prompts(tmp_path / "model", data_folder / "tokenizer", VocabConfig(adaptive=vocab["adaptive"]))
 
 
-def test_the_same_with_codellamas_tokenizer(shared_data: Path) -> None:
-    check_prompt(shared_data / "tokenizers" / "codellama-7b", VocabConfig(adaptive=[32011]))
+def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -> None:
+    """A Bengali letter was encoded as the adaptive id that its piece is, and a "▁" as a space."""
+    tokenizer = shared_data / "tokenizers" / "codellama-7b"
+    adaptive = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
+    check_prompts(tmp_path / "model", tokenizer, VocabConfig(adaptive=adaptive))
+
+
+def test_an_infilling_prompt_is_metas(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "tokenizers" / "codellama-7b"
+    vocab = find_vocab(load_tokenizer(folder), VocabConfig(adaptive=[32011]))
+    text = load_text(model_directory(tmp_path / "model", folder, vocab))
+    for case in json.loads((folder / "golden_infilling.json").read_text())["cases"]:
+        for order in ("psm", "spm"):
+            assert text.infill(Infill(case["prefix"], case["suffix"], order)) == case[f"{order}_prompt"]
 
 
 def probe_logits(prefix: list[int], probes: tuple[int, ...]) -> torch.Tensor:
@@ -94,9 +152,9 @@ def test_every_window_of_branch_is_the_decoders_probes(adaptive: tuple[int, ...]
             assert layout.labels[row, place].tolist() == tokens[row, start + 1 : start + 1 + k].tolist()
 
 
-def test_training_and_inference_name_the_same_control_pieces(data_folder: Path) -> None:
+def test_training_and_inference_name_the_same_control_pieces(data_folder: Path, tmp_path: Path) -> None:
     vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
-    text = Text(data_folder / "tokenizer" / "tokenizer.json")
+    text = load_text(model_directory(tmp_path / "model", data_folder / "tokenizer", vocab))
     assert text.decode(sorted(vocab.control)) == ""
 
 

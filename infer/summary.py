@@ -1,0 +1,42 @@
+"""What a decoding came to: counts and times, and one line of them."""
+
+import time
+from dataclasses import dataclass, field
+
+from infer.loop import Step
+
+
+@dataclass
+class Summary:
+    """Counts and times of one decoding, in steps and seconds."""
+
+    began: float = field(default_factory=time.perf_counter)
+    first: float | None = None  # when the first step was there
+    last: float = 0.0
+    first_tokens: int = 0
+    tokens: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, step: Step) -> None:
+        """One more step, now."""
+        self.last = time.perf_counter()
+        if self.first is None:
+            self.first, self.first_tokens = self.last, len(step.tokens)
+        self.tokens += len(step.tokens)
+        self.forwards += 1
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+
+    def __str__(self) -> str:
+        """One line. The rate counts what came after the first step, whose time is the prompt's too."""
+        assert self.first is not None
+        later = self.tokens - self.first_tokens
+        parts = [f"{self.tokens} tokens"]
+        if later:
+            parts.append(f"{later / (self.last - self.first):.0f} tokens/s")
+        parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")
+        if self.drafted:
+            parts.append(f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted} drafts accepted")
+        return f"{', '.join(parts)}; first token after {self.first - self.began:.2f} s"
