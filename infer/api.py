@@ -15,6 +15,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from conf import UserError
@@ -81,6 +82,7 @@ def load(model_dir: str | Path, dtype: str = "bfloat16", device: str | None = No
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype}")
+    _check_device(device)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
     stored = sum(file.stat().st_size for file in check_directory(model_dir).glob("*.safetensors"))
@@ -156,6 +158,12 @@ def _steps(
                 yield TextStep(one.sequence, one.tokens, one.drafted, one.accepted, one.finished, texts)
 
 
+def _check_device(device: str | None) -> None:
+    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device not in (None, *found, *(["cuda"] if len(found) > 1 else [])):
+        raise UserError(f"device={device}: wanted a device of this machine ({', '.join(found)})")
+
+
 def _check_attention(lm: PreTrainedModel) -> None:
     found = lm.config._attn_implementation
     if found != NAME:
@@ -178,13 +186,15 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], list[str]]
 
 def _ids(model: Model, prompt: Prompt, name: str) -> list[int]:
     """(n,) token ids, at least one."""
-    if isinstance(prompt, Infill):
-        if not prompt.prefix and not prompt.suffix:
-            raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
-        return model.text.infill(prompt)
-    if not len(prompt):
+    if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
+        raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
+    if not isinstance(prompt, Infill) and not len(prompt):
         raise UserError(f"{name}: wanted a text or token ids, found it empty")
-    ids = model.text.encode(prompt) if isinstance(prompt, str) else [int(id) for id in prompt]
+    if isinstance(prompt, Infill):
+        return model.text.infill(prompt)
+    if isinstance(prompt, str):
+        return model.text.encode(prompt)
+    ids = [int(id) for id in prompt]
     rows = model.lm.config.get_text_config().vocab_size
     beyond = next((id for id in ids if not 0 <= id < rows), None)
     if beyond is not None:

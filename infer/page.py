@@ -8,6 +8,7 @@ from string import Template
 
 from infer.api import TextStep
 from infer.summary import Summary
+from infer.view import PICTURES
 
 TEMPLATE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Decoded text</title>
@@ -51,8 +52,12 @@ def _marked(step: TextStep) -> str:
     """One forward's text, which says on hovering what it came to."""
     told = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
     drafted, own = "".join(step.texts[: step.accepted]), "".join(step.texts[step.accepted :])
-    return f'<span title="{told}">{_span("drafted", drafted)}{escape(own)}</span>'
+    return f'<span title="{told}">{_span("drafted", drafted)}{_safe(own)}</span>'
 
 
 def _span(kind: str, text: str) -> str:
-    return f'<span class="{kind}">{escape(text)}</span>' if text else ""
+    return f'<span class="{kind}">{_safe(text)}</span>' if text else ""
+
+
+def _safe(text: str) -> str:
+    return escape(text.translate(PICTURES))

@@ -108,7 +108,9 @@ class Text:
         return " " + text if self._implicit_space and text else text
 
     def _plain(self, text: str) -> list[int]:
-        """inf(text)."""
+        """inf(text). Raises UserError for what no UTF-8 can hold, as an argument in another encoding."""
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError("prompt: wanted text in UTF-8, found bytes that are none")
         units = WORD.findall(text) if self._by_words else [text] if text else []
         return list(chain.from_iterable(map(self._unit, units)))
 

@@ -58,10 +58,11 @@ def test_gated_lora_from_training_to_decoding(
 
     shutil.copy(model / "tokenizer.json", base_model)  # which came without one
     told = []
-    for folder, k in [(base_model, 0), (model, 0), (model, 4)]:
+    drafted = ["decode=sdsat", "decode.k=4", "decode.probes=root"]
+    for folder, decode in [(base_model, ["decode=plain"]), (model, ["decode=plain"]), (model, drafted)]:
         capsys.readouterr()
         prompt = ["prompt=def f(x):", "decode.max_new_tokens=24", "dtype=float32"]
-        infer(settings("infer", InferConfig, [f"model={folder}", f"decode.k={k}", *prompt]))
+        infer(settings("infer", InferConfig, [f"model={folder}", *decode, *prompt]))
         told.append(capsys.readouterr().out.rsplit("\n\n", 1)[0])
     assert told[0] and told[0] == told[1] == told[2]
 

@@ -66,6 +66,7 @@ def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[st
     config = json.loads((model / "config.json").read_text())
     vocab = json.loads((folders["data"] / "manifest.json").read_text())["vocab"]
     assert adaptive["adaptive_ids"] == vocab["adaptive"][:1] and adaptive["identical"]
+    assert adaptive["bos"] == vocab["bos"] and set(vocab["adaptive"]) < set(adaptive["control"])
     assert config["pard_token"] == config["ptd_token_id"] == vocab["adaptive"][0]
     assert config["vocab_size"] == vocab["size"]
     generation = json.loads((model / "generation_config.json").read_text())
@@ -149,7 +150,7 @@ def test_bad_inputs_are_one_sentence(folders: dict[str, Path], data_folder: Path
         (["train", f"data.path={other}", model, out], "found shards of another tokenizer"),
         (["train.export", "checkpoint=absent", out], "checkpoint=absent: wanted a folder"),
         (["infer", "model=absent", "prompt=x"], "model=absent: wanted a Transformers model directory"),
-        (["infer", f"model={folders['base_model']}", "prompt=x"], "found no adaptive.json"),
+        (["infer", f"model={folders['base_model']}", "prompt=x", "decode=sdsat"], "found no adaptive.json"),
         (["infer.speed", f"model={folders['base_model']}", out], "found no adaptive.json"),
     ]
     for arguments, message in cases:
@@ -161,7 +162,7 @@ def test_bad_inputs_are_one_sentence(folders: dict[str, Path], data_folder: Path
 
 def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:
     arguments = ["infer", f"model={folders['model']}", "prompt=def f(x):", "decode.max_new_tokens=12"]
-    plain = command(*arguments, "decode.k=0", "dtype=float32")
-    drafted = command(*arguments, "decode.k=4", "dtype=float32")
+    plain = command(*arguments, "decode=plain", "dtype=float32")
+    drafted = command(*arguments, "decode=sdsat", "decode.k=4", "decode.probes=root", "dtype=float32")
     assert plain.rsplit("\n\n", 1)[0] == drafted.rsplit("\n\n", 1)[0]
     assert "tokens per forward" in drafted

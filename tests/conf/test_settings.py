@@ -11,7 +11,7 @@ from infer.config import InferConfig, SpeedConfig
 from train.config import TrainConfig
 
 
-@given(st.text(max_size=40))
+@given(st.text(min_size=1, max_size=40))
 def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
     """Hydra's grammar read `prompt=def fib(n):` as a function call, and `${x}` as an interpolation."""
     found = settings("infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"])

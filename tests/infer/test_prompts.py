@@ -2,16 +2,17 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from conf import UserError
-from infer.checkpoint import Text
 from infer.config import PromptSetConfig
 from infer.prompts import load_prompts
+from infer.text import Text
 
 
 @pytest.fixture
 def text(data_folder: Path) -> Text:
-    return Text(data_folder / "tokenizer" / "tokenizer.json")
+    return Text(Tokenizer.from_file(str(data_folder / "tokenizer" / "tokenizer.json")))
 
 
 def test_the_seed_alone_chooses(data_folder: Path, text: Text) -> None:

@@ -1,0 +1,56 @@
+"""A model directory without training: random weights, the demo's tokenizer, adaptive.json."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from infer import Model, load
+from infer.costs import Costs
+from tests.conftest import tiny_llama
+
+ROWS = 400  # of data_folder's tokenizer
+
+
+@pytest.fixture(scope="session")
+def model_dir(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Identical adaptive tokens, L=3, infilling."""
+    folder = tmp_path_factory.mktemp("models") / "model"
+    lm = tiny_llama(vocab=ROWS)
+    with torch.no_grad():
+        # A few tokens make up most of the text, so that drafts come true now and then.
+        lm.lm_head.weight[torch.arange(ROWS) % 50 > 0] *= 0.2
+    lm.save_pretrained(folder)
+    shutil.copyfile(data_folder / "tokenizer" / "tokenizer.json", folder / "tokenizer.json")
+    vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
+    described = {
+        "adaptive_ids": vocab["adaptive"][:1],
+        "L": 3,
+        "bos": vocab["bos"],
+        "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+    }
+    (folder / "adaptive.json").write_text(json.dumps(described))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without adaptive.json."""
+    folder = tmp_path_factory.mktemp("models") / "base"
+    shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("adaptive.json"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows cost is not measured anew for every test, and never written to the user's home."""
+    costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
+    monkeypatch.setattr("infer.methods.find_costs", lambda *args, **kwargs: costs)
+
+
+@pytest.fixture(scope="session")
+def model(model_dir: Path) -> Model:
+    """The directory, loaded in float32."""
+    return load(model_dir, "float32")

@@ -1,0 +1,254 @@
+"""load and generate: every method is plain decoding, every row its single run, every mistake a sentence."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, NoBadWordsLogitsProcessor, PreTrainedTokenizerFast
+
+from conf import UserError
+from infer import DecodeConfig, Infill, Model, generate, load
+from infer.api import Prompt
+
+METHODS = {
+    "prompt_lookup": {"method": "prompt_lookup", "k": 4},
+    "two forwards": {"method": "sdsat", "k": 3, "probes": "root"},
+    "one forward": {"method": "sdsat", "k": 2, "probes": "all"},
+    "tree": {"method": "sdsat", "k": 4, "probes": "2", "nodes": 8, "width": 3},
+    "auto": {"method": "sdsat"},
+}
+IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
+
+
+def outcomes(
+    model: Model, prompts: Prompt | Sequence[Prompt], decode: DecodeConfig, **more: object
+) -> list[tuple[list[int], str]]:
+    """The tokens and the text of every prompt."""
+    steps = list(generate(model, prompts, decode, **more))  # type: ignore[arg-type]
+    found = []
+    for index in range(1 + max(step.sequence for step in steps)):
+        mine = [step for step in steps if step.sequence == index]
+        assert [step.finished for step in mine] == [False] * (len(mine) - 1) + [True]
+        assert all(len(step.texts) == len(step.tokens) > 0 for step in mine)
+        assert all(0 <= step.accepted <= min(step.drafted, len(step.tokens)) for step in mine)
+        tokens = [token for step in mine for token in step.tokens]
+        found.append((tokens, "".join(step.text for step in mine)))
+    return found
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_every_method_ends_and_chooses_as_plain_decoding_does(model: Model, data: st.DataObject) -> None:
+    """Stop strings and EOS out of the text itself, limits and processors, greedy and sampled."""
+    prompts = data.draw(st.lists(IDS, min_size=1, max_size=3))
+    new = data.draw(st.integers(1, 30))
+    plain = DecodeConfig(
+        "plain",
+        temperature=data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+        seed=data.draw(st.integers(0, 9)),
+        max_new_tokens=new,
+        min_new_tokens=data.draw(st.sampled_from([0, new // 2, new])),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.0, 1.3])),
+        no_repeat_ngram_size=data.draw(st.sampled_from([0, 0, 2])),
+    )
+    tokens, text = outcomes(model, prompts[0], plain)[0]
+    if len(text) > 1 and data.draw(st.booleans()):
+        start = data.draw(st.integers(0, len(text) - 2))
+        plain = replace(plain, stop=[text[start : start + data.draw(st.integers(1, 4))], "never there"])
+    if data.draw(st.booleans()):
+        model = replace(model, eos=frozenset([1, data.draw(st.sampled_from(tokens))]))
+    wanted = [outcomes(model, prompt, plain)[0] for prompt in prompts]
+    for settings_ in [{"method": "plain"}, *METHODS.values()]:
+        assert outcomes(model, prompts, replace(plain, **settings_)) == wanted, settings_
+    for tokens, _ in wanted:
+        assert plain.min_new_tokens <= len(tokens) <= new or plain.stop
+        assert not model.eos & set(tokens[:-1])
+        stream = model.text.stream(opens=False)
+        before = "".join(map(stream, tokens[:-1]))
+        assert not any(stop in before for stop in plain.stop)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_drafts_come_true_in_these_tests(model: Model, name: str) -> None:
+    """Or the test above would show nothing of ends within an accepted draft."""
+    steps = list(generate(model, [20, 30], DecodeConfig(max_new_tokens=200, **METHODS[name])))
+    assert sum(step.accepted for step in steps) > 5
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 25},
+        {"stop": ["never there", "seFF"]},
+        {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "min_new_tokens": 10, "stop": ["xar"]},
+    ],
+    ids=lambda chosen: ", ".join(chosen) or "greedy",
+)
+def test_it_is_what_the_librarys_generate_gives(model: Model, chosen: dict, monkeypatch) -> None:
+    prompt = model.text.encode("def f(x):\n")
+    lm = model.lm
+    monkeypatch.setattr(lm.config, "_attn_implementation", "sdpa")
+    words = {name: value for name, value in chosen.items() if name != "stop"}
+    tokens = lm.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=40,
+        pad_token_id=1,
+        stop_strings=chosen.get("stop"),
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=model.text._tokenizer),
+        bad_words_ids=[[77], [20, 30]],
+        **words,
+    )[0, len(prompt) :].tolist()
+    monkeypatch.undo()
+    bad = LogitsProcessorList([NoBadWordsLogitsProcessor([[77], [20, 30]], sorted(model.eos))])
+    decode = DecodeConfig(max_new_tokens=40, **chosen)
+    assert outcomes(model, prompt, decode, processors=bad)[0][0] == tokens
+    assert ("stop" in chosen) == (len(tokens) < 40)
+
+
+def test_eight_rows_of_unequal_length_are_their_single_runs(model: Model) -> None:
+    """Each with its seed, its own end and its own text; middles beside continuations."""
+    rows: list[Prompt] = ["def f(x):\n", [0], "import os\n" * 9, Infill("a = ", "\nb"), "x"]
+    rows += [Infill("a = ", "\nb", "spm"), [5, 7, 9], Infill("", "tail", "spm")]
+    decode = DecodeConfig(max_new_tokens=40, temperature=1.0, top_k=50, top_p=0.9)
+    seeds = [3, 1, 4, 1, 5, 9, 2, 6]
+    single = [outcomes(model, row, replace(decode, seed=seed))[0] for row, seed in zip(rows, seeds)]
+    assert outcomes(model, rows, decode, seeds=seeds) == single
+    assert len({tuple(tokens) for tokens, _ in single}) == 8
+    same = [outcomes(model, row, decode)[0] for row in rows]
+    assert outcomes(model, rows, decode) == same
+
+
+def test_eot_ends_a_middle_and_nothing_else(model: Model) -> None:
+    always = LogitsProcessorList([lambda ids, scores: scores.index_fill(1, torch.tensor([5]), 1e4)])
+    decode = DecodeConfig(max_new_tokens=6)
+    rows: list[Prompt] = ["x = ", Infill("x = ", "\n"), Infill("x = ", "\n", "spm")]
+    found = outcomes(model, rows, decode, processors=always)
+    assert found == [([5] * 6, ""), ([5], ""), ([5], "")]
+    # min_new_tokens holds EOT back, as it does EOS. (A caller's processor comes after it.)
+    (tokens, _), *_ = outcomes(model, [Infill("x = ", "\n")], replace(decode, min_new_tokens=6))
+    assert 5 not in tokens[:5]
+
+
+def test_the_policy_goes_on_learning(model: Model) -> None:
+    decode = DecodeConfig()
+    first, second = (model.methods.drafters(decode, batch=1, capacity=300, left=300) for _ in range(2))
+    assert first.args[1] is second.args[1]  # type: ignore[attr-defined]
+
+
+def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) -> None:
+    base = load(base_dir, "float32")
+    assert base.adaptive is None
+    wanted = outcomes(model, "import os\n", DecodeConfig("plain", max_new_tokens=30))
+    for decode in (DecodeConfig(), DecodeConfig("plain"), DecodeConfig("prompt_lookup")):
+        assert outcomes(base, "import os\n", replace(decode, max_new_tokens=30)) == wanted
+    with pytest.raises(UserError, match="decode.method=sdsat: .* found no adaptive.json"):
+        generate(base, "x", DecodeConfig("sdsat"))
+    with pytest.raises(UserError, match="wanted a model trained for infilling"):
+        generate(base, Infill("a", "b"))
+
+
+MISTAKES: list[tuple[Prompt | Sequence[Prompt], dict, str]] = [
+    ("", {}, "prompt: wanted a text or token ids, found it empty"),
+    ([], {}, "prompt: wanted a text or token ids, found it empty"),
+    (["x", ""], {}, r"prompts\[1\]: wanted a text or token ids, found it empty"),
+    (Infill(), {}, "prompt: wanted a prefix or a suffix, found both empty"),
+    ("\udcff", {}, "prompt: wanted text in UTF-8, found bytes that are none"),
+    (["x"] * 9, {}, "prompts: wanted 1 to 8 side by side, found 9"),
+    ([3, 400], {}, "prompt: wanted ids of the model's vocabulary, 0 to 399, found 400"),
+    ([[3], [-1]], {}, r"prompts\[1\]: wanted ids of the model's vocabulary, 0 to 399, found -1"),
+    ([9] * 512, {}, "prompt: wanted fewer tokens than the model's context of 512, found 512"),
+    ([9] * 500, {}, r"max_new_tokens=256: .* context of 512, found 500 \+ 256 \(at most 12 are left\)"),
+    ([9] * 508, {"max_new_tokens": 4, "method": "prompt_lookup", "k": 5}, "decode.k: wanted at most the 4 "),
+    ([9] * 508, {"max_new_tokens": 4, "k": 5, "probes": "all"}, "decode.k: wanted at most the 4 tokens"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "chosen", "sentence"), MISTAKES, ids=[m[2][:40] for m in MISTAKES])
+def test_a_mistake_is_one_sentence_before_anything_is_decoded(
+    model: Model, prompts: Prompt | Sequence[Prompt], chosen: dict, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as told:
+        generate(model, prompts, DecodeConfig(**chosen))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({"temperature": -0.1}, "decode.temperature: wanted at least 0, found -0.1"),
+        ({"temperature": float("nan")}, "decode.temperature: wanted at least 0, found nan"),
+        ({"temperature": 1.0, "top_p": 0.0}, "decode.top_p: wanted a share above 0, up to 1, found 0.0"),
+        ({"temperature": 1.0, "top_p": 1.1}, "decode.top_p: wanted a share above 0, up to 1, found 1.1"),
+        ({"temperature": 1.0, "top_k": -1}, "decode.top_k: wanted at least 0"),
+        ({"top_p": 0.9}, "decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0"),
+        ({"k": 0}, "decode.k: wanted at least 1, found 0"),
+        ({"method": "sdsd"}, "decode.method: wanted one of plain, prompt_lookup, sdsat, found sdsd"),
+        ({"probes": "0"}, "decode.probes: wanted auto, root, all or a number of nodes from 1 on, found 0"),
+        ({"width": 4}, "decode.nodes, decode.width: wanted decode.probes=root, all or a number"),
+        ({"max_new_tokens": 0}, "decode.max_new_tokens: wanted at least 1, found 0"),
+        ({"min_new_tokens": 300}, "decode.min_new_tokens: wanted at most decode.max_new_tokens=256"),
+        ({"repetition_penalty": 0.0}, "decode.repetition_penalty: wanted above 0, found 0.0"),
+        ({"seed": 2**63}, "decode.seed: wanted a number of up to 63 bits"),
+        ({"stop": ["x", ""]}, "decode.stop: wanted texts, found an empty one"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:30],
+)
+def test_settings_out_of_range_are_named(chosen: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DecodeConfig(**chosen)
+
+
+def test_k_beyond_the_diverse_ids_is_refused(model: Model) -> None:
+    diverse = replace(model.adaptive, ids=(6, 7))  # type: ignore[type-var]
+    other = replace(model, adaptive=diverse, methods=type(model.methods)(model.lm, diverse))
+    with pytest.raises(UserError, match="decode.k: wanted 1 to 2 adaptive tokens, found 3"):
+        generate(other, "x", DecodeConfig(k=3))
+    with pytest.raises(UserError, match="seeds: wanted one for each of 2 prompts, found 1"):
+        generate(model, ["x", "y"], seeds=[1])
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_another_attention_is_refused(model: Model, attention: str, monkeypatch) -> None:
+    """Eager attention adds a boolean mask to the scores: silently wrong."""
+    monkeypatch.setattr(model.lm.config, "_attn_implementation", attention)
+    with pytest.raises(UserError, match=f"wanted attn_implementation='tree', .* found '{attention}'"):
+        generate(model, "x")
+
+
+def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, monkeypatch) -> None:
+    """The first from PyTorch's own allocator: a cache of 2^40 tokens."""
+    endless = replace(model, context=2**50)
+    with pytest.raises(
+        UserError, match=r"out of memory: wanted [\d,]+\.\d\d GiB for the cache of 1 x .* lower"
+    ):
+        generate(endless, "x", DecodeConfig("plain", max_new_tokens=2**40))
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+    steps = generate(model, "x", DecodeConfig("plain"))
+    monkeypatch.setattr("infer.runner.Runner.forward", full)
+    with pytest.raises(UserError, match="out of memory: wanted 0.00 GiB for the cache of 1 x 258 tokens"):
+        next(steps)
+    monkeypatch.setattr("infer.api.load_model", full)
+    with pytest.raises(UserError, match="out of memory: wanted the weights of .* GiB on disk, in float32"):
+        load(model_dir, "float32")
+    with pytest.raises(UserError, match="dtype: wanted one of float32, bfloat16, float16, found int8"):
+        load(model_dir, "int8")
+
+
+def test_another_runtime_error_is_not_taken_for_want_of_memory(model: Model, monkeypatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr("infer.runner.Runner.forward", broken)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        next(generate(model, "x", DecodeConfig("plain")))

@@ -1,0 +1,172 @@
+"""python -m infer as people meet it: on a terminal, in a pipe, as a page, and when they are mistaken."""
+
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from conf import run
+from infer import TextStep
+from infer.__main__ import main
+from infer.config import InferConfig
+from infer.page import write_page
+from infer.summary import Summary
+from infer.view import View
+
+STEPS = [
+    TextStep(0, [1], 0, 0, False, ["<b>\n"]),
+    TextStep(0, [2, 3, 4], 5, 2, False, [" &amp;", "\t</pre>", " x"]),
+    TextStep(0, [5, 6], 5, 1, True, ["", "\x1b[2J\x9b"]),
+]
+
+
+def summary_of(steps: list[TextStep]) -> Summary:
+    summary = Summary(began=0.0)
+    for step in steps:
+        summary.add(step)
+    summary.first, summary.last = 0.25, 2.25
+    return summary
+
+
+def shown(*, terminal: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, color_system="standard" if terminal else None)
+    view = View(console, "given [bold]", "after")
+    for step in STEPS:
+        view.step(step)
+    view.close(summary_of(STEPS))
+    return file.getvalue()
+
+
+def test_the_summary_leaves_the_prompts_time_out_of_the_rate() -> None:
+    line = "6 tokens, 2 tokens/s, 2.00 tokens per forward, 30 % of 10 drafts accepted; first token after 0.25 s"
+    assert str(summary_of(STEPS)) == line.replace("2 tokens/s", f"{5 / 2:.0f} tokens/s")
+    assert str(summary_of(STEPS[:1])) == "1 tokens, 1.00 tokens per forward; first token after 0.25 s"
+
+
+def test_on_a_terminal_drafts_have_a_colour_and_nothing_steers_it() -> None:
+    found = shown(terminal=True)
+    drafted = "\x1b[1;32m"
+    assert f"{drafted} &amp;\x1b[0m{drafted}\t</pre>\x1b[0m x" in found
+    assert "\x1b[90mgiven [bold]\x1b[0m<b>\n" in found and "\x1b[90mafter\x1b[0m" in found
+    assert "\x1b[2J" not in found and "␛[2J�" in found
+
+
+def test_in_a_pipe_it_is_the_new_text_and_the_summary() -> None:
+    text = "".join(step.text for step in STEPS)
+    assert shown(terminal=False) == f"{text}\n\n{summary_of(STEPS)}\n"
+
+
+class Page(HTMLParser):
+    """The text of a page's <pre>, by class; no tag in it but spans."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[tuple[str, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag == "pre" or self.open:
+            assert tag in ("pre", "span")
+            self.open.append(dict(attributes).get("class") or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open:
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.text.append((self.open[-1], data))
+
+
+def test_the_page_holds_the_text_whatever_it_spells(tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    write_page(path, title="<m>", before="given\n", after="</span>", steps=STEPS, summary=summary_of(STEPS))
+    page = path.read_text()
+    found = Page(page).text
+    assert found == [
+        ("given", "given\n"),
+        ("", "<b>\n"),
+        ("drafted", " &amp;\t</pre>"),
+        ("", " x"),
+        ("", "␛[2J�"),
+        ("given", "</span>"),
+    ]
+    assert "&lt;m&gt;" in page and str(summary_of(STEPS)) in page and 'title="2 of 5 drafts accepted"' in page
+    assert "prefers-color-scheme: dark" in page and "http" not in page and list(tmp_path.iterdir()) == [path]
+
+
+def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    """As `python -m infer` with these arguments."""
+    monkeypatch.setattr("sys.argv", ["infer", *map(str, arguments)])
+    run("infer", InferConfig, main)
+
+
+FLOAT = "dtype=float32"
+
+
+def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    first = [f"model={model_dir}", FLOAT, "decode.max_new_tokens=20"]
+    printed = {}
+    for group in ("plain", "sdsat", "prompt_lookup", None):
+        infer(monkeypatch, *first, "prompt=def f(x):", *([f"decode={group}"] if group else []))
+        printed[group] = capsys.readouterr().out.rsplit("\n\n", 1)
+    assert len({text for text, _ in printed.values()}) == 1
+    for text, line in printed.values():
+        assert text and line.startswith("20 tokens, ") and "first token after" in line
+    assert "drafts accepted" in printed["sdsat"][1] and "drafts" not in printed["plain"][1]
+
+    page = tmp_path / "page.html"
+    nucleus = ["decode=nucleus", "decode.k=13", "decode.seed=4"]
+    infer(
+        monkeypatch,
+        *first,
+        *nucleus,
+        "infill.prefix=a = ",
+        "infill.suffix=\nb",
+        "infill.order=spm",
+        f"html={page}",
+    )
+    assert f"wrote {page}" in capsys.readouterr().out
+    text = Page(page.read_text()).text
+    assert text[0] == ("given", "a = ") and text[-1] == ("given", "\nb") and len(text) > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "wanted a text to continue, or infill.prefix and infill.suffix, found an empty prompt"),
+        (["prompt="], "wanted a text to continue, or infill.prefix and infill.suffix, found an empty prompt"),
+        (["prompt=x", "infill.suffix=y"], "infill.prefix and infill.suffix, found both"),
+        (["infill.prefix=x", "infill.order=mps"], "infill.order: wanted psm or spm, found mps"),
+        (["prompt=x", "decode=tree"], "Could not find 'decode/tree'"),
+        (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
+        (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p: wanted a share above 0"),
+        (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html: wanted a file in a folder"),
+        (["prompt=" + "x y " * 400], "prompt: wanted fewer tokens than the model's context of 512"),
+        (["prompt=x", "decode.max_new_tokens=512"], "decode.max_new_tokens=512: wanted prompt and the new"),
+        (["prompt=\udcff"], "prompt: wanted text in UTF-8"),
+        (["prompt=x", "dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
+        (["prompt=x", "device=tpu"], "device=tpu"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else value[:30],
+)
+def test_a_mistake_is_one_line_and_code_2(
+    model_dir: Path, arguments: list[str], sentence: str, monkeypatch, capsys
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        infer(monkeypatch, f"model={model_dir}", FLOAT, *arguments)
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and sentence in told.err
+    assert told.err.startswith("error: ") and told.err.count("\n") == 1 and not told.out
+
+
+def test_sdsat_without_adaptive_json_says_what_is_missing(base_dir: Path, monkeypatch, capsys) -> None:
+    infer(monkeypatch, f"model={base_dir}", FLOAT, "prompt=x", "decode.max_new_tokens=3")
+    assert "1.00 tokens per forward" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        infer(monkeypatch, f"model={base_dir}", "prompt=x", "decode=sdsat")
+    assert "found no adaptive.json in its directory (decode=plain" in capsys.readouterr().err
