@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,11 @@ from data_prep.fim import lay_out as lay_out_document
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.checkpoint import load_model, load_text
 from infer.config import Infill
-from infer.drafters.adaptive import AdaptiveDrafter
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter, decode
+from infer.loop import Drafter, Limits, decode
+from infer.pick import GREEDY
+from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
 from tests.conftest import tiny_llama
@@ -106,11 +110,17 @@ def test_an_infilling_prompt_is_metas(shared_data: Path, tmp_path: Path) -> None
             assert text.infill(Infill(case["prefix"], case["suffix"], order)) == case[f"{order}_prompt"]
 
 
+def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
+    """(q, V) of a tree under a prefix, whose last token is the root."""
+    runner.prefill([prefix[:-1]])
+    reading = runner.forward([tree], [Request(prefix)], GREEDY)
+    return reading.logits[[reading.layout.row(tree, node) for node in range(len(tree.tokens))]].whole()
+
+
 def probe_logits(prefix: list[int], probes: tuple[int, ...]) -> torch.Tensor:
     """(k, V): what the decoder sees after its probes."""
     runner = Runner(tiny_llama(), capacity=64, max_rows=8)
-    runner.prefill(prefix[:-1])
-    return runner.forward(Tree.chain(prefix[-1], probes=probes))[1:]
+    return logits_of(runner, prefix, Tree.chain(prefix[-1], probes=probes))[1:]
 
 
 @pytest.mark.parametrize("adaptive", [(90,), (90, 91, 92)], ids=["identical", "diverse"])
@@ -209,8 +219,8 @@ def test_with_a_gated_adapter_too_a_windows_rows_are_the_probes(
     for row, window in np.ndindex(2, len(STARTS)):
         place = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
         prefix = TOKENS[row, : STARTS[window]].tolist()
-        runner.prefill(prefix[:-1])
-        decoded = runner.forward(Tree.chain(prefix[-1], probes=(adaptive * WIDTH)[:WIDTH]))[1:]
+        tree = Tree.chain(prefix[-1], probes=(adaptive * WIDTH)[:WIDTH])
+        decoded = logits_of(runner, prefix, tree)[1:]
         torch.testing.assert_close(logits[row, place], decoded, rtol=1e-5, atol=1e-5)
 
 
@@ -224,20 +234,21 @@ def test_decoding_with_a_gated_adapter_is_the_base_models(
     """
     train_gated(tmp_path, adaptive, tied)
     lms = [load_model(tmp_path / name, dtype=dtype) for name in ("base", "model")]
-    base, gated = (Runner(lm, capacity=96, max_rows=8) for lm in lms)
+    base, gated = (Runner(lm, capacity=96, max_rows=16) for lm in lms)
     probes = (adaptive * WIDTH)[:WIDTH]
     for tree in (Tree.chain(7, probes=probes), Tree.chain(7, [8, adaptive[0], 9]), Tree.chain(7)):
-        for runner in (base, gated):
-            runner.prefill(TOKENS[0, :5].tolist())
-        theirs, ours = base.forward(tree), gated.forward(tree)
+        prefix = [*TOKENS[0, :5].tolist(), 7]
+        theirs, ours = (logits_of(runner, prefix, tree) for runner in (base, gated))
         assert torch.equal(ours[: tree.probes_from], theirs[: tree.probes_from])
         assert (ours[tree.probes_from :] != theirs[tree.probes_from :]).any(dim=-1).all()
 
-    def decoded(runner: Runner, drafter: Drafter) -> list[int]:
-        steps = decode(runner, drafter, TOKENS[0, :9].tolist(), max_new_tokens=60, eos=())
-        return [token for step in steps for token in step.tokens]
+    def decoded(runner: Runner, new_drafter: Callable[[], Drafter]) -> list[int]:
+        steps = decode(runner, [Request(TOKENS[0, :9].tolist())], new_drafter, Limits(60))
+        return [token for (step,) in steps for token in step.tokens]
 
-    wanted = decoded(base, PlainDrafter())
-    assert decoded(gated, PlainDrafter()) == wanted
+    wanted = decoded(base, PlainDrafter)
+    assert decoded(gated, PlainDrafter) == wanted
     if dtype == "float32":
-        assert decoded(gated, AdaptiveDrafter(adaptive, WIDTH)) == wanted
+        for probes in ("root", "all"):
+            drafter = partial(AdaptiveDrafter, adaptive, FixedPolicy(WIDTH, probes))
+            assert decoded(gated, drafter) == wanted
