@@ -97,6 +97,13 @@ class TreeCache(Cache):
             slots.columns = lengths[:, None] + torch.arange(rows, device=device)
             slots.sequences = torch.arange(len(self.lengths), device=device)[:, None]
 
+    def place_each(self, lengths_B: Tensor, *, rows: int, end: int) -> None:
+        """The same on the device, for a forward that is replayed with other lengths: nothing is read back."""
+        slots, device = self.slots, self._kv.device
+        slots.start, slots.end = 0, end
+        slots.columns = lengths_B[:, None] + torch.arange(rows, device=device)
+        slots.sequences = torch.arange(len(lengths_B), device=device)[:, None]
+
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep these rows of each sequence's last forward, in this order."""
         if any(path and path[-1] != len(path) - 1 for path in paths):
