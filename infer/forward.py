@@ -39,7 +39,7 @@ class DynamicForward:
         """
         return capacity + max(2, max_rows if batch == 1 else 2 * max_rows)
 
-    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> LazyReading:
         """See Forward."""
         target, cache = self._target, self._target.cache
         drafts, probes = extent(trees)
@@ -55,4 +55,5 @@ class DynamicForward:
                 torch.from_numpy(layout.positions).to(target.device),
                 {kind: value.to(target.device) for kind, value in masks.items()},
             ).flatten(0, 1)
-        return LazyReading(Logits(target.head, hidden, target.head(hidden)), layout, trees, requests, sampling)
+        logits = Logits(target.head, hidden, target.head(hidden))
+        return LazyReading(logits, layout, trees, requests, sampling, target.agree)

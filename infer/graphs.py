@@ -77,9 +77,9 @@ class StaticForward:
             self._graphs[shape] = Graph(shape, target, self._hidden, self._pool)
         graph = self._graphs[shape]
         packed = graph.run(layout, lengths, [*(request.seed for request in requests), *[0] * idle])
-        lazy = (
-            LazyReading(graph.logits, layout, trees, requests, sampling) if graph.logits is not None else None
-        )
+        if graph.logits is None:
+            return PackedReading(packed, trees, requests)
+        lazy = LazyReading(graph.logits, layout, trees, requests, sampling, target.agree)
         return PackedReading(packed, trees, requests, lazy)
 
 
@@ -105,7 +105,7 @@ class Graph:
             self._graph.replay()
         assert self._packed is not None
         B, D, P = self._shape[:3]
-        return Packed.unpack(self._packed.cpu().numpy(), (B, D), (B, P, self._width))
+        return Packed.unpack(self._target.agree(self._packed).cpu().numpy(), (B, D), (B, P, self._width))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         # Runs ahead of the capture allocate what libraries keep, and compile. They write what the

@@ -58,7 +58,7 @@ class Reading(Protocol):
 
 
 class LazyReading:
-    """Reads B * q rows of logits as far as it is asked."""
+    """Reads B * q rows of logits as far as it is asked. `agree` makes the answers those of all ranks."""
 
     def __init__(
         self,
@@ -67,7 +67,9 @@ class LazyReading:
         trees: Sequence[Tree],
         requests: Sequence[Request],
         sampling: Sampling,
+        agree: Callable[[Tensor], Tensor] = lambda found: found,
     ) -> None:
+        self._agree = agree
         self.logits, self.layout, self.trees = logits, layout, trees
         self._requests, self._sampling = requests, sampling
         self._picks: list[list[int]] | None = None
@@ -90,7 +92,8 @@ class LazyReading:
         if not probes:
             return None
         rows = self._rows(b, probes)
-        ids, weights = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        found = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        ids, weights = map(self._agree, found)
         return Candidates(ids.tolist(), weights.tolist())
 
     def _pick_all(self) -> list[list[int]]:
@@ -101,7 +104,7 @@ class LazyReading:
         positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
         found = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
-        return found.view(n, shown).tolist()
+        return self._agree(found).view(n, shown).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
         """Picks with the library's processors, which see the tokens before each place."""
@@ -119,7 +122,7 @@ class LazyReading:
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
         """The pick after one node, whose row this is."""
-        return int(pick(logits, self._sampling, *self._keys(b, self._rows(b, [node]))))
+        return int(self._agree(pick(logits, self._sampling, *self._keys(b, self._rows(b, [node])))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         """Rows of nodes that lie side by side."""
@@ -155,7 +158,11 @@ class PackedReading:
     """Looks up what was computed with the forward. Picks with processors are left to a lazy reading."""
 
     def __init__(
-        self, packed: Packed, trees: Sequence[Tree], requests: Sequence[Request], lazy: LazyReading | None
+        self,
+        packed: Packed,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        lazy: LazyReading | None = None,
     ) -> None:
         self._packed, self._trees, self._requests, self._lazy = packed, trees, requests, lazy
 

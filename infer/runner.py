@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from infer.forward import DynamicForward, Forward
 from infer.graphs import StaticForward
+from infer.parallel import shares
 from infer.pick import Sampling
 from infer.reading import Reading, Request
 from infer.target import Target
@@ -20,8 +21,9 @@ class Runner:
     """Up to `batch` sequences of up to `capacity` tokens on one model. `max_rows` bounds the nodes of a tree.
 
     `static` chooses fixed shapes, on CUDA as graphs: so it is there unless said otherwise, where the
-    library knows the model to be free of data-dependent control flow. `compile` has torch.compile fuse
-    the decoder's kernels first, which takes a minute and pays from some thousand tokens on.
+    library knows the model to be free of data-dependent control flow and one process has all of it.
+    `compile` has torch.compile fuse the decoder's kernels first, which takes a minute and pays from
+    some thousand tokens on.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Runner:
         compile: bool = False,
     ) -> None:
         if static is None:
-            static = lm.device.type == "cuda" and lm._can_compile_fullgraph
+            static = lm.device.type == "cuda" and lm._can_compile_fullgraph and shares(lm) == 1
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
         self._batch, self._capacity = batch, capacity
         self._target = target = Target(lm, batch=batch, capacity=room)

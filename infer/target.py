@@ -11,10 +11,14 @@ from transformers import PreTrainedModel
 from infer.attention import NAME
 from infer.cache import TreeCache
 from infer.gate import ProbeGate
+from infer.parallel import agreement, shares
 
 
 class Target:
-    """Decoder, head, gate and cache. The cache has room for `capacity` rows of up to `batch` sequences."""
+    """Decoder, head, gate and cache. The cache has room for `capacity` rows of up to `batch` sequences.
+
+    `agree` makes what decides the same on all ranks.
+    """
 
     def __init__(self, lm: PreTrainedModel, *, batch: int, capacity: int) -> None:
         if lm.config._attn_implementation != NAME:
@@ -23,7 +27,15 @@ class Target:
         self.head: Any = lm.get_output_embeddings()
         self.dtype, self.device = lm.dtype, lm.device
         self.gate, self.windows = ProbeGate.of(lm), windows(lm.config)
-        self.cache = TreeCache(lm.config, batch=batch, capacity=capacity, dtype=lm.dtype, device=lm.device)
+        self.agree = agreement(lm)
+        self.cache = TreeCache(
+            lm.config,
+            batch=batch,
+            capacity=capacity,
+            dtype=lm.dtype,
+            device=lm.device,
+            shares=shares(lm),
+        )
 
     def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: dict[str, Tensor] | None) -> Tensor:
         """(B, q, d), the rows in the slots of the cache; `masks` (B, 1, q, columns) by kind of layer, and
