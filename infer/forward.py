@@ -42,8 +42,8 @@ class DynamicForward:
     def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> LazyReading:
         """See Forward."""
         target, cache = self._target, self._target.cache
-        drafts, probes = extent(trees)
-        layout = lay_out(trees, cache.lengths, drafts=max(drafts, self._least - probes), probes=probes)
+        probes = extent(trees)[1]
+        layout = lay_out(trees, cache.lengths, drafts=self._least - probes)
         cache.place(layout.ids.shape[1])
         masks = {
             kind: torch.from_numpy(mask(layout, cache.lengths, cache.slots.end, window=window))

@@ -36,10 +36,10 @@ def extent(trees: Sequence[Tree]) -> tuple[int, int]:
     )
 
 
-def lay_out(trees: Sequence[Tree], lengths: Sequence[int], *, drafts: int, probes: int) -> Layout:
-    """Rows of trees that hang under caches of these lengths: so many for drafts and for probes, at
-    least the trees' extent.
-    """
+def lay_out(trees: Sequence[Tree], lengths: Sequence[int], *, drafts: int = 1, probes: int = 0) -> Layout:
+    """Rows of trees that hang under caches of these lengths; at least so many for drafts and for probes."""
+    most = extent(trees)
+    drafts, probes = max(drafts, most[0]), max(probes, most[1])
     shape = (len(trees), drafts + probes)
     layout = Layout(
         np.zeros(shape, np.int64),
