@@ -42,11 +42,11 @@ def _reason(config: PretrainedConfig) -> str:
     kinds = set(getattr(config, "layer_types", None) or ()) - KINDS
     if kinds or model._is_stateful:
         return f", which has layers other than attention{': ' + ', '.join(sorted(kinds)) if kinds else ''}"
-    if not (model._supports_attention_backend and model._supports_sdpa):
-        return ", whose attention takes no mask of ours"
     capped = [name for name in CAPS if getattr(config, name, None) is not None]
     if capped:
         return f", whose logits are capped ({capped[0]}={getattr(config, capped[0])})"
+    if not (model._supports_attention_backend and model._supports_sdpa):
+        return ", whose attention takes no mask of ours"
     rope = getattr(config, "rope_parameters", None) or {}
     types = {str(value.get("rope_type")) for value in (rope, *rope.values()) if isinstance(value, dict)}
     if types & CHANGING:
