@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from conf import UserError
 from infer.attention import NAME
 from infer.forward import DynamicForward
-from infer.pick import Sampling
+from infer.pick import GREEDY
 from infer.reading import Request
 from infer.target import Target
 from infer.tree import Tree
@@ -90,10 +90,10 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
     """(nodes, V) logits behind the nodes of a tree that follows the prompt."""
     target = Target(lm, batch=1, capacity=16)
     target.cache.clear(1)
-    forward, requests, sampling = DynamicForward(target), [Request(prompt)], Sampling()
-    forward([Tree.chain(prompt[0], prompt[1:])], requests, sampling)
+    forward, requests = DynamicForward(target), [Request(prompt)]
+    forward([Tree.chain(prompt[0], prompt[1:])], requests, GREEDY)
     target.cache.commit([range(len(prompt))])
-    return forward([tree], requests, sampling).logits[: len(tree.tokens)].whole()
+    return forward([tree], requests, GREEDY).logits[: len(tree.tokens)].whole()
 
 
 def _refused(config: PretrainedConfig, reason: str) -> UserError:
