@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 NAME = "tree"
+BEYOND = ("softcap", "s_aux", "position_bias", "alibi")
 
 
 def tree_attention(
@@ -23,12 +24,16 @@ def tree_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **unused: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """(B, heads, q, d) queries over (B, kv_heads, kv, d) keys; returns (B, q, heads, d).
 
     Grouped queries are folded into rows of their key's head, so that no key is copied.
+    Raises ValueError for what a model's attention has beyond that: it would silently be left out.
     """
+    beyond = [name for name in BEYOND if others.get(name) is not None]
+    if beyond:
+        raise ValueError(f"tree attention has no {', '.join(beyond)}")
     b, heads, q, d = query.shape
     kv_heads, kv = key.shape[1:3]
     grouped = heads != kv_heads

@@ -74,9 +74,16 @@ class TreeCache(Cache):
     """All layers of up to `batch` sequences; `lengths[b]` committed rows out of `capacity`."""
 
     def __init__(
-        self, config: PretrainedConfig, *, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: PretrainedConfig,
+        *,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        shares: int = 1,
     ) -> None:
-        self._kv = torch.zeros(shape(config, batch, capacity), dtype=dtype, device=device)
+        self._kv = torch.zeros(shape(config, batch, capacity, shares), dtype=dtype, device=device)
         self.slots = Slots()
         super().__init__(layers=[TreeCacheLayer(keys, values, self.slots) for keys, values in zip(*self._kv)])
         self.capacity = capacity
@@ -96,6 +103,13 @@ class TreeCache(Cache):
             lengths = torch.tensor(self.lengths, device=device)
             slots.columns = lengths[:, None] + torch.arange(rows, device=device)
             slots.sequences = torch.arange(len(self.lengths), device=device)[:, None]
+
+    def place_each(self, lengths_B: Tensor, *, rows: int, end: int) -> None:
+        """The same on the device, for a forward that is replayed with other lengths: nothing is read back."""
+        slots, device = self.slots, self._kv.device
+        slots.start, slots.end = 0, end
+        slots.columns = lengths_B[:, None] + torch.arange(rows, device=device)
+        slots.sequences = torch.arange(len(lengths_B), device=device)[:, None]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep these rows of each sequence's last forward, in this order."""
@@ -130,8 +144,8 @@ class TreeCache(Cache):
         self.lengths.pop()
 
 
-def shape(config: PretrainedConfig, batch: int, capacity: int) -> tuple[int, ...]:
-    """The cache's tensor for a model."""
+def shape(config: PretrainedConfig, batch: int, capacity: int, shares: int = 1) -> tuple[int, ...]:
+    """The cache's tensor for a model, or for one of `shares` of its heads."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return (2, config.num_hidden_layers, batch, heads, capacity, head_dim)
+    return (2, config.num_hidden_layers, batch, heads // shares, capacity, head_dim)

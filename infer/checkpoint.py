@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from conf import UserError
+from infer import parallel
 from infer.attention import NAME, register
+from infer.families import check_family, check_tree
 from infer.gate import with_adapter
 from infer.text import Infilling, Text
 
@@ -43,33 +45,37 @@ def check_directory(folder: str | Path) -> Path:
 def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
     """The library's model with tree attention and its adapter, if it has one, ready to decode.
 
-    Raises UserError for a directory that is no model or lacks its adapter, and for a model with
-    sliding-window attention, whose mask a tree does not follow.
+    Under torchrun it is divided over the processes, each on its own GPU or all on CPUs. Raises UserError
+    for a directory that is no model or lacks its adapter, a model that trees or so many processes do not
+    suit, and an adapter that would have to be divided.
     """
     register()
     logging.disable_progress_bar()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    path = check_directory(folder)
+    path, ranks = check_directory(folder), parallel.processes()
+    gated = has_adaptive(path) and load_adaptive(path).gated
+    adapted = gated or (path / "adapter").is_dir()
+    if ranks > 1 and adapted:
+        raise UserError(f"model={folder}: wanted a model without an adapter for {ranks} processes, found one")
     try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        check_family(config)
         lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path,
+            config=config,
             dtype=getattr(torch, dtype),
             attn_implementation=NAME,
             local_files_only=True,
+            distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
         )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"model={folder}: wanted a causal model with weights, found {reason}") from error
-    if getattr(lm.config, "sliding_window", None) is not None:
-        raise UserError(
-            f"model={folder}: wanted full attention, found {lm.config.model_type} with a sliding window of "
-            f"{lm.config.sliding_window}"
-        )
-    gated = has_adaptive(path) and load_adaptive(path).gated
-    if gated or (path / "adapter").is_dir():
+    if adapted:
         lm = with_adapter(lm, path / "adapter", gated=gated)
-    lm.to(device)  # type: ignore[arg-type]
-    return lm.eval()
+    if ranks == 1:
+        lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
+    check_tree(lm.eval())
+    return lm
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from conf.stage import write_json
+from infer.parallel import agreed_value
 from infer.pick import GREEDY
 from infer.reading import Request
 from infer.runner import Runner
@@ -48,11 +49,9 @@ def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
     """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
     context = min(4096, max(256, 2 ** (capacity - 1).bit_length())) // 2
     path = _folder() / f"costs-{_key(lm, batch, context)}.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Costs(tuple(found["rows"]), tuple(found["ms"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not measured yet, or by another version
+    known = agreed_value(lm, _read(path))
+    if known is not None:
+        return known
     costs = measure_costs(lm, batch=batch, context=context)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +59,15 @@ def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
     except OSError:
         pass  # a home that cannot be written: measure again next time
     return costs
+
+
+def _read(path: Path) -> Costs | None:
+    """What was measured before; None where nothing was yet, or by another version."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Costs(tuple(found["rows"]), tuple(found["ms"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
@@ -70,14 +78,14 @@ def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
     runner.prefill([[token] * (context - 1)] * batch)
     rows, first = list[int](), 0.0
     for q in ROWS:
-        _step(runner, requests, q)  # warms up
-        last = _step(runner, requests, q)
+        _step(lm, runner, requests, q)  # warms up
+        last = _step(lm, runner, requests, q)
         first = first or last
         rows.append(q)
         if last > ENOUGH * first and len(rows) > 2:
             break
     turns = max(3, min(50, int(SECONDS / (2 * first * len(rows)))))
-    times = np.array([[_step(runner, requests, q) for q in rows] for _ in range(turns)])
+    times = np.array([[_step(lm, runner, requests, q) for q in rows] for _ in range(turns)])
     # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
     shares = np.median(times / times.sum(1, keepdims=True), axis=0)
     ms = 1e3 * np.median(times.sum(1)) * rising(shares)
@@ -99,7 +107,7 @@ def rising(values: Sequence[float]) -> np.ndarray:
     return np.repeat(means, counts)
 
 
-def _step(runner: Runner, requests: Sequence[Request], q: int) -> float:
+def _step(lm: PreTrainedModel, runner: Runner, requests: Sequence[Request], q: int) -> float:
     token = requests[0].prompt[0]
     tree = Tree.chain(token, probes=[token] * (q - 1))
     began = time.perf_counter()
@@ -107,7 +115,7 @@ def _step(runner: Runner, requests: Sequence[Request], q: int) -> float:
     for b in range(len(requests)):
         tree.walk(reading.chooser(b, ()))
         reading.drafts(b, 0, 4)
-    return time.perf_counter() - began
+    return agreed_value(lm, time.perf_counter() - began)
 
 
 def device_name(lm: PreTrainedModel) -> str:

@@ -28,12 +28,18 @@ class Layout:
         return node if node < tree.probes_from else node + self.drafts - tree.probes_from
 
 
-def lay_out(trees: Sequence[Tree], lengths: Sequence[int], *, least: int = 1) -> Layout:
-    """Rows of trees that hang under caches of these lengths; at least `least` rows."""
-    drafts = max(tree.probes_from for tree in trees)
-    probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
-    if drafts + probes < least:
-        drafts = least - probes
+def extent(trees: Sequence[Tree]) -> tuple[int, int]:
+    """The most nodes of any tree that are no probes, and the most that are."""
+    return (
+        max(tree.probes_from for tree in trees),
+        max(len(tree.tokens) - tree.probes_from for tree in trees),
+    )
+
+
+def lay_out(trees: Sequence[Tree], lengths: Sequence[int], *, drafts: int = 1, probes: int = 0) -> Layout:
+    """Rows of trees that hang under caches of these lengths; at least so many for drafts and for probes."""
+    most = extent(trees)
+    drafts, probes = max(drafts, most[0]), max(probes, most[1])
     shape = (len(trees), drafts + probes)
     layout = Layout(
         np.zeros(shape, np.int64),

@@ -58,13 +58,19 @@ def candidates(
 
     Of sampled text the likeliest pick is known better than by its probability: the noise is known.
     """
+    scores, ids = leaders(logits, sampling, positions, seeds, max(m, LEADERS))
+    return ids[:, :m], scores.softmax(-1)[:, :m]
+
+
+def leaders(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
+) -> tuple[Tensor, Tensor]:
+    """(n, up to m) the highest scores, falling, and their ids: of all tokens, or of those that may be drawn."""
     if not sampling.temperature:
-        values, ids = logits.top(min(max(m, LEADERS), logits.vocabulary))
-    else:
-        # Drafts may miss a token far down that the noise lifts; a pick may not.
-        values, ids = kept(logits, sampling, most=WIDE)
-        values, ids = _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, max(m, LEADERS))
-    return ids[:, :m], values.softmax(-1)[:, :m]
+        return logits.top(min(m, logits.vocabulary))
+    # Drafts may miss a token far down that the noise lifts; a pick may not.
+    values, ids = kept(logits, sampling, most=WIDE)
+    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, m)
 
 
 def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:

@@ -1,20 +1,23 @@
-"""What a forward says, read as far as it is asked: the picks along a path, and the drafts behind it.
+"""What a forward says: the picks along a path, and the drafts behind it. Two ways of reading it.
 
-Reading all of it would cost as much as a layer: the probes under nodes that were not accepted,
-most rows of a one-forward tree, are never looked at.
+On a CPU, as far as it is asked: all of it would cost as much as a layer, and the probes under nodes
+that were not accepted, most rows of a one-forward tree, are never looked at. On a GPU the questions
+cost more than the answers: everything is computed with the forward, and comes over in one copy.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
 from infer.head import Logits
 from infer.layout import Layout
-from infer.pick import Sampling, candidates, pick
+from infer.pick import LEADERS, Sampling, candidates, pick
 from infer.tree import Tree
 
 
@@ -40,8 +43,22 @@ class Candidates:
     weights: list[list[float]]
 
 
-class Reading:
-    """One forward of trees, laid out as B * q rows of logits."""
+class Reading(Protocol):
+    """One forward of trees."""
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """The pick after each node of tree b, asked for along one path from the root; `context` are
+        the tokens up to and with the root.
+        """
+        ...
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """What the probes under a node of tree b say; None where it has none."""
+        ...
+
+
+class LazyReading:
+    """Reads B * q rows of logits as far as it is asked. `agree` makes the answers those of all ranks."""
 
     def __init__(
         self,
@@ -50,15 +67,15 @@ class Reading:
         trees: Sequence[Tree],
         requests: Sequence[Request],
         sampling: Sampling,
+        agree: Callable[[Tensor], Tensor] = lambda found: found,
     ) -> None:
+        self._agree = agree
         self.logits, self.layout, self.trees = logits, layout, trees
         self._requests, self._sampling = requests, sampling
         self._picks: list[list[int]] | None = None
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """The pick after each node of tree b, asked for along one path from the root; `context` are
-        the tokens up to and with the root.
-        """
+        """See Reading."""
         processors = self._requests[b].processors
         if processors:
             return self._processed(b, list(context), processors)
@@ -69,13 +86,14 @@ class Reading:
         return self._picks[b].__getitem__
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """What the probes under a node of tree b say; None where it has none."""
+        """See Reading."""
         tree = self.trees[b]
         probes = tree.probes_of(node)
         if not probes:
             return None
         rows = self._rows(b, probes)
-        ids, weights = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        found = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        ids, weights = map(self._agree, found)
         return Candidates(ids.tolist(), weights.tolist())
 
     def _pick_all(self) -> list[list[int]]:
@@ -86,7 +104,7 @@ class Reading:
         positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
         found = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
-        return found.view(n, shown).tolist()
+        return self._agree(found).view(n, shown).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
         """Picks with the library's processors, which see the tokens before each place."""
@@ -104,7 +122,7 @@ class Reading:
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
         """The pick after one node, whose row this is."""
-        return int(pick(logits, self._sampling, *self._keys(b, self._rows(b, [node]))))
+        return int(self._agree(pick(logits, self._sampling, *self._keys(b, self._rows(b, [node])))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         """Rows of nodes that lie side by side."""
@@ -115,3 +133,52 @@ class Reading:
         positions = torch.from_numpy(self.layout.positions.ravel()[rows] + 1)
         positions = positions.to(self.logits.device)
         return positions, torch.full_like(positions, self._requests[b].seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The `picks` (B, D) of all drafts' rows; the leaders' `ids` and `scores` (B, P, W) of all probes'."""
+
+    picks: np.ndarray
+    ids: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def unpack(cls, numbers: np.ndarray, drafts: tuple[int, int], probes: tuple[int, int, int]) -> "Packed":
+        """From float64 numbers in this order."""
+        picks, ids, scores = np.split(numbers, np.cumsum([math.prod(drafts), math.prod(probes)]))
+        return cls(
+            picks.astype(np.int64).reshape(drafts),
+            ids.astype(np.int64).reshape(probes),
+            scores.reshape(probes),
+        )
+
+
+class PackedReading:
+    """Looks up what was computed with the forward. Picks with processors are left to a lazy reading."""
+
+    def __init__(
+        self,
+        packed: Packed,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        lazy: LazyReading | None = None,
+    ) -> None:
+        self._packed, self._trees, self._requests, self._lazy = packed, trees, requests, lazy
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """See Reading."""
+        if self._lazy is not None and self._requests[b].processors:
+            return self._lazy.chooser(b, context)
+        return self._packed.picks[b].tolist().__getitem__
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """See Reading."""
+        tree, packed = self._trees[b], self._packed
+        probes = tree.probes_of(node)
+        if not probes:
+            return None
+        first = probes[0] - tree.probes_from
+        rows = slice(first, first + len(probes))
+        scores = torch.from_numpy(packed.scores[b, rows, : max(width, LEADERS)])
+        return Candidates(packed.ids[b, rows, :width].tolist(), scores.softmax(-1)[:, :width].tolist())

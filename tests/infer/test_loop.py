@@ -19,7 +19,7 @@ from infer.head import Logits
 from infer.layout import lay_out
 from infer.loop import Drafter, Limits, Step, decode
 from infer.pick import Sampling
-from infer.reading import Reading, Request
+from infer.reading import LazyReading, Reading, Request
 from infer.runner import Runner
 from infer.tree import Tree
 from tests.conftest import tiny_llama
@@ -47,7 +47,7 @@ class ScriptedRunner:
                 j = node - tree.probes_of(under)[0] + 1
                 token = tree.tokens[under] + j if self.right(j) else 197
             logits[node, token + 1] = 1.0
-        return Reading(
+        return LazyReading(
             Logits(nn.Identity(), logits, logits), lay_out(trees, self.lengths), trees, requests, sampling
         )
 

@@ -85,14 +85,14 @@ def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
 
 def test_the_cache_is_allocated_once_and_holds_prompt_and_new_tokens(llama) -> None:
     runner = Runner(llama, capacity=20, max_rows=6, batch=2)
-    kv = runner._cache._kv
-    assert kv.shape == (2, 2, 2, 2, 26, 8)
+    kv = runner._target.cache._kv
+    assert kv.shape == (2, 2, 2, 2, 32, 8)
     for prompts in ([PROMPT, PROMPT[:2]], [PROMPT]):
         runner.prefill(prompts)
         logits_of(runner, [Tree.chain(1, [2, 3])] * len(prompts))
         runner.commit([[0, 1, 2]] * len(prompts))
-        assert runner._cache._kv is kv
-        for layer in runner._cache.layers:
+        assert runner._target.cache._kv is kv
+        for layer in runner._target.cache.layers:
             assert layer.keys.untyped_storage().data_ptr() == kv.untyped_storage().data_ptr()
 
 

@@ -1,0 +1,66 @@
+"""One forward of trees, in one of two ways: the shapes as they come, or, in graphs.py, in few fixed ones."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from infer.gate import CLOSED
+from infer.head import Logits
+from infer.layout import Layout, extent, lay_out, mask
+from infer.pick import Sampling
+from infer.reading import LazyReading, Reading, Request
+from infer.target import Target
+from infer.tree import Tree
+
+
+class Forward(Protocol):
+    """A way through the model."""
+
+    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+        """What the model says of each sequence's tree; the rows wait in the cache behind its lengths."""
+        ...
+
+
+class DynamicForward:
+    """As many rows and columns as there are: nothing is computed in vain, and every launch is paid for."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        # One row alone takes slow paths of the CPU's kernels in narrow types (attention up to 3.9
+        # times two rows): plain decoding runs its row twice, or speculation would be flattered.
+        self._least = 2 if target.device.type == "cpu" and target.dtype.itemsize < 4 else 1
+
+    @staticmethod
+    def room(capacity: int, max_rows: int, batch: int) -> int:
+        """Rows of the cache that sequences of `capacity` tokens and the trees behind them take.
+
+        Of several trees one may have the most drafts and another the most probes.
+        """
+        return capacity + max(2, max_rows if batch == 1 else 2 * max_rows)
+
+    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> LazyReading:
+        """See Forward."""
+        target, cache = self._target, self._target.cache
+        probes = extent(trees)[1]
+        layout = lay_out(trees, cache.lengths, drafts=self._least - probes)
+        cache.place(layout.ids.shape[1])
+        with target.gate.open(layout.drafts if probes else CLOSED):
+            hidden = target.hidden(
+                torch.from_numpy(layout.ids).to(target.device),
+                torch.from_numpy(layout.positions).to(target.device),
+                self._masks(layout),
+            ).flatten(0, 1)
+        logits = Logits(target.head, hidden, target.head(hidden))
+        return LazyReading(logits, layout, trees, requests, sampling, target.agree)
+
+    def _masks(self, layout: Layout) -> dict[str, Tensor] | None:
+        """By kind of layer; none for a row that is alone and sees everything."""
+        target, lengths, end = self._target, self._target.cache.lengths, self._target.cache.slots.end
+        if layout.ids.size == 1 and all(window is None or end <= window for window in target.windows.values()):
+            return None
+        return {
+            kind: torch.from_numpy(mask(layout, lengths, end, window=window)).to(target.device)
+            for kind, window in target.windows.items()
+        }

@@ -1,0 +1,196 @@
+"""Forwards in few fixed shapes, on CUDA each captured once as a graph.
+
+A small forward on a GPU is mostly launches: a graph replays a thousand kernels for the price of one,
+with the shapes and addresses that it was captured with. So rows and columns are filled up to buckets,
+the masks are made on the device, and everything between the tokens that go in and the picks that come
+out is in the graph: one copy there, one copy back.
+
+    B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
+
+A row that fills up sees the cache and itself; what it writes lies behind its sequence's tree. A
+sequence that fills up has an empty cache, whose columns nobody uses.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from infer.gate import CLOSED
+from infer.head import Logits
+from infer.layout import Layout, extent, lay_out
+from infer.pick import Sampling, leaders, pick
+from infer.reading import LazyReading, Packed, PackedReading, Reading, Request
+from infer.target import Target
+from infer.tree import Tree
+
+COLUMNS = 64  # of cache, the smallest bucket
+WIDTH = 16  # leaders of every probe that are brought over
+WARM_UPS = 3
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for."""
+
+    sequences: int
+    drafts: int
+    probes: int
+    columns: int
+    sampling: Sampling
+    keeps_logits: bool  # for logits processors, which run on the host
+
+
+class StaticForward:
+    """A graph for every shape, made when it is first wanted; all share one pool of memory."""
+
+    def __init__(self, target: Target, *, batch: int, compile: bool = False) -> None:
+        self._target, self._batch = target, batch
+        self._hidden: Callable[..., Tensor] = target.hidden
+        if compile:
+            self._hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
+        self._pool = torch.cuda.graph_pool_handle() if target.device.type == "cuda" else None
+        self._graphs: dict[Shape, Graph] = {}
+
+    @staticmethod
+    def room(capacity: int, max_rows: int, batch: int) -> int:
+        """Rows of the cache that sequences of `capacity` tokens and the trees behind them take."""
+        return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
+
+    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+        """See Forward."""
+        target = self._target
+        drafts, probes = map(bucket, extent(trees))
+        idle = min(bucket(len(trees)), self._batch) - len(trees)
+        lengths = [*target.cache.lengths, *[0] * idle]
+        layout = lay_out([*trees, *[Tree.chain(0)] * idle], lengths, drafts=drafts, probes=probes)
+        columns = COLUMNS * bucket(-(-(max(lengths) + drafts + probes) // COLUMNS))
+        shape = Shape(
+            len(lengths),
+            drafts,
+            probes,
+            min(columns, target.cache.capacity),
+            sampling,
+            any(request.processors for request in requests),
+        )
+        if shape not in self._graphs:
+            self._graphs[shape] = Graph(shape, target, self._hidden, self._pool)
+        graph = self._graphs[shape]
+        packed = graph.run(layout, lengths, [*(request.seed for request in requests), *[0] * idle])
+        if graph.logits is None:
+            return PackedReading(packed, trees, requests)
+        lazy = LazyReading(graph.logits, layout, trees, requests, sampling, target.agree)
+        return PackedReading(packed, trees, requests, lazy)
+
+
+class Graph:
+    """One shape's buffers and, on CUDA, its kernels."""
+
+    def __init__(self, shape: Shape, target: Target, hidden: Callable[..., Tensor], pool: Any) -> None:
+        self._shape, self._target, self._hidden, self._pool = shape, target, hidden, pool
+        self._inputs = Inputs(shape.sequences, shape.drafts + shape.probes, target.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._width = 0  # leaders of a probe
+        self._packed: Tensor | None = None
+        self.logits: Logits | None = None  # of the last run, where they are kept
+
+    def run(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> Packed:
+        """The picks and leaders of these rows; returns when they have arrived."""
+        self._inputs.fill(layout, lengths, seeds)
+        if self._pool is None:
+            self._packed = self._compute()
+        else:
+            if self._graph is None:
+                self._graph = self._capture()
+            self._graph.replay()
+        assert self._packed is not None
+        B, D, P = self._shape[:3]
+        return Packed.unpack(self._target.agree(self._packed).cpu().numpy(), (B, D), (B, P, self._width))
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        # Runs ahead of the capture allocate what libraries keep, and compile. They write what the
+        # replay will write again.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self._compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._packed = self._compute()
+        return graph
+
+    def _compute(self) -> Tensor:
+        """From the inputs to one float64 tensor, in which ids are exact too."""
+        _, D, P, n, sampling, keeps_logits = self._shape
+        target, given = self._target, self._inputs
+        q = D + P
+        target.cache.place_each(given.lengths, rows=q, end=n)
+        masks = {kind: additive_mask(given, n, window, target.dtype) for kind, window in target.windows.items()}
+        with target.gate.open(D if P else CLOSED):
+            hidden = self._hidden(given.ids, given.positions, masks)
+        logits = target.head(hidden)
+        if keeps_logits:
+            self.logits = Logits(target.head, hidden.flatten(0, 1), logits.flatten(0, 1))
+
+        def rows(which: slice) -> tuple[Logits, Sampling, Tensor, Tensor]:
+            some = Logits(target.head, hidden[:, which].flatten(0, 1), logits[:, which].flatten(0, 1))
+            places = given.positions[:, which] + 1
+            return some, sampling, places.flatten(), given.seeds[:, None].expand_as(places).flatten()
+
+        parts = [pick(*rows(slice(0, D)))]
+        if P:
+            scores, ids = leaders(*rows(slice(D, q)), WIDTH)
+            self._width = ids.shape[1]
+            parts += [ids.flatten(), scores.flatten()]
+        return torch.cat([part.double() for part in parts])
+
+
+class Inputs:
+    """What a forward takes from the host, in one buffer: `ids` and `positions` (B, q), `seeds` and
+    `lengths` (B,), all int64, and `seen` (B, q, q) bool.
+    """
+
+    def __init__(self, sequences: int, rows: int, device: torch.device) -> None:
+        self._sequences, self._rows = sequences, rows
+        size = 8 * (2 * sequences * rows + 2 * sequences) + sequences * rows**2
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._views = [view.numpy() for view in self._split(self._host)]
+        self.ids, self.positions, self.seeds, self.lengths, self.seen = self._split(self._device)
+
+    def fill(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> None:
+        """Bring these over, in one copy; the last one must have been used."""
+        for view, value in zip(self._views, (layout.ids, layout.positions, seeds, lengths, layout.seen)):
+            view[...] = value
+        self._device.copy_(self._host, non_blocking=True)
+
+    def _split(self, buffer: Tensor) -> list[Tensor]:
+        B, q = self._sequences, self._rows
+        sizes = (B * q, B * q, B, B)
+        ids, positions, seeds, lengths = buffer[: 8 * sum(sizes)].view(torch.int64).split(sizes)
+        seen = buffer[8 * sum(sizes) :].view(torch.bool)
+        return [ids.view(B, q), positions.view(B, q), seeds, lengths, seen.view(B, q, q)]
+
+
+def additive_mask(given: Inputs, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """(B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere."""
+    q = given.ids.shape[1]
+    column = torch.arange(columns, device=given.ids.device)
+    behind = column - given.lengths[:, None]  # (B, columns): the row that a column holds, if any
+    row = behind.clamp(0, q - 1)
+    among = given.seen.gather(2, row[:, None].expand(-1, q, -1)) & ((behind >= 0) & (behind < q))[:, None]
+    attends = among | (behind < 0)[:, None]
+    if window is not None:
+        places = torch.where(behind < 0, column, given.positions.gather(1, row))
+        attends &= places[:, None] > given.positions[..., None] - window
+    return torch.zeros_like(attends, dtype=dtype).masked_fill(~attends, float("-inf"))[:, None]
+
+
+def bucket(n: int) -> int:
+    """The smallest of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is at least n: at most a third is filling."""
+    if n < 3:
+        return n
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if n <= power * 3 // 4 else power

@@ -1,0 +1,82 @@
+"""Several processes on one model, under torchrun: tensor parallel by the library's own means.
+
+Every rank holds its share of each layer's heads and runs the whole loop on the same tokens. Ranks that
+chose differently would wait for each other for ever; so whatever decides (picks, drafts, costs) is
+rank 0's on every rank, and no kernel's rounding can part them.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from conf import UserError
+
+T = TypeVar("T")
+
+
+def processes() -> int:
+    """How many torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
+    """How the model is divided. Raises UserError where it cannot be, for so many ranks.
+
+    The head stays whole: its rows are looked up one by one for the float32 logits (head.py).
+    """
+    if not config.base_model_tp_plan or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(
+            f"torchrun: wanted a model that the library can divide over {ranks} processes, found "
+            f"{config.model_type}, which has no tensor parallel plan"
+        )
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % ranks or config.num_attention_heads % ranks:
+        raise UserError(
+            f"torchrun: wanted a number of processes that divides the model's {config.num_attention_heads} "
+            f"heads and {heads} key-value heads, found {ranks}"
+        )
+    atexit.register(leave)
+    return DistributedConfig(tp_size=ranks, tp_plan={"lm_head": "replicate"})
+
+
+def leave() -> None:
+    """End the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shares(lm: PreTrainedModel) -> int:
+    """Over how many ranks a model is divided."""
+    return lm.tp_size or 1
+
+
+def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """What makes a tensor rank 0's on every rank."""
+
+    def agreed(found: Tensor) -> Tensor:
+        found = found.contiguous()
+        dist.broadcast(found, 0)
+        return found
+
+    return agreed if shares(lm) > 1 else lambda found: found
+
+
+def agreed_value(lm: PreTrainedModel, value: T) -> T:
+    """Rank 0's value on every rank."""
+    if shares(lm) == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, 0)
+    return values[0]

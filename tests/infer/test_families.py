@@ -1,0 +1,165 @@
+"""Every family against the library's own forward with its own attention; the others by name."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from conf import UserError
+from infer.attention import NAME, register
+from infer.checkpoint import load_model
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.families import check_family, check_tree
+from infer.loop import Limits, decode
+from infer.reading import Request
+from infer.runner import Runner
+from infer.tree import Tree
+from tests.infer.test_runner import by_library, logits_of
+from tests.infer.test_tree import path_to
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+FAMILIES = {
+    "llama": ("llama", {}),
+    "codellama": (
+        "llama",
+        {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
+    "llama, scaled": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral, window": ("mistral", {"sliding_window": 6}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, windows above": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "starcoder2, window": ("starcoder2", {"sliding_window": 6, "use_bias": True}),
+}
+REFUSED = {
+    "gemma2": ({}, "logits are capped"),
+    "gemma3": ({}, "takes more than text"),
+    "mamba": ({}, "layers other than attention"),
+    "rwkv": ({}, "layers other than attention"),
+    "t5": ({}, "no decoder-only language model"),
+    "bloom": ({}, "takes no mask of ours"),
+    "llama4_text": ({}, "chunked_attention"),
+    "phi3": (
+        {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0] * 48, "short_factor": [1.0] * 48}},
+        "change with the text's length",
+    ),
+    "llama": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "change with the text's length"),
+}
+TREE = Tree((7, 3, 9, 9, 30, 4), (-1, 0, 0, 1, 3, 2), 6).probe((0, 4), (90, 90))
+PROMPTS = [[5, 17, 3, 88, 41, 22, 60, 9, 14, 77, 8, 2], [44, 6, 13], [30, 31, 32, 33, 34, 35, 36, 37]]
+
+
+def tiny(kind: str, **settings: Any) -> PreTrainedModel:
+    register()
+    torch.manual_seed(0)
+    known = AutoConfig.for_model(kind).to_dict()
+    config = AutoConfig.for_model(
+        kind, **{k: v for k, v in {**SIZES, **settings}.items() if k in known or k in settings}
+    )
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    for parameter in lm.parameters():  # biases and norms begin as nothing
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return lm.eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_node_has_the_logits_of_its_path_decoded_alone(family: str) -> None:
+    """Prompts longer than the window and shorter ones side by side, by both ways through the model."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    check_family(lm.config)
+    check_tree(lm)
+    runner = Runner(lm, capacity=64, max_rows=16, batch=3)
+    runner.prefill(PROMPTS)
+    found = logits_of(runner, [TREE] * 3)
+    for prompt, logits in zip(PROMPTS, found):
+        for node in range(len(TREE.tokens)):
+            expected = by_library(lm, [*prompt, *(TREE.tokens[i] for i in path_to(TREE, node))])
+            torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_decoding_is_the_librarys(family: str) -> None:
+    """Every prompt of a batch, drafted by random probes, and through fixed shapes too."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    requests = [Request(prompt) for prompt in PROMPTS]
+    new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=6, width=3))
+    for static in (False, True):
+        runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
+        texts: list[list[int]] = [[] for _ in PROMPTS]
+        for steps in decode(runner, requests, new, Limits(30, eos=[1])):
+            for step in steps:
+                texts[step.sequence] += step.tokens
+        assert texts == [by_generate(lm, prompt) for prompt in PROMPTS]
+
+
+def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
+    lm.set_attn_implementation("sdpa")
+    ids = torch.tensor([list(prompt)])
+    whole = lm.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, pad_token_id=1
+    )
+    lm.set_attn_implementation(NAME)
+    return whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_trees_do_not_suit_is_refused_by_name_before_its_weights_are_read(kind: str) -> None:
+    settings, reason = REFUSED[kind]
+    with pytest.raises(UserError, match=rf"wanted a causal model .*found {kind}.*{reason}"):
+        check_family(AutoConfig.for_model(kind, **settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("cohere", {"logit_scale": 0.1}), ("granite", {"logits_scaling": 8.0})]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaled_logits_are_found_by_trying(kind: str, settings: dict[str, float], dtype: torch.dtype) -> None:
+    with pytest.raises(UserError, match=f"{kind}, whose logits of a tree are not those of its paths"):
+        check_tree(tiny(kind, **settings).to(dtype))
+
+
+def test_attention_with_more_than_a_mask_is_found_by_trying() -> None:
+    """What a model hands to its attention beyond masks and windows must not silently be left out."""
+    lm = tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=1)
+    with pytest.raises(UserError, match="gpt_oss, which could not be tried with a tree .*s_aux"):
+        check_tree(lm)
+
+
+def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
+    tiny("mistral", sliding_window=6).save_pretrained(tmp_path)
+    lm = load_model(tmp_path, dtype="float32", device="cpu")
+    runner = Runner(lm, capacity=16, max_rows=1)
+    runner.prefill([PROMPTS[0]])
+    (logits,) = logits_of(runner, [Tree.chain(7)])
+    torch.testing.assert_close(logits[0], by_library(lm, [*PROMPTS[0], 7]), rtol=1e-4, atol=1e-4)
+    tiny("cohere").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"^model={tmp_path}: wanted a causal model .* found cohere"):
+        load_model(tmp_path, dtype="float32", device="cpu")

@@ -1,0 +1,40 @@
+"""Tensor parallel by two processes on this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, MambaConfig
+
+from conf import UserError
+from infer.parallel import plan
+from tests.conftest import tiny_llama
+from tests.infer.parallel_worker import outputs
+
+
+def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
+    """Greedy and sampled, by both ways through the model, and where each rank has its own clock."""
+    tiny_llama().save_pretrained(tmp_path)
+    worker = Path(__file__).with_name("parallel_worker.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    answer = subprocess.run(
+        [*command, "-m", f"tests.infer.{worker.stem}", str(tmp_path)],
+        cwd=worker.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr
+    (line,) = answer.stdout.splitlines()  # one rank prints
+    found = json.loads(line)
+    assert found == outputs(str(tmp_path))
+    assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(UserError, match="4 heads and 2 key-value heads, found 4"):
+        plan(LlamaConfig(num_attention_heads=4, num_key_value_heads=2), 4)
+    with pytest.raises(UserError, match="found mamba, which has no tensor parallel plan"):
+        plan(MambaConfig(), 2)
