@@ -10,8 +10,12 @@ right. With them a step is a purchase. With λ tokens per millisecond earned on 
 
 That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. How many
 probes, k, comes from the same figures: two states, a draft at hand or not, whose long-run rate has a
-closed form. Where drafting earns less than plain decoding nothing is drafted, but for a look now and
-then, ever more seldom.
+closed form.
+
+Drafting lives on credit. What it loses against plain decoding is taken from it and what it gains is
+added, up to a limit; when it is used up, decoding is plain, and a small share of that time is put
+aside for the next attempt. So decoding takes at most that share longer than plain decoding does,
+and the first credit once.
 """
 
 from collections.abc import Sequence
@@ -24,7 +28,8 @@ from infer.reading import Candidates
 BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
-LOOKS = (32, 1024)  # plain steps between two looks whether drafts would pay: at first, at most
+CREDIT = (2.0, 8.0, 24.0)  # plain forwards' time: to try again, at first, at most
+PUT_ASIDE = 0.015  # of the time of plain decoding
 PLANS = (8, 64)  # steps between two plans: at first, at most
 
 
@@ -51,12 +56,12 @@ class Calibration:
 
 
 def best_plan(ms: Sequence[float], accepted: Sequence[float]) -> tuple[float, int]:
-    """The best rate, in tokens per millisecond, of chains of drafts, and the probes it takes (0: plain).
+    """The best rate, in tokens per millisecond, of chains of drafts, and the probes it takes.
 
     `ms[q]` is L(q); `accepted[j]` the chance of draft j + 1 where all before it are right. Drafts lead
     to new drafts where the path ends above probes; else a forward has to make them.
     """
-    best = (1 / ms[1], 0)
+    best = (0.0, 1)
     for k in range(1, min(len(accepted), len(ms) - 2) + 1):
         reached, tokens = [1.0], 1.0
         for m in range(1, k + 1):
@@ -86,8 +91,8 @@ class AutoPolicy:
         self._accepted, self._seen = [0.5] * k, [0] * k
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._steps, self._next_plan = 0, PLANS[0]
-        self._plain_steps, self._wait = 0, LOOKS[0]
-        self._drafting, self.k = True, k
+        self._drafting, self._credit = True, CREDIT[1] * self._ms[1]
+        self.k = k
         self._plan()
 
     def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
@@ -102,15 +107,11 @@ class AutoPolicy:
             chance = self._calibration.chance
             chances = [[chance(weight) for weight in row] for row in candidates.weights]
             drafts = grow(root, candidates.ids[: left - 1], chances, self._prices)
-        if not self._drafting:
-            return drafts, self._look() if len(drafts.tokens) == 1 else []
-        return self._probed(drafts)
+        return self._probed(drafts) if self._drafting else (drafts, [])
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Follow the rate, and what became of the candidates."""
-        fade = 1 - 1 / STEPS
-        self._earned = fade * self._earned + len(tokens)
-        self._spent = fade * self._spent + self._ms[rows]
+        self._account(len(tokens), self._ms[rows])
         if candidates is None:
             return
         for place, (token, ids, weights) in enumerate(zip(tokens, candidates.ids, candidates.weights)):
@@ -120,24 +121,28 @@ class AutoPolicy:
             pace = max(1 / STEPS, 1 / (2 + self._seen[place]))
             self._accepted[place] += pace * ((ids[0] == token) - self._accepted[place])
 
+    def _account(self, tokens: int, ms: float) -> None:
+        """Gains and losses against plain decoding; whether to draft."""
+        plain = self._ms[1]
+        if self._drafting:
+            fade = 1 - 1 / STEPS
+            self._earned, self._spent = fade * self._earned + tokens, fade * self._spent + ms
+            self._credit = min(self._credit + tokens * plain - ms, CREDIT[2] * plain)
+            self._drafting = self._credit > 0
+        else:
+            self._credit += tokens * plain - ms + PUT_ASIDE * ms
+            self._drafting = self._credit > CREDIT[0] * plain
+
     def _plan(self) -> None:
-        """How many probes, whether to draft at all, and what a row costs in tokens."""
+        """How many probes, and what a row costs in tokens."""
         accepted = list(self._accepted)
         for place in range(1, len(accepted)):
             if self._seen[place] < 4:
                 accepted[place] = min(accepted[place], accepted[place - 1])
-        planned, k = best_plan(self._ms, accepted)
-        plain = 1 / self._ms[1]
-        found = self._earned / self._spent if self._spent and self._drafting else planned
-        drafting = k > 0 or (self._drafting and found > plain)
-        if drafting and not self._drafting:
-            self._earned = self._spent = 0.0
-            self._wait = LOOKS[0]
-        self._drafting, self.k = drafting, k or self.k
-        rate = max(plain, planned if self._steps < STEPS else found)
-        self._bare = rate * self._ms[1 + self.k] - 1  # h: tokens lost for want of drafts
-        self._rate = rate
-        self._prices = [rate * (b - a) for a, b in zip(self._ms[1:], self._ms[2:])]
+        planned, self.k = best_plan(self._ms, accepted)
+        self._rate = max(1 / self._ms[1], planned if self._steps < STEPS else self._earned / self._spent)
+        self._bare = self._rate * self._ms[1 + self.k] - 1  # h: tokens lost for want of drafts
+        self._prices = [self._rate * (b - a) for a, b in zip(self._ms[1:], self._ms[2:])]
 
     def _probed(self, drafts: Drafts) -> tuple[Drafts, Sequence[int]]:
         """The drafts with their sites; fewer drafts where more sites are worth their place."""
@@ -167,12 +172,3 @@ class AutoPolicy:
             rows += self.k
             value += gain
         return value - self._rate * self._ms[rows], sorted(found), full
-
-    def _look(self) -> Sequence[int]:
-        """Plain decoding, but for a draft now and then; whenever it does not pay, the wait doubles."""
-        self._plain_steps += 1
-        if self._plain_steps < self._wait:
-            return []
-        self._plain_steps, self._wait = 0, min(2 * self._wait, LOOKS[1])
-        self._next_plan = self._steps + 2
-        return [0]

@@ -42,13 +42,8 @@ def test_the_closed_form_is_the_best_of_all_plans(costs: Costs, accepted: list[f
         for sites in subsets(m)
     }
     best = max(rates.values())
-    assert rate == pytest.approx(max(best, 1 / costs(1)), rel=0.04)
-    if best > 1.02 / costs(1):
-        assert k and max(r for (of, *_), r in rates.items() if of == k) > 0.96 * best
-
-
-def test_where_rows_cost_as_much_as_forwards_nothing_is_drafted() -> None:
-    assert best_plan([0.0, *(STEEP(q) for q in range(1, 65))], [0.8] * 5) == (1 / 10.0, 0)
+    assert rate == pytest.approx(best, rel=0.04)
+    assert max(r for (of, *_), r in rates.items() if of == k) > 0.96 * best
 
 
 @given(st.integers(1, 80))
@@ -117,6 +112,14 @@ def test_drafting_that_does_not_pay_costs_under_three_percent(costs: Costs, acce
     policy = Scripted(costs, 5)
     tokens, ms = decode_with(policy, accepted, 2000)
     assert ms < 1.03 * tokens * costs(1)
+
+
+def test_an_unlucky_start_does_not_end_drafting() -> None:
+    """After six drafts of which none was right, a text of 60 tokens was decoded plainly to its end."""
+    policy = Scripted(CPU, 5)
+    decode_with(policy, 0.0, 8)
+    tokens, ms = decode_with(policy, 0.8, 60)
+    assert tokens / ms * CPU(1) > 1.3
 
 
 def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
