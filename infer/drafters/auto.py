@@ -28,8 +28,8 @@ from infer.reading import Candidates
 BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
-CREDIT = (2.0, 8.0, 24.0)  # plain forwards' time: to try again, at first, at most
-PUT_ASIDE = 0.015  # of the time of plain decoding
+CREDIT = (2.0, 6.0, 24.0)  # plain forwards' time: to try again, at first, at most
+PUT_ASIDE = 0.01  # of the time of plain decoding
 PLANS = (8, 64)  # steps between two plans: at first, at most
 
 
