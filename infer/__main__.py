@@ -16,8 +16,9 @@ from infer.view import View
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures."""
     page = Path(config.html) if config.html else None
-    if page and not page.parent.is_dir():
-        raise UserError(f"html={page}: wanted a file in a folder that exists, found no {page.parent}")
+    if page and (page.is_dir() or not page.parent.is_dir()):
+        found = "a folder" if page.is_dir() else f"no {page.parent}"
+        raise UserError(f"html={page}: wanted a file in a folder that exists, found {found}")
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(config.model, config.dtype, config.device)

@@ -49,7 +49,7 @@ Prompt: TypeAlias = str | Infill | Sequence[int]
 class Model:
     """A loaded model directory. `context` is the number of its positions, in tokens."""
 
-    lm: PreTrainedModel
+    lm: PreTrainedModel = field(repr=False)
     text: Text
     adaptive: Adaptive | None  # None for a model that was trained without adaptive tokens
     eos: frozenset[int]
@@ -106,8 +106,9 @@ def generate(
     A prompt is a text, an `Infill`, or token ids (n,), which may be BOS alone. Each forward yields a
     step of every sequence that goes on. A sequence's tokens do not depend on `decode.method` nor on
     the sequences beside it: they are those of plain decoding with the same seed, `decode.seed` for
-    all or one each by `seeds`. `processors` are further ones of Transformers', applied as its
-    `generate` does: functions of the ids (1, n) before a place and the scores (1, V) alone.
+    all or one each by `seeds` (in narrow types up to near-ties). `processors` are further ones of
+    Transformers', applied as its `generate` does: functions of the ids (1, n) before a place and the
+    scores (1, V) alone.
 
     Raises UserError, before anything is decoded, for what cannot be done; later only when the
     memory does not suffice.
@@ -117,8 +118,8 @@ def generate(
     batch, names = _batch(prompts)
     ids = [_ids(model, prompt, name) for prompt, name in zip(batch, names)]
     _check_lengths(model, ids, names, decode.max_new_tokens)
-    if seeds is not None and len(seeds) != len(ids):
-        raise UserError(f"seeds: wanted one for each of {len(ids)} prompts, found {len(seeds)}")
+    if seeds is not None and (len(seeds) != len(ids) or not all(0 <= seed < 2**63 for seed in seeds)):
+        raise UserError(f"seeds: wanted one of up to 63 bits for each of {len(ids)} prompts, found {seeds}")
     requests = [
         Request(prompt, seed, _processors(model, prompt, decode, processors))
         for prompt, seed in zip(ids, seeds or [decode.seed] * len(ids))

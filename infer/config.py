@@ -104,6 +104,8 @@ class InferConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads: wanted at least 1, found {self.threads}")
         asked = bool(self.infill.prefix or self.infill.suffix)
         if bool(self.prompt) == asked:
             found = "both" if asked else "an empty prompt"

@@ -26,7 +26,7 @@ pre { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; white-space: pre-
       overflow-wrap: anywhere; border: 1px solid var(--edge); border-radius: 6px; padding: 1rem; }
 .given { color: var(--faint); }
 .drafted { background: var(--drafted); border-radius: 2px; }
-.legend span { margin-right: 1.5rem; padding: 0 0.25rem; }
+.legend span { display: inline-block; margin-right: 1.5rem; padding: 0 0.25rem; }
 </style></head><body>
 <h1>$title</h1>
 <p class="legend"><span class="given">given</span><span>the model\'s own</span>

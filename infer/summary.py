@@ -33,7 +33,7 @@ class Summary:
         """One line. The rate counts what came after the first step, whose time is the prompt's too."""
         assert self.first is not None
         later = self.tokens - self.first_tokens
-        parts = [f"{self.tokens} tokens"]
+        parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
         if later:
             parts.append(f"{later / (self.last - self.first):.0f} tokens/s")
         parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")

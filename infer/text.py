@@ -143,7 +143,8 @@ class Text:
         found = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
         if None in found:
             raise UserError(
-                f"tokenizer: wanted byte pieces, or control ids that no text can spell, found {text!r}"
+                f"tokenizer: wanted a spelling of {text!r} within the model's rows and without control ids, "
+                "found none"
             )
         return found  # type: ignore[return-value]
 

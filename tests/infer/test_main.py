@@ -43,7 +43,7 @@ def shown(*, terminal: bool) -> str:
 def test_the_summary_leaves_the_prompts_time_out_of_the_rate() -> None:
     line = "6 tokens, 2 tokens/s, 2.00 tokens per forward, 30 % of 10 drafts accepted; first token after 0.25 s"
     assert str(summary_of(STEPS)) == line.replace("2 tokens/s", f"{5 / 2:.0f} tokens/s")
-    assert str(summary_of(STEPS[:1])) == "1 tokens, 1.00 tokens per forward; first token after 0.25 s"
+    assert str(summary_of(STEPS[:1])) == "1 token, 1.00 tokens per forward; first token after 0.25 s"
 
 
 def test_on_a_terminal_drafts_have_a_colour_and_nothing_steers_it() -> None:
@@ -146,6 +146,8 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p: wanted a share above 0"),
         (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html: wanted a file in a folder"),
+        (["prompt=x", "html=/"], "html=/: wanted a file in a folder that exists, found a folder"),
+        (["prompt=x", "threads=0"], "threads: wanted at least 1, found 0"),
         (["prompt=" + "x y " * 400], "prompt: wanted fewer tokens than the model's context of 512"),
         (["prompt=x", "decode.max_new_tokens=512"], "decode.max_new_tokens=512: wanted prompt and the new"),
         (["prompt=\udcff"], "prompt: wanted text in UTF-8"),

@@ -105,3 +105,10 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(shared_data: Path,
     assert max(ids) < 32000
     (tmp_path / "config.json").write_text('{"vocab_size": 31000}')
     assert max(load_text(tmp_path).encode("ো 한국")) < 31000
+
+
+def test_a_tokenizer_that_cannot_spell_within_the_rows_is_told(base_dir: Path, tmp_path: Path) -> None:
+    shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
+    (tmp_path / "config.json").write_text('{"vocab_size": 280}')
+    with pytest.raises(UserError, match="wanted a spelling of .* within the model's rows"):
+        load_text(tmp_path).encode("def import return self")
