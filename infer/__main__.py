@@ -6,6 +6,7 @@ import torch
 from rich.console import Console
 
 from conf import UserError, run
+from infer import parallel
 from infer.api import generate, load
 from infer.config import InferConfig
 from infer.page import write_page
@@ -24,13 +25,13 @@ def main(config: InferConfig) -> None:
     model = load(config.model, config.dtype, config.device)
     before, after = config.prompt or config.infill.prefix, config.infill.suffix
     steps = generate(model, config.prompt or config.infill, config.decode)
-    summary, shown, view = Summary(), [], View(Console(), before, after)
+    summary, shown, view = Summary(), [], View(Console(quiet=not parallel.is_first()), before, after)
     for step in steps:
         summary.add(step)
         shown.append(step)
         view.step(step)
     view.close(summary)
-    if page:
+    if page and parallel.is_first():
         write_page(page, title=config.model, before=before, after=after, steps=shown, summary=summary)
         print(f"wrote {page}")
 

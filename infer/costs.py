@@ -126,15 +126,16 @@ def device_name(lm: PreTrainedModel) -> str:
 
 def _key(lm: PreTrainedModel, batch: int, context: int) -> str:
     config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
-    facts = [device_name(lm), torch.__version__, str(lm.dtype), config, batch, context, _cpu()]
+    facts = [device_name(lm), torch.__version__, str(lm.dtype), config, batch, context, processor()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _cpu() -> str:
-    """The processor by name: two machines may share a home."""
+def processor() -> str:
+    """The CPU by name: two machines may share a home."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line for line in lines if line.startswith("model name")), platform.node())
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.node())
 
 
 def _folder() -> Path:

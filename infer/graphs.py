@@ -48,6 +48,8 @@ class StaticForward:
         self._target, self._batch = target, batch
         self._hidden: Callable[..., Tensor] = target.hidden
         if compile:
+            # One row and one sequence are compiled by themselves, for each model: more than PyTorch expects.
+            torch._dynamo.config.recompile_limit = 64
             self._hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
         self._pool = torch.cuda.graph_pool_handle() if target.device.type == "cuda" else None
         self._graphs: dict[Shape, Graph] = {}

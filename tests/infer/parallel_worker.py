@@ -6,8 +6,11 @@ from functools import partial
 
 import torch
 
+from conf import settings
 from infer import costs, parallel
+from infer.__main__ import main
 from infer.checkpoint import load_model
+from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.loop import Limits, decode
@@ -50,3 +53,5 @@ if __name__ == "__main__":
     found = outputs(sys.argv[1])
     if parallel.is_first():
         print(json.dumps(found))
+    command = [f"model={sys.argv[1]}", "prompt=5 17 3", "dtype=float32", "decode=plain"]
+    main(settings("infer", InferConfig, [*command, "decode.max_new_tokens=4"]))

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, MambaConfig
 
 from conf import UserError
@@ -15,8 +18,13 @@ from tests.infer.parallel_worker import outputs
 
 
 def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
-    """Greedy and sampled, by both ways through the model, and where each rank has its own clock."""
+    """Greedy and sampled, by both ways through the model, and where each rank has its own clock; and
+    python -m infer speaks once.
+    """
     tiny_llama().save_pretrained(tmp_path)
+    words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
     worker = Path(__file__).with_name("parallel_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     answer = subprocess.run(
@@ -27,7 +35,8 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
         timeout=300,
     )
     assert answer.returncode == 0, answer.stderr
-    (line,) = answer.stdout.splitlines()  # one rank prints
+    line, text, _, summary = answer.stdout.splitlines()  # one rank prints
+    assert len(text.split()) == 4 and "tokens/s" in summary
     found = json.loads(line)
     assert found == outputs(str(tmp_path))
     assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]

@@ -1,0 +1,34 @@
+"""The settings of `python -m infer.gpu_check`."""
+
+from dataclasses import dataclass, field
+
+from infer.config import DTYPES
+from infer.gpu_check.shapes import SHAPES
+
+
+@dataclass
+class GpuCheckConfig:
+    """python -m infer.gpu_check: parity and speed of decoding on this GPU, with random weights."""
+
+    out: str  # the JSON file
+    device: str = "cuda"  # cpu tries the check itself, with shapes=[tiny]
+    shapes: list[str] = field(default_factory=lambda: ["codellama_7b", "codellama_13b"])  # what is timed
+    dtype: str = "bfloat16"  # of what is timed
+    k: list[int] = field(default_factory=lambda: [3, 5, 7, 13])
+    context: int = 1024  # tokens in the cache of what is timed
+    rounds: int = 25  # of every measurement
+    compile: bool = True  # the decoder, before it is captured
+    prompts: int = 8  # of every comparison
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cuda", "cpu"):
+            raise ValueError(f"device: wanted cuda or cpu, found {self.device}")
+        for name in self.shapes:
+            if name not in SHAPES:
+                raise ValueError(f"shapes: wanted some of {', '.join(SHAPES)}, found {name}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if not self.k or min(self.k) < 1:
+            raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
+        if self.rounds < 3 or self.prompts < 2 or self.context < 16:
+            raise ValueError("rounds, prompts, context: wanted at least 3, 2 and 16")

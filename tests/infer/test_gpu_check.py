@@ -1,0 +1,79 @@
+"""The check of a GPU, tried on a CPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf import UserError, settings
+from infer.gpu_check import parity, timing
+from infer.gpu_check.__main__ import main
+from infer.gpu_check.config import GpuCheckConfig
+from infer.gpu_check.shapes import SHAPES, random_model
+
+TINY = ["device=cpu", "shapes=[tiny]", "k=[2]", "context=40", "rounds=3", "prompts=2", "compile=false"]
+
+
+def check(out: Path, *overrides: str) -> None:
+    main(settings("gpu_check", GpuCheckConfig, [f"out={out}", *TINY, *overrides]))
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(parity, "NEW", 10)
+    monkeypatch.setattr(timing, "ROWS", (1, 2, 5))
+    monkeypatch.setattr(timing, "TURNS", 1)
+    return monkeypatch
+
+
+def test_the_report_holds_hardware_parity_and_times(
+    tmp_path: Path, short: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(tmp_path / "a" / "check.json", "dtype=float32")
+    report = json.loads((tmp_path / "a" / "check.json").read_text())
+    assert report["hardware"]["name"] and report["versions"]["torch"] and report["date"]
+    assert {row["dtype"] for row in report["parity"]} == {"float32", "bfloat16", "float16"}
+    assert all(row["passed"] for row in report["parity"])
+    tiny = report["shapes"]["tiny"]
+    assert list(tiny["rows_ms"]) == ["1", "2", "5"]
+    assert list(tiny["loops_ms"]) == ["plain", "two-forward k=2", "one-forward k=2"]
+    assert all(ms["low"] <= ms["median"] <= ms["high"] for ms in tiny["loops_ms"].values())
+    assert tiny["plain_share_of_roofline"] > 0
+    assert "two-forward k=2" in capsys.readouterr().out
+
+
+def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
+    tmp_path: Path, short: pytest.MonkeyPatch
+) -> None:
+    real = parity._texts
+
+    def wrong(lm, new, *args, **settings):  # one token of one decoder
+        texts = real(lm, new, *args, **settings)
+        if new is parity.DECODERS["tree"]:
+            texts[-1][-1] ^= 1
+        return texts
+
+    short.setattr(parity, "_texts", wrong)
+    with pytest.raises(UserError, match=r"found \d+ of 45 that differ, the first tree, greedy, float32"):
+        check(tmp_path / "check.json")
+    report = json.loads((tmp_path / "check.json").read_text())
+    assert {row["decoder"] for row in report["parity"] if not row["passed"]} == {"tree"}
+
+
+def test_what_a_plain_step_reads() -> None:
+    """By hand: two layers of width 32, 4 heads of 8, 2 key-value heads, a head of 199 rows."""
+    lm = random_model(SHAPES["tiny"], dtype=torch.bfloat16, device="cpu")
+    layer = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 64 * 32 + 2 * 32
+    cache = 2 * 2 * 2 * 8
+    assert timing.bytes_per_token(lm, 100) == 2 * (2 * layer + 32 + 199 * 32 + 100 * cache)
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="device=cuda: wanted a CUDA device, found none"):
+            check(tmp_path / "check.json", "device=cuda")
+    with pytest.raises(UserError, match="wanted the name of a JSON file, found a folder"):
+        check(tmp_path)
+    with pytest.raises(UserError, match="shapes: wanted some of .*found 70b"):
+        check(tmp_path / "check.json", "shapes=[70b]")
