@@ -39,6 +39,7 @@ from infer.output import Output
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
+from infer.runners import Runners
 from infer.text import Text
 
 MOST = 8  # prompts side by side
@@ -55,6 +56,7 @@ class Model:
     eos: frozenset[int]
     context: int
     methods: Methods = field(repr=False)
+    runners: Runners = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,15 @@ class TextStep(Step):
         return "".join(self.texts)
 
 
-def load(model_dir: str | Path, dtype: str = "bfloat16", device: str | None = None) -> Model:
+def load(
+    model_dir: str | Path, dtype: str = "bfloat16", device: str | None = None, *, compile: bool = False
+) -> Model:
     """A model directory, ready to decode, on a GPU where there is one.
 
+    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
+
     Raises UserError for what is no model, for a model whose attention takes no tree, for an unknown
-    dtype, and when the memory does not suffice.
+    dtype, for `compile` without a GPU, and when the memory does not suffice.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype}")
@@ -89,8 +95,16 @@ def load(model_dir: str | Path, dtype: str = "bfloat16", device: str | None = No
     wanted = f"the weights of {model_dir}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
     with enough_memory(wanted, "take dtype=bfloat16 or a smaller model"):
         lm = load_model(model_dir, dtype=dtype, device=device)
+    check_compile(lm, compile)
     context = lm.config.get_text_config().max_position_embeddings
-    return Model(lm, text, adaptive, eos_ids(lm), context, Methods(lm, adaptive))
+    runners = Runners(lm, compile=compile)
+    return Model(lm, text, adaptive, eos_ids(lm), context, Methods(lm, adaptive), runners)
+
+
+def check_compile(lm: PreTrainedModel, compile: bool) -> None:
+    """Raises UserError where forwards have no fixed shapes to compile."""
+    if compile and lm.device.type != "cuda":
+        raise UserError(f"compile=true: wanted the model on a GPU, found it on {lm.device}")
 
 
 def generate(
@@ -138,7 +152,7 @@ def _allocate(
             decode, batch=len(ids), capacity=capacity, left=model.context - longest
         )
         rows = new_drafter().max_rows
-        return Runner(model.lm, capacity=capacity, max_rows=rows, batch=len(ids)), new_drafter
+        return model.runners.take(batch=len(ids), capacity=capacity, max_rows=rows), new_drafter
 
 
 def _steps(
@@ -157,6 +171,7 @@ def _steps(
             for one in steps:
                 texts = outputs[one.sequence].take(finished=one.finished)
                 yield TextStep(one.sequence, one.tokens, one.drafted, one.accepted, one.finished, texts)
+    model.runners.give(runner)
 
 
 def _check_device(device: str | None) -> None:

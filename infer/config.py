@@ -98,6 +98,7 @@ class InferConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     dtype: str = "bfloat16"
     device: str | None = None  # a GPU where there is one
+    compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
     threads: int | None = None  # CPU threads; the library's default where not given
     html: str | None = None  # a page of the coloured text
 
@@ -143,6 +144,7 @@ class SpeedConfig:
     dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
     rounds: int = 3  # alternations of all decoders over every prompt
     max_new_tokens: int = 128
+    compile: bool = False  # a GPU's forward by torch.compile
     threads: int | None = None
     seed: int = 0  # chooses the prompts
 

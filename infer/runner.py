@@ -39,11 +39,16 @@ class Runner:
         if static is None:
             static = lm.device.type == "cuda" and lm._can_compile_fullgraph and shares(lm) == 1
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
-        self._batch, self._capacity = batch, capacity
+        self.static = static
+        self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
         self._target = target = Target(lm, batch=batch, capacity=room)
         self._forward: Forward = (
             StaticForward(target, batch=batch, compile=compile) if static else DynamicForward(target)
         )
+
+    def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
+        """Whether so many sequences, tokens and nodes find room."""
+        return batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
 
     @property
     def lengths(self) -> list[int]:

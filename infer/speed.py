@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from conf import UserError, run
 from conf.stage import is_finished, made_from, staged, write_manifest
+from infer.api import check_compile
 from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.config import SpeedConfig
 from infer.costs import find_costs
@@ -92,6 +93,7 @@ def _decoders(
     lm: PreTrainedModel, adaptive_ids: Sequence[int], prompts: Sequence[Sequence[int]], config: SpeedConfig
 ) -> dict[tuple[str, int], Decoder]:
     """Plain decoding, SDSAT by k and by itself, and in float32 the library's `generate`, by name and k."""
+    check_compile(lm, config.compile)
     limit = lm.config.max_position_embeddings
     longest = max(map(len, prompts)) + config.max_new_tokens
     if longest > limit:
@@ -104,7 +106,7 @@ def _decoders(
         rows = max(new().max_rows for new in drafters.values())
     except ValueError as error:
         raise UserError(str(error)) from error
-    runner = Runner(lm, capacity=longest, max_rows=rows)
+    runner = Runner(lm, capacity=longest, max_rows=rows, compile=config.compile)
     limits = Limits(config.max_new_tokens, eos_ids(lm))
     decoders = {which: loop_decoder(runner, new, limits) for which, new in drafters.items()}
     if lm.dtype == torch.float32:
