@@ -50,6 +50,9 @@ def compare(
         **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in fixed.items()},
         "auto": partial(AdaptiveDrafter, ids, auto),
     }
+    if args.only:
+        wanted = ("plain", *args.only)
+        makers = {name: new for name, new in makers.items() if name.startswith(wanted)}
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     runner = Runner(lm, capacity=capacity, max_rows=64)
     limits = Limits(args.new, eos_ids(lm))
@@ -60,7 +63,8 @@ def compare(
 def table(found: dict[str, Measured], title: str) -> dict[str, dict[str, float]]:
     """Print and return medians."""
     plain = found["plain"]
-    paper = max((m for name, m in found.items() if "two-f" in name), key=Measured.median_rate)
+    papers = [one for name, one in found.items() if name.startswith("two-forward")]
+    paper = max(papers or [plain], key=Measured.median_rate)
     rows = {}
     print(
         f"{title}\n{'':20} {'tokens/s':>9} {'x plain':>8} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}"
@@ -92,6 +96,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--base")
+    parser.add_argument("--only", nargs="+", help="decoders whose name begins so, beside plain")
     args = parser.parse_args()
     torch.set_num_threads(1)
     text, ids = load_text(args.model), load_adaptive(args.model).ids
