@@ -4,6 +4,7 @@ The runner hands a (B, 1, q, kv) boolean mask through the library's model (True 
 without one, the rows are a prompt and attention is causal.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,16 +38,11 @@ def tree_attention(
     b, heads, q, d = query.shape
     kv_heads, kv = key.shape[1:3]
     grouped = heads != kv_heads
+    if attention_mask is None and sliding_window and kv > sliding_window:
+        attention_mask = band(kv, sliding_window, query.device)
     if attention_mask is None:
-        band = causal(kv, sliding_window, query.device) if sliding_window and kv > sliding_window else None
         output = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=band,
-            is_causal=band is None and q > 1,
-            scale=scaling,
-            enable_gqa=grouped,
+            query, key, value, is_causal=q > 1, scale=scaling, enable_gqa=grouped
         )
         return output.transpose(1, 2), None
     if grouped:
@@ -57,10 +53,11 @@ def tree_attention(
     return output.reshape(b, heads, q, d).transpose(1, 2), None
 
 
-def causal(n: int, window: int, device: torch.device) -> Tensor:
-    """(n, n) bool: each row attends to itself and to the `window` - 1 rows before it."""
+@lru_cache(maxsize=1)  # all layers of a prompt ask for the same
+def band(n: int, window: int, device: torch.device) -> Tensor:
+    """(1, 1, n, n) bool: each row attends to itself and to the `window` - 1 rows before it."""
     rows = torch.ones(n, n, dtype=torch.bool, device=device)
-    return rows.tril() & rows.triu(1 - window)
+    return (rows.tril() & rows.triu(1 - window))[None, None]
 
 
 def register() -> None:

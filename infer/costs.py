@@ -1,17 +1,19 @@
 """L(q): what a forward of q rows costs on this device, measured once and kept.
 
 The cost is that of a loop's whole step, so that a row of drafts is weighed with all it brings:
-the forward, the picks and the reading of the drafts. Kept by device, threads, model, dtype, batch
-and context in the user's cache folder.
+the forward, the picks and the reading of the drafts. Kept for a week, by device, threads, ranks, model,
+dtype, batch and context (up to 4,096 tokens), in the user's cache folder.
 """
 
 import hashlib
 import json
 import os
 import platform
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,8 @@ import torch
 from transformers import PreTrainedModel
 
 from conf.stage import write_json
-from infer.parallel import agreed_value
+from infer.gate import GatedLinear
+from infer.parallel import agreed_value, shares
 from infer.pick import GREEDY
 from infer.reading import Request
 from infer.runner import Runner
@@ -29,6 +32,9 @@ from infer.tree import Tree
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
 SECONDS = 3.0  # to measure in, more or less
+SLOW = 0.3  # seconds of a forward from which the wait is announced
+SCHEMA = 2  # of what is kept, and of how it is measured
+WEEK = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -47,23 +53,27 @@ class Costs:
 
 def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
     """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
-    context = min(4096, max(256, 2 ** (capacity - 1).bit_length())) // 2
+    context = context_of(capacity)
     path = _folder() / f"costs-{_key(lm, batch, context)}.json"
     known = agreed_value(lm, _read(path))
     if known is not None:
         return known
     costs = measure_costs(lm, batch=batch, context=context)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # a home that cannot be written: the next process measures again
         write_json(path, {"rows": costs.rows, "ms": costs.ms, "device": device_name(lm)})
-    except OSError:
-        pass  # a home that cannot be written: measure again next time
     return costs
 
 
+def context_of(capacity: int) -> int:
+    """The context measured at, for texts of up to `capacity` tokens: about half of it."""
+    return min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
+
+
 def _read(path: Path) -> Costs | None:
-    """What was measured before; None where nothing was yet, or by another version."""
+    """What was measured before; None where nothing was yet, too long ago, or by another version."""
     try:
+        if time.time() - path.stat().st_mtime > WEEK:
+            return None
         found = json.loads(path.read_text(encoding="utf-8"))
         return Costs(tuple(found["rows"]), tuple(found["ms"]))
     except (OSError, ValueError, KeyError, TypeError):
@@ -75,10 +85,13 @@ def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
     runner = Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
     token = lm.config.vocab_size // 2
     requests = [Request([token])] * batch
-    runner.prefill([[token] * (context - 1)] * batch)
+    # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
+    runner.prefill([[token] * (context - ROWS[-1])] * batch)
     rows, first = list[int](), 0.0
     for q in ROWS:
         last = min(_step(lm, runner, requests, q) for _ in range(3))  # the first warms up
+        if not first and last > SLOW:
+            print("measuring, once, what a forward of several rows costs here ...", file=sys.stderr)
         first = first or last
         rows.append(q)
         if last > ENOUGH * first and len(rows) > 2:
@@ -126,7 +139,9 @@ def device_name(lm: PreTrainedModel) -> str:
 
 def _key(lm: PreTrainedModel, batch: int, context: int) -> str:
     config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
-    facts = [device_name(lm), torch.__version__, str(lm.dtype), config, batch, context, processor()]
+    gated = any(isinstance(module, GatedLinear) for module in lm.modules())
+    facts = [SCHEMA, device_name(lm), processor(), shares(lm), torch.__version__]
+    facts += [str(lm.dtype), config, gated, batch, context]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -139,4 +154,4 @@ def processor() -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adaptive-tokens"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "adaptive-tokens"

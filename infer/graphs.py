@@ -3,7 +3,8 @@
 A small forward on a GPU is mostly launches: a graph replays a thousand kernels for the price of one,
 with the shapes and addresses that it was captured with. So rows and columns are filled up to buckets,
 the masks are made on the device, and everything between the tokens that go in and the picks that come
-out is in the graph: one copy there, one copy back.
+out is in the graph: one copy there, one copy back. (A path that is not the first rows then takes one
+more, of its places, and moves the cache outside of the graph.)
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
 
@@ -25,7 +26,7 @@ from infer.reading import LazyReading, Packed, PackedReading, Reading, Request
 from infer.target import Target
 from infer.tree import Tree
 
-COLUMNS = 64  # of cache, the smallest bucket
+COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # leaders of every probe that are brought over
 WARM_UPS = 3
 
@@ -191,8 +192,7 @@ def additive_mask(given: Inputs, columns: int, window: int | None, dtype: torch.
 
 
 def bucket(n: int) -> int:
-    """The smallest of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is at least n: at most a third is filling."""
-    if n < 3:
-        return n
-    power = 1 << (n - 1).bit_length()
-    return power * 3 // 4 if n <= power * 3 // 4 else power
+    """The smallest of 0, 1, 2, 4, 8, ... that is at least n. Rows cost little on a GPU and a graph a
+    capture in the middle of a text, so shapes are few.
+    """
+    return 1 << (n - 1).bit_length() if n else 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from infer.layout import extent
 from infer.pick import GREEDY, Sampling
 from infer.reading import Candidates, Request
 from infer.runner import Runner
@@ -26,9 +27,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
-        """What came of it: the accepted path, the token behind it, and what the probes under the
-        path's end say of the places behind that token.
+    def observe(
+        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
+        """What came of it: the accepted path, the token behind it, what the probes under the path's end
+        say of the places behind that token, and the rows that each sequence had in this forward.
         """
         ...
 
@@ -110,12 +113,12 @@ def decode(
         reading = runner.forward(trees, [one.request for one in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
-        steps = []
+        steps, rows = [], sum(extent(trees))
         for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(one.advance(tree, path, choice))
             if not steps[-1].finished:
                 drafts = reading.drafts(b, path[-1], one.drafter.width)
-                one.drafter.observe(tree, path, choice, drafts)
+                one.drafter.observe(tree, path, choice, drafts, rows)
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:

@@ -16,7 +16,7 @@ from transformers import (
 from conf import UserError
 from infer.checkpoint import Adaptive
 from infer.config import DecodeConfig
-from infer.costs import find_costs
+from infer.costs import context_of, find_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
@@ -31,7 +31,7 @@ class Methods:
 
     def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None) -> None:
         self._lm, self._adaptive = lm, adaptive
-        self._learned: dict[object, AutoPolicy] = {}
+        self._learned: dict[tuple[int, int, int], AutoPolicy] = {}
 
     def drafters(self, decode: DecodeConfig, *, batch: int, capacity: int, left: int) -> Callable[[], Drafter]:
         """What makes the drafter of each of `batch` sequences of up to `capacity` tokens, behind whose
@@ -62,10 +62,10 @@ class Methods:
         return partial(AdaptiveDrafter, self._adaptive.ids, policy)
 
     def _auto(self, k: int, batch: int, capacity: int) -> Policy:
-        costs = find_costs(self._lm, batch=batch, capacity=capacity)
-        if (costs, k) not in self._learned:
-            self._learned[costs, k] = AutoPolicy(costs, k)
-        return self._learned[costs, k]
+        key = (k, batch, context_of(capacity))
+        if key not in self._learned:
+            self._learned[key] = AutoPolicy(find_costs(self._lm, batch=batch, capacity=capacity), k)
+        return self._learned[key]
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:

@@ -78,7 +78,7 @@ class Tree:
         return path, choice
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def depths(parents: tuple[int, ...]) -> Rows:
     """(q,) int64 distance of each node from the root."""
     found = np.zeros(len(parents), np.int64)
@@ -87,7 +87,7 @@ def depths(parents: tuple[int, ...]) -> Rows:
     return found
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def ancestors(parents: tuple[int, ...]) -> Rows:
     """(q, q) bool: row i is True at i and at every ancestor of i."""
     found = np.eye(len(parents), dtype=bool)

@@ -26,7 +26,12 @@ class Policy(Protocol):
 
     @property
     def k(self) -> int:
-        """Probes under a node."""
+        """Probes under a node, now."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """Probes under a node, ever."""
         ...
 
     @property
@@ -61,6 +66,11 @@ class FixedPolicy:
     probes: str | int = "root"
     nodes: int | None = None  # k where not given
     width: int = 1
+
+    @property
+    def most(self) -> int:
+        """Always the same."""
+        return self.k
 
     @property
     def drafted(self) -> int:
@@ -108,7 +118,7 @@ class AdaptiveDrafter:
     """One sequence's drafts. The policy may serve several, and learns from all."""
 
     def __init__(self, adaptive_ids: Sequence[int], policy: Policy) -> None:
-        self._probes, self._policy = probe_ids(adaptive_ids, policy.k), policy
+        self._probes, self._policy = probe_ids(adaptive_ids, policy.most), policy
         self._candidates: Candidates | None = None
         self.max_rows, self.width = policy.max_rows, policy.width
 
@@ -121,8 +131,10 @@ class AdaptiveDrafter:
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
-    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
+    def observe(
+        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
         """The candidates behind the accepted path are the next drafts; verified ones are used up."""
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._policy.learn(self._candidates, tokens, len(tree.tokens))
+        self._policy.learn(self._candidates, tokens, rows)
         self._candidates = drafts

@@ -30,6 +30,7 @@ TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 CREDIT = (2.0, 6.0, 24.0)  # plain forwards' time: to try again, at first, at most
 PUT_ASIDE = 0.01  # of the time of plain decoding
+FORGOTTEN = 0.75  # of what is known of places that are not probed now, from plan to plan, remains
 PLANS = (8, 64)  # steps between two plans: at first, at most
 
 
@@ -78,6 +79,14 @@ def best_plan(ms: Sequence[float], accepted: Sequence[float]) -> tuple[float, in
     return best
 
 
+def slopes(ms: Sequence[float]) -> list[float]:
+    """The price of the next row behind each number of rows: the least per row on the way to any more.
+    Where the second row costs as much as a forward and the next six nothing, no row would be bought
+    singly.
+    """
+    return [min((ms[more] - ms[q]) / (more - q) for more in range(q + 1, len(ms))) for q in range(len(ms) - 1)]
+
+
 class AutoPolicy:
     """Serves all sequences of a process, and goes on learning from one prompt to the next."""
 
@@ -85,10 +94,11 @@ class AutoPolicy:
 
     def __init__(self, costs: Costs, k: int) -> None:
         """`k` is the most probes under a node."""
-        self.max_rows = max(costs.rows[-1], 1 + k)
+        self.most, self.max_rows = k, max(costs.rows[-1], 1 + k)
         self._ms = [0.0, *(costs(q) for q in range(1, self.max_rows + 1))]
+        self._slopes = slopes(self._ms)
         self._calibration = Calibration()
-        self._accepted, self._seen = [0.5] * k, [0] * k
+        self._accepted, self._seen = [0.5] * k, [0.0] * k
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._steps, self._next_plan = 0, PLANS[0]
         self._drafting, self._credit = True, CREDIT[1] * self._ms[1]
@@ -117,7 +127,7 @@ class AutoPolicy:
         for place, (token, ids, weights) in enumerate(zip(tokens, candidates.ids, candidates.weights)):
             for candidate, weight in zip(ids, weights):
                 self._calibration.record(weight, candidate == token)
-            self._seen[place] += 1
+            self._seen[place] = min(self._seen[place] + 1, STEPS)
             pace = max(1 / STEPS, 1 / (2 + self._seen[place]))
             self._accepted[place] += pace * ((ids[0] == token) - self._accepted[place])
 
@@ -135,19 +145,23 @@ class AutoPolicy:
 
     def _plan(self) -> None:
         """How many probes, and what a row costs in tokens."""
+        for place in range(self.k, self.most):
+            self._seen[place] *= FORGOTTEN
         accepted = list(self._accepted)
         for place in range(1, len(accepted)):
-            if self._seen[place] < 4:
-                accepted[place] = min(accepted[place], accepted[place - 1])
+            if self._seen[place] < 4:  # hoped to be like the one before it, or nobody would look
+                accepted[place] = accepted[place - 1]
         planned, self.k = best_plan(self._ms, accepted)
         self._rate = max(1 / self._ms[1], planned if self._steps < STEPS else self._earned / self._spent)
         self._bare = self._rate * self._ms[1 + self.k] - 1  # h: tokens lost for want of drafts
-        self._prices = [self._rate * (b - a) for a, b in zip(self._ms[1:], self._ms[2:])]
+        self._prices = [self._rate * slope for slope in self._slopes[1:]]
 
     def _probed(self, drafts: Drafts) -> tuple[Drafts, Sequence[int]]:
-        """The drafts with their sites; fewer drafts where more sites are worth their place."""
-        best, count = (float("-inf"), drafts, list[int]()), len(drafts.tokens)
-        while count > 0:
+        """The drafts with their sites; fewer drafts where more sites are worth their place, and none
+        where the whole does not pay.
+        """
+        best, count = (0.0, drafts.first(1), [0]), len(drafts.tokens)
+        while count > 1:
             fewer = drafts.first(count)
             value, sites, full = self._sites(fewer)
             if value > best[0]:
@@ -158,15 +172,15 @@ class AutoPolicy:
         return best[1:]
 
     def _sites(self, drafts: Drafts) -> tuple[float, list[int], bool]:
-        """What the step is worth in tokens, the nodes to probe, and whether rows were wanting."""
+        """What the step is worth in tokens (h makes it 0 for probes under a lone root), the nodes to
+        probe, and whether rows were wanting.
+        """
         rows, value, full = len(drafts.tokens), sum(drafts.chances), False
-        if rows == 1:
-            return 0.0, [0], False  # h was found so that this is nothing
         endings, found = drafts.endings(), list[int]()
         for node in likeliest(drafts, rows):
             gain = endings[node] * self._bare
             full = rows + self.k > self.max_rows
-            if full or gain <= self._rate * (self._ms[rows + self.k] - self._ms[rows]):
+            if full or gain <= self._rate * self.k * self._slopes[rows]:
                 break
             found.append(node)
             rows += self.k

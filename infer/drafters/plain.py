@@ -16,5 +16,7 @@ class PlainDrafter:
         """The root."""
         return Tree.chain(context[-1])
 
-    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
+    def observe(
+        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
         """Nothing to learn."""

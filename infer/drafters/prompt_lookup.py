@@ -34,7 +34,9 @@ class PromptLookupDrafter:
                 return Tree.chain(context[-1], context[start : start + min(self._k, left - 1)])
         return Tree.chain(context[-1])
 
-    def observe(self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None) -> None:
+    def observe(
+        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
         """Nothing to learn: the next text says it all."""
 
     def _index(self, context: Sequence[int]) -> None:

@@ -15,7 +15,9 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from infer.attention import NAME
+from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.gpu_check.shapes import LIVELY, random_model
@@ -27,6 +29,7 @@ from infer.runner import Runner
 
 NEW = 48  # tokens of every text
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # below the pick, at most
+FLAT = Costs((1, 64), (1.0, 1.2))  # so that auto draws trees of many shapes
 ADAPTIVE = 490  # as good as any other id of a random model
 DECODERS: dict[str, Callable[[], Drafter]] = {
     "plain": PlainDrafter,
@@ -34,6 +37,7 @@ DECODERS: dict[str, Callable[[], Drafter]] = {
     "two-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5)),
     "one-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5, "all")),
     "tree": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(3, 4, nodes=12, width=4)),
+    "auto": partial(AdaptiveDrafter, [ADAPTIVE], AutoPolicy(FLAT, 5)),
 }
 SAMPLINGS = {
     "greedy": GREEDY,

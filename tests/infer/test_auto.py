@@ -1,14 +1,19 @@
 """The policy that buys rows: against brute force, and on devices whose costs are chosen."""
 
+import os
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer.checkpoint import Adaptive
+from infer.config import DecodeConfig
 from infer.costs import Costs, find_costs, rising
-from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.auto import AutoPolicy, Calibration, best_plan
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
+from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
+from infer.layout import extent
+from infer.methods import Methods
 from infer.reading import Candidates
 from tests.conftest import tiny_llama
 
@@ -64,8 +69,8 @@ def test_a_weight_means_what_it_was_found_to_mean() -> None:
     assert calibration.chance(0.99) > 0.95  # the past fades
 
 
-def decode_with(policy: AutoPolicy, accepted: float, n: int) -> tuple[int, float]:
-    """Tokens and milliseconds of a text whose drafts are right with this chance, by the policy's costs."""
+def decode_with(policy: Policy, costs: Costs, accepted: float, n: int) -> tuple[int, float]:
+    """Tokens and milliseconds of a text whose drafts are right with this chance."""
     rng, drafter, context, left = random.Random(1), AdaptiveDrafter([90], policy), [1], n
     ms = 0.0
     while left > 0:
@@ -79,8 +84,8 @@ def decode_with(policy: AutoPolicy, accepted: float, n: int) -> tuple[int, float
         k = len(tree.probes_of(path[-1]))
         ids = [[15 if rng.random() < accepted else 25, 35] for _ in range(k)]
         found = Candidates(ids, [[0.7, 0.1]] * k) if k else None
-        ms += policy._ms[len(tree.tokens)]
-        drafter.observe(tree, path, choice, found)
+        ms += costs(len(tree.tokens))
+        drafter.observe(tree, path, choice, found, len(tree.tokens))
         context.append(choice)
         left -= len(path)
     return n - left, ms
@@ -103,30 +108,56 @@ class Scripted(AutoPolicy):
     ids=["flat .8", "flat .4", "cpu .8", "cpu .5"],
 )
 def test_drafting_earns_what_it_can(costs: Costs, accepted: float, least: float) -> None:
-    tokens, ms = decode_with(Scripted(costs, 5), accepted, 2000)
+    tokens, ms = decode_with(Scripted(costs, 5), costs, accepted, 2000)
     assert tokens / ms * costs(1) > least
 
 
 @pytest.mark.parametrize(("costs", "accepted"), [(STEEP, 0.8), (CPU, 0.0), (CPU, 0.02), (STEEP, 0.0)])
 def test_drafting_that_does_not_pay_costs_under_three_percent(costs: Costs, accepted: float) -> None:
     policy = Scripted(costs, 5)
-    tokens, ms = decode_with(policy, accepted, 2000)
+    tokens, ms = decode_with(policy, costs, accepted, 2000)
     assert ms < 1.03 * tokens * costs(1)
+
+
+RISING = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 11.5, 13.0, 17.0, 25.0, 41.0, 73.0))  # float32 on a CPU
+JUMP = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 20.0, 20.5, 22.0, 25.0, 35.0, 60.0))  # 1.1B of the same
+
+
+@pytest.mark.parametrize("costs", [FLAT, CPU, RISING, JUMP], ids=["flat", "cpu", "rising", "jump"])
+@pytest.mark.parametrize("accepted", [0.6, 0.8, 0.9, 0.99])
+def test_no_fixed_policy_is_much_better(costs: Costs, accepted: float) -> None:
+    """k was bounded by the first plan's, and never grew: places that no probe had looked at were
+    never bought. Where the second row costs as much as the first, no row was bought at all.
+    """
+    found = [
+        decode_with(policy, costs, accepted, 2000)
+        for policy in (
+            *(FixedPolicy(k, probes) for k in (1, 2, 3, 5) for probes in ("root", "all")),
+            Scripted(costs, 5),
+        )
+    ]
+    *fixed, auto = [tokens / ms for tokens, ms in found]
+    assert auto > 0.95 * max(*fixed, 1 / costs(1))
+
+
+def test_the_price_of_a_row_is_that_on_the_way_to_more() -> None:
+    assert slopes([10, 20, 20, 20, 25]) == pytest.approx([10 / 3, 0, 0, 5])
+    assert slopes([1.0, 2.0, 4.0]) == [1.0, 2.0] and slopes([3.0]) == []
 
 
 def test_an_unlucky_start_does_not_end_drafting() -> None:
     """After six drafts of which none was right, a text of 60 tokens was decoded plainly to its end."""
     policy = Scripted(CPU, 5)
-    decode_with(policy, 0.0, 8)
-    tokens, ms = decode_with(policy, 0.8, 60)
+    decode_with(policy, CPU, 0.0, 8)
+    tokens, ms = decode_with(policy, CPU, 0.8, 60)
     assert tokens / ms * CPU(1) > 1.3
 
 
 def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
     policy = Scripted(CPU, 5)
-    decode_with(policy, 0.0, 500)
-    decode_with(policy, 0.8, 1000)
-    tokens, ms = decode_with(policy, 0.8, 1000)
+    decode_with(policy, CPU, 0.0, 500)
+    decode_with(policy, CPU, 0.8, 1000)
+    tokens, ms = decode_with(policy, CPU, 0.8, 1000)
     assert tokens / ms * CPU(1) > 1.6
 
 
@@ -150,6 +181,46 @@ def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("infer.costs.measure_costs", None)
     assert find_costs(lm, batch=2, capacity=120) == found
     (path,) = tmp_path.rglob("*.json")
-    path.write_text("{")
-    with pytest.raises(TypeError):  # a damaged file is measured anew
+    old = path.stat().st_mtime - 8 * 24 * 3600
+    os.utime(path, (old, old))
+    with pytest.raises(TypeError):  # measured anew after a week,
         find_costs(lm, batch=2, capacity=100)
+    path.write_text("{")
+    with pytest.raises(TypeError):  # and where the file is damaged
+        find_costs(lm, batch=2, capacity=100)
+
+
+def test_a_home_that_cannot_be_written_costs_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text measured again, and what the last one had taught was forgotten."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr("infer.costs.SECONDS", 0.1)
+    methods = Methods(tiny_llama(), Adaptive((90,), 3))
+    policies = [
+        methods.drafters(DecodeConfig(), batch=1, capacity=100 + n, left=99)()._policy for n in range(2)
+    ]
+    assert policies[0] is policies[1]
+
+
+@pytest.mark.parametrize("weights", [[0.6, 0.3, 0.1], [0.5, 0.1, 0.05], [0.95, 0.5, 0.1]])
+def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(weights: list[float]) -> None:
+    """Each was charged its own tree, but one's drafts and another's probes add up: drafting that cost
+    a tenth was believed to pay.
+    """
+    rng, policy = random.Random(2), Scripted(RISING, 5)
+    drafters = [AdaptiveDrafter([90], policy) for _ in range(8)]
+    emitted, ms = 0, 0.0
+    for _ in range(400):
+        trees = [drafter.propose([1], 99) for drafter in drafters]
+        rows = sum(extent(trees))
+        ms += RISING(rows)
+        for drafter, tree in zip(drafters, trees):
+            path = [0]
+            for node in range(1, tree.probes_from):
+                if tree.parents[node] == path[-1] and tree.tokens[node] // 10 == 1:
+                    path.append(node)
+            emitted += len(path)
+            k, weight = len(tree.probes_of(path[-1])), rng.choice(weights)
+            ids = [[15 if rng.random() < weight else 25] for _ in range(k)]
+            found = Candidates(ids, [[weight]] * k) if k else None
+            drafter.observe(tree, path, 19, found, rows)
+    assert ms < 1.03 * emitted / 8 * RISING(1)

@@ -12,7 +12,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
+from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.gate import GatedLinear, _gated
 from infer.graphs import Inputs, additive_mask, bucket
@@ -47,9 +49,26 @@ def requests(n: int, processors: LogitsProcessorList | None = None) -> list[Requ
 
 
 @given(st.integers(1, 300))
-def test_a_bucket_is_at_most_half_as_much_again(n: int) -> None:
-    assert n <= bucket(n) < 1.5 * n or n == bucket(n)
+def test_a_bucket_is_less_than_twice_as_much(n: int) -> None:
+    assert n <= bucket(n) < 2 * n or n == bucket(n)
     assert bucket(bucket(n)) == bucket(n) and bucket(0) == 0
+
+
+def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
+    """Every fifth forward was of a new shape, and would have been captured in the middle of a text."""
+    policy = AutoPolicy(Costs((1, 64), (1.0, 1.2)), 5)
+    runner = Runner(tiny_llama(seed=1), capacity=400, max_rows=64, static=True)
+    for seed in range(2):
+        list(
+            decode(
+                runner,
+                [Request(PROMPT, seed)],
+                partial(AdaptiveDrafter, [90], policy),
+                Limits(380),
+                Sampling(0.7),
+            )
+        )
+    assert len(runner._forward._graphs) < 40
 
 
 @settings(max_examples=60)
