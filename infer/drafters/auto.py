@@ -94,7 +94,7 @@ class AutoPolicy:
 
     def __init__(self, costs: Costs, k: int) -> None:
         """`k` is the most probes under a node."""
-        self.most, self.max_rows = k, max(costs.rows[-1], 1 + k)
+        self._costs, self.most, self.max_rows = costs, k, max(costs.rows[-1], 1 + k)
         self._ms = [0.0, *(costs(q) for q in range(1, self.max_rows + 1))]
         self._slopes = slopes(self._ms)
         self._calibration = Calibration()
@@ -121,7 +121,7 @@ class AutoPolicy:
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Follow the rate, and what became of the candidates."""
-        self._account(len(tokens), self._ms[rows])
+        self._account(len(tokens), self._costs(rows))  # in a batch, more rows than a tree may have
         if candidates is None:
             return
         for place, (token, ids, weights) in enumerate(zip(tokens, candidates.ids, candidates.weights)):

@@ -224,3 +224,11 @@ def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(weights: list[float]
             found = Candidates(ids, [[weight]] * k) if k else None
             drafter.observe(tree, path, 19, found, rows)
     assert ms < 1.03 * emitted / 8 * RISING(1)
+
+
+def test_a_batch_may_have_more_rows_than_any_tree() -> None:
+    """One tree had the most drafts and another the most probes, and their sum was looked up in a table
+    of a tree's rows: an IndexError.
+    """
+    policy = AutoPolicy(CPU, 5)
+    policy.learn(None, [1], 2 * policy.max_rows)

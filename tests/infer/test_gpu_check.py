@@ -55,7 +55,7 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
         return texts
 
     short.setattr(parity, "_texts", wrong)
-    with pytest.raises(UserError, match=r"found \d+ of 45 that differ, the first tree, greedy, float32"):
+    with pytest.raises(UserError, match=r"found \d+ of 51 that differ, the first tree, greedy, float32"):
         check(tmp_path / "check.json")
     report = json.loads((tmp_path / "check.json").read_text())
     assert {row["decoder"] for row in report["parity"] if not row["passed"]} == {"tree"}
