@@ -61,8 +61,8 @@ def main(sizes: list[str]) -> None:
                 prompt = torch.randint(0, 32000, (PROMPT,), generator=torch.Generator().manual_seed(1))
                 request = [Request(prompt.tolist())]
                 for _ in range(2):  # the first warms up
-                    runner._decoder = decoder = Clock(lm.get_decoder())
-                    runner._head = head = Clock(lm.get_output_embeddings())
+                    runner._target.decoder = decoder = Clock(lm.get_decoder())
+                    runner._target.head = head = Clock(lm.get_output_embeddings())
                     steps = decode(runner, request, new, Limits(NEW), sampling)
                     next(steps)  # the prompt's forward is not the loop's
                     decoder.seconds = head.seconds = 0.0
