@@ -1,5 +1,6 @@
 """python -m infer: continue one prompt, or write what lies between a prefix and a suffix."""
 
+import sys
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from infer.view import View
 
 
 def main(config: InferConfig) -> None:
-    """Print the text as it comes, then one line of figures."""
+    """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
     page = Path(config.html) if config.html else None
     if page and (page.is_dir() or not page.parent.is_dir()):
         found = "a folder" if page.is_dir() else f"no {page.parent}"
@@ -33,7 +34,7 @@ def main(config: InferConfig) -> None:
     view.close(summary)
     if page and parallel.is_first():
         write_page(page, title=config.model, before=before, after=after, steps=shown, summary=summary)
-        print(f"wrote {page}")
+        print(f"wrote {page}", file=sys.stderr)
 
 
 if __name__ == "__main__":

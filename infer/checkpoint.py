@@ -52,6 +52,10 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
     register()
     logging.disable_progress_bar()
     path, ranks = check_directory(folder), parallel.processes()
+    if ranks > 1 and device:
+        raise UserError(
+            f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
+        )
     gated = has_adaptive(path) and load_adaptive(path).gated
     adapted = gated or (path / "adapter").is_dir()
     if ranks > 1 and adapted:

@@ -50,6 +50,8 @@ class DecodeConfig:
                 f"decode.min_new_tokens: wanted at most decode.max_new_tokens={self.max_new_tokens}, found "
                 f"{self.min_new_tokens}"
             )
+        if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) for text in self.stop):
+            raise ValueError(f"decode.stop: wanted a list of texts, found {self.stop!r}")
         if "" in self.stop:
             raise ValueError("decode.stop: wanted texts, found an empty one")
 
@@ -57,11 +59,18 @@ class DecodeConfig:
         if self.method not in (None, *METHODS):
             raise ValueError(f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method}")
         _check_least(self, k=1, nodes=1, width=1)
+        self.probes = str(self.probes)  # a number of nodes may come as one
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
             )
-        if self.probes == "auto" and (self.nodes or self.width > 1):
+        shaped = self.nodes or self.width > 1
+        if self.method in ("plain", "prompt_lookup") and (shaped or self.probes != "auto"):
+            raise ValueError(
+                f"decode.nodes, decode.width, decode.probes: wanted decode.method=sdsat with them, found "
+                f"{self.method}"
+            )
+        if self.probes == "auto" and shaped:
             raise ValueError(
                 "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
                 "which chooses the tree itself"

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from conf import UserError
 from infer.attention import NAME
 from infer.forward import DynamicForward
+from infer.memory import is_out_of_memory
 from infer.pick import GREEDY
 from infer.reading import Request
 from infer.target import Target
@@ -70,9 +71,9 @@ def check_tree(lm: PreTrainedModel) -> None:
         lm.set_attn_implementation("sdpa")
         first, second = lm(paths).logits[:, n:]
         theirs = torch.stack([first[0], first[1], second[1], first[2]])
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # whatever an architecture's own code raises
+        if is_out_of_memory(error):
+            raise
         told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise _refused(lm.config, f", which could not be tried with a tree ({told})") from error
     finally:

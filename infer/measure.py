@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -37,9 +38,11 @@ class Measured:
     rounds: list[list[Run]] = field(default_factory=list)
 
     @property
-    def outputs(self) -> list[list[int]]:
-        """The tokens of every prompt."""
-        return [run.tokens for run in self.rounds[0]]
+    def outputs(self) -> list[list[list[int]]]:
+        """The tokens of every prompt, `outputs[j][i]` in round i: a drafter that learns from round to
+        round drafts other trees in each.
+        """
+        return [[run.tokens for run in runs] for runs in zip(*self.rounds)]
 
     @property
     def tokens_per_second(self) -> list[float]:
@@ -49,14 +52,17 @@ class Measured:
     @property
     def tokens_per_forward(self) -> float:
         """Emitted tokens over forwards of the loop (prefill not counted)."""
-        runs = self.rounds[0]
-        return sum(len(run.tokens) for run in runs) / sum(run.forwards for run in runs)
+        return sum(len(run.tokens) for run in self._runs) / sum(run.forwards for run in self._runs)
 
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted over drafted tokens; None where nothing is drafted."""
-        drafted = sum(run.drafted for run in self.rounds[0])
-        return sum(run.accepted for run in self.rounds[0]) / drafted if drafted else None
+        drafted = sum(run.drafted for run in self._runs)
+        return sum(run.accepted for run in self._runs) / drafted if drafted else None
+
+    @property
+    def _runs(self) -> list[Run]:
+        return list(chain.from_iterable(self.rounds))
 
     def speedups(self, baseline: "Measured") -> list[float]:
         """The ratio of tokens per second, round by round."""

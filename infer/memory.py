@@ -13,16 +13,16 @@ def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
     """Raises UserError where the block runs out of a device's memory."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _told(wanted, remedy) from error
-    except RuntimeError as error:  # what PyTorch raises for a CPU's memory has no class of its own
-        if "can't allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
-        raise _told(wanted, remedy) from error
+        raise UserError(f"out of memory: wanted {wanted}, found too little: {remedy}") from error
 
 
-def _told(wanted: str, remedy: str) -> UserError:
-    return UserError(f"out of memory: wanted {wanted}, found too little: {remedy}")
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device's memory did not suffice."""
+    # What PyTorch raises for a CPU's memory is a RuntimeError with no class of its own.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def gib(size: float) -> str:

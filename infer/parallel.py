@@ -23,12 +23,17 @@ T = TypeVar("T")
 
 def processes() -> int:
     """How many torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE", "1")) if _by_torchrun() else 1
 
 
 def is_first() -> bool:
     """Whether this process is the one that prints."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return not _by_torchrun() or int(os.environ.get("RANK", "0")) == 0
+
+
+def _by_torchrun() -> bool:
+    # Schedulers set WORLD_SIZE and RANK for a job of their own kind too.
+    return "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ
 
 
 def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:

@@ -64,11 +64,12 @@ def hardware() -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each prompt set the row of the fastest decoder that drafts."""
+    """For each prompt set the row of the fastest decoder that drafts; none for texts too short for drafts."""
     found = {}
     for name in dict.fromkeys(row["prompt_set"] for row in rows):
         drafted = [row for row in rows if row["prompt_set"] == name and row["acceptance_rate"] is not None]
-        found[name] = max(drafted, key=lambda row: row["tokens_per_second"])
+        if drafted:
+            found[name] = max(drafted, key=lambda row: row["tokens_per_second"])
     return found
 
 
@@ -98,12 +99,16 @@ def plot(rows: Sequence[dict[str, Any]], measure: str, path: Path) -> None:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """A table and a sentence for each prompt set."""
+    """A table for each prompt set, and a sentence where drafts were made."""
     console, machine = Console(highlight=False), report["hardware"]
-    for name, best in report["summary"].items():
+    for name in dict.fromkeys(row["prompt_set"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["prompt_set"] == name]
         title = f"{rows[0]['prompts']} prompts of {name} on {machine['gpu'] or machine['cpu']}"
         console.print(_table(rows, f"{title}, {machine['threads']} thread(s)"))
+        best = report["summary"].get(name)
+        if best is None:
+            console.print(f"{name}: the texts were too short for drafts.\n")
+            continue
         console.print(
             f"{name}: {_label(best)} in {best['dtype']} is {best['speedup']:.2f}x plain decoding, and "
             f"{best['speedup_over_fastest_plain']:.2f}x plain decoding in its fastest dtype "

@@ -1,6 +1,7 @@
 """Decoded text on a terminal, as it comes, drafted tokens in another colour than the model's own.
 
-After Figure 6 of GSD. Where the output is no terminal it is the new text alone, without colours.
+After Figure 6 of GSD. Where the output is no terminal it is the new text alone and a line's end, without
+colours; the line of figures goes to standard error.
 """
 
 from rich.console import Console
@@ -23,6 +24,7 @@ class View:
 
     def __init__(self, console: Console, before: str, after: str = "") -> None:
         self._console, self._after = console, after
+        self._figures = console if console.is_terminal else Console(stderr=True, quiet=console.quiet)
         if console.is_terminal:
             self._write(before.translate(PICTURES), GIVEN)
 
@@ -40,8 +42,8 @@ class View:
             self._write(self._after.translate(PICTURES), GIVEN)
             self._console.print("\n\n", LEGEND, sep="")
         else:
-            self._write("\n\n")
-        self._write(f"{summary}\n")
+            self._write("\n")
+        self._figures.print(str(summary), highlight=False, markup=False, soft_wrap=True)
 
     def _write(self, text: str, style: Style | None = None) -> None:
         # As a segment, since tabs of anything else become spaces.

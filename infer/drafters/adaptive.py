@@ -81,7 +81,7 @@ class FixedPolicy:
     def max_rows(self) -> int:
         """Rows of the largest tree."""
         sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
-        return max(1 + self.k, 1 + self.drafted + self.k * int(sites))
+        return max(1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted))
 
     def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
         """The likeliest paths. A lone root is always probed, since there is nothing else to do."""

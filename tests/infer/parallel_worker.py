@@ -33,8 +33,8 @@ def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
 
 
 def outputs(folder: str) -> dict[str, object]:
-    lm = load_model(folder, dtype="float32", device="cpu")
     ranks = parallel.processes()
+    lm = load_model(folder, dtype="float32", device="cpu" if ranks == 1 else None)
     runner = Runner(lm, capacity=8, max_rows=1)
     assert runner._target.cache._kv.shape[3] == lm.config.num_key_value_heads // ranks
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)

@@ -153,6 +153,17 @@ def test_attention_with_more_than_a_mask_is_found_by_trying() -> None:
         check_tree(lm)
 
 
+def test_want_of_memory_is_no_fault_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch raises for a CPU's memory, a RuntimeError, was told as an unsupported architecture."""
+
+    def full(*args: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes.")
+
+    monkeypatch.setattr("infer.families._tree_logits", full)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        check_tree(tiny("llama"))
+
+
 def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
     tiny("mistral", sliding_window=6).save_pretrained(tmp_path)
     lm = load_model(tmp_path, dtype="float32", device="cpu")

@@ -54,9 +54,12 @@ def test_on_a_terminal_drafts_have_a_colour_and_nothing_steers_it() -> None:
     assert "\x1b[2J" not in found and "␛[2J�" in found
 
 
-def test_in_a_pipe_it_is_the_new_text_and_the_summary() -> None:
+def test_in_a_pipe_it_is_the_new_text_alone(capsys) -> None:
+    """The line of figures went to stdout too, into whatever read the text."""
     text = "".join(step.text for step in STEPS)
-    assert shown(terminal=False) == f"{text}\n\n{summary_of(STEPS)}\n"
+    assert shown(terminal=False) == f"{text}\n"
+    told = capsys.readouterr()
+    assert told.err == f"{summary_of(STEPS)}\n" and not told.out
 
 
 class Page(HTMLParser):
@@ -113,10 +116,10 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
     printed = {}
     for group in ("plain", "sdsat", "prompt_lookup", None):
         infer(monkeypatch, *first, "prompt=def f(x):", *([f"decode={group}"] if group else []))
-        printed[group] = capsys.readouterr().out.rsplit("\n\n", 1)
+        printed[group] = capsys.readouterr()
     assert len({text for text, _ in printed.values()}) == 1
     for text, line in printed.values():
-        assert text and line.startswith("20 tokens, ") and "first token after" in line
+        assert text.strip() and line.startswith("20 tokens, ") and "first token after" in line
     assert "drafts accepted" in printed["sdsat"][1] and "drafts" not in printed["plain"][1]
 
     page = tmp_path / "page.html"
@@ -130,7 +133,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         "infill.order=spm",
         f"html={page}",
     )
-    assert f"wrote {page}" in capsys.readouterr().out
+    assert f"wrote {page}" in capsys.readouterr().err
     text = Page(page.read_text()).text
     assert text[0] == ("given", "a = ") and text[-1] == ("given", "\nb") and len(text) > 2
 
@@ -168,7 +171,7 @@ def test_a_mistake_is_one_line_and_code_2(
 
 def test_sdsat_without_adaptive_json_says_what_is_missing(base_dir: Path, monkeypatch, capsys) -> None:
     infer(monkeypatch, f"model={base_dir}", FLOAT, "prompt=x", "decode.max_new_tokens=3")
-    assert "1.00 tokens per forward" in capsys.readouterr().out
+    assert "1.00 tokens per forward" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         infer(monkeypatch, f"model={base_dir}", "prompt=x", "decode=sdsat")
     assert "found no adaptive.json in its directory (decode=plain" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, MambaConfig
 
 from conf import UserError
-from infer.parallel import plan
+from infer.checkpoint import load_model
+from infer.parallel import is_first, plan, processes
 from tests.conftest import tiny_llama
 from tests.infer.parallel_worker import outputs
 
@@ -35,11 +36,27 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
         timeout=300,
     )
     assert answer.returncode == 0, answer.stderr
-    line, text, _, summary = answer.stdout.splitlines()  # one rank prints
-    assert len(text.split()) == 4 and "tokens/s" in summary
+    line, text = answer.stdout.splitlines()  # one rank prints
+    assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
     found = json.loads(line)
     assert found == outputs(str(tmp_path))
     assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
+
+
+def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library told to divide the model; a stray
+    RANK=1 silenced the only process. And torchrun's ranks ignored `device`.
+    """
+    for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert (processes(), is_first()) == (1, True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert (processes(), is_first()) == (2, False)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UserError, match="device=cpu: wanted none under torchrun, .* 2 processes"):
+        load_model(tmp_path, dtype="float32", device="cpu")
 
 
 def test_what_cannot_be_divided_is_refused() -> None:

@@ -3,6 +3,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
+from conf import UserError, settings
+from infer import speed
+from infer.checkpoint import Adaptive
+from infer.config import SpeedConfig
 from infer.measure import Measured, Run, measure
 from infer.report import plot, print_report, summarise
 
@@ -63,6 +67,49 @@ def test_the_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "sdsat k=4" in printed and "…" not in printed
     assert "1.80x plain decoding" in printed
+
+
+def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With max_new_tokens=2 nothing is drafted, and the report of what had been measured was lost to
+    "max() arg is an empty sequence".
+    """
+    rows = [row | {"acceptance_rate": None, "prompt_set": "short"} for row in ROWS[:4]]
+    assert summarise(rows) == {} and summarise(rows + ROWS).keys() == {"humaneval", "held_out"}
+    plot(rows, "acceptance_rate", tmp_path / "plot.png")
+    machine = {"cpu": "a processor", "gpu": None, "threads": 1}
+    print_report({"hardware": machine, "rows": rows, "summary": {}})
+    printed = capsys.readouterr().out
+    assert "sdsat k=2" in printed and "short: the texts were too short for drafts." in printed
+
+
+def test_every_round_counts() -> None:
+    """Outputs, acceptance and tokens per forward were the first round's alone: a policy that drafts
+    otherwise in the second one was never compared, and its rate stood beside another's acceptance.
+    """
+    plain = Measured([[Run([1, 2, 3, 4], 1.0, 4, 0, 0)] * 2] * 2)
+    right, wrong = Run([1, 2, 3, 4], 1.0, 3, 4, 1), Run([1, 2, 3, 5], 1.0, 1, 4, 3)
+    found = Measured([[right, right], [right, wrong]])
+    assert [ours == theirs for ours, theirs in zip(found.outputs, plain.outputs)] == [True, False]
+    assert found.acceptance_rate == 6 / 16 and found.tokens_per_forward == 16 / 10
+    rows = speed._rows(
+        {speed.Key("float32", "plain", 0): plain, speed.Key("float32", "auto", 3): found}, prompt_set="a"
+    )
+    assert [(row["identical"], row["prompts"], row["tokens"]) for row in rows] == [(2, 2, 16), (1, 2, 16)]
+
+
+def test_a_lossy_report_fails_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is written before the check, and the second run said "nothing to do" and succeeded."""
+    lossy = [row | {"identical": 3} if row["decoder"] == "sdsat" else row for row in ROWS]
+    monkeypatch.setattr(speed, "load_adaptive", lambda folder: Adaptive((6,), 3))
+    monkeypatch.setattr(speed, "compare", lambda config, ids: lossy)
+    config = settings(
+        "speed", SpeedConfig, ["experiment=demo", "model=absent", f"out={tmp_path}", "tracker.mode=disabled"]
+    )
+    for _ in range(2):
+        with pytest.raises(UserError, match="float32 outputs: wanted all identical .* sdsat k=2 on held_out"):
+            speed.main(config)
+        assert (tmp_path / "manifest.json").is_file()
+        monkeypatch.setattr(speed, "compare", None)
 
 
 def test_measured_figures_are_those_of_the_runs() -> None:
