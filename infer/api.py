@@ -7,14 +7,15 @@
 Knows the order of things and refuses what cannot be done; what is done is the loop's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
-from numbers import Integral
+from numbers import Integral, Number
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
@@ -43,7 +44,8 @@ from infer.runners import Runners
 from infer.text import Text
 
 MOST = 8  # prompts side by side
-Prompt: TypeAlias = str | Infill | Sequence[int]
+Prompt: TypeAlias = str | Infill | Iterable[int]
+Taken: TypeAlias = str | Infill | list
 
 
 @dataclass(frozen=True)
@@ -109,20 +111,20 @@ def check_compile(lm: PreTrainedModel, compile: bool) -> None:
 
 def generate(
     model: Model,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompt | Iterable[Prompt],
     decode: DecodeConfig | None = None,
     *,
-    seeds: Sequence[int] | None = None,
+    seeds: Iterable[int] | None = None,
     processors: LogitsProcessorList | None = None,
 ) -> Iterator[TextStep]:
     """Continue one prompt, or 1 to 8 of unequal length side by side; the steps come as they are made.
 
-    A prompt is a text, an `Infill`, or token ids (n,), which may be BOS alone. Each forward yields a
-    step of every sequence that goes on. A sequence's tokens do not depend on `decode.method` nor on
-    the sequences beside it: they are those of plain decoding with the same seed, `decode.seed` for
-    all or one each by `seeds` (in narrow types up to near-ties). `processors` are further ones of
-    Transformers', applied as its `generate` does: functions of the ids (1, n) before a place and the
-    scores (1, V) alone.
+    A prompt is a text, an `Infill`, or token ids (n,), also as a tensor or an array, which may be BOS
+    alone. Each forward yields a step of every sequence that goes on. A sequence's tokens do not depend
+    on `decode.method` nor on the sequences beside it: they are those of plain decoding with the same
+    seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). `processors`
+    are further ones of Transformers', applied as its `generate` does: functions of the ids (1, n)
+    before a place and the scores (1, V) alone.
 
     Raises UserError, before anything is decoded, for what cannot be done; later only when the
     memory does not suffice.
@@ -132,11 +134,9 @@ def generate(
     batch, names = _batch(prompts)
     ids = [_ids(model, prompt, name) for prompt, name in zip(batch, names)]
     _check_lengths(model, ids, names, decode.max_new_tokens)
-    if seeds is not None and (len(seeds) != len(ids) or not all(0 <= seed < 2**63 for seed in seeds)):
-        raise UserError(f"seeds: wanted one of up to 63 bits for each of {len(ids)} prompts, found {seeds}")
     requests = [
         Request(prompt, seed, _processors(model, prompt, decode, processors))
-        for prompt, seed in zip(ids, seeds or [decode.seed] * len(ids))
+        for prompt, seed in zip(ids, _seeds(seeds, decode.seed, len(ids)))
     ]
     outputs = [_output(model, prompt, one, decode) for prompt, one in zip(batch, ids)]
     return _steps(model, requests, outputs, *_allocate(model, ids, decode), decode)
@@ -147,11 +147,12 @@ def _allocate(
 ) -> tuple[Runner, Callable[[], Drafter]]:
     longest = max(map(len, ids))
     capacity = longest + decode.max_new_tokens
-    with _memory(model, len(ids), capacity):
+    with _memory(model, len(ids), capacity, 0):
         new_drafter = model.methods.drafters(
             decode, batch=len(ids), capacity=capacity, left=model.context - longest
         )
         rows = new_drafter().max_rows
+    with _memory(model, len(ids), capacity, rows):
         return model.runners.take(batch=len(ids), capacity=capacity, max_rows=rows), new_drafter
 
 
@@ -166,7 +167,7 @@ def _steps(
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
     longest = max(len(request.prompt) for request in requests)
-    with _memory(model, len(requests), longest + decode.max_new_tokens):
+    with _memory(model, len(requests), longest + decode.max_new_tokens, new_drafter().max_rows):
         for steps in loop.decode(runner, requests, new_drafter, limits, sampling):
             for one in steps:
                 texts = outputs[one.sequence].take(finished=one.finished)
@@ -189,18 +190,46 @@ def _check_attention(lm: PreTrainedModel) -> None:
         )
 
 
-def _batch(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
+def _batch(prompts: object) -> tuple[list[Taken], list[str]]:
     """The prompts, and what to call each in a sentence."""
-    many = not isinstance(prompts, str | Infill) and not all(isinstance(id, Integral) for id in prompts)
-    if not many:
-        return [prompts], ["prompt"]  # type: ignore[list-item]
-    batch: list[Prompt] = list(prompts)  # type: ignore[arg-type]
-    if len(batch) > MOST:
-        raise UserError(f"prompts: wanted 1 to {MOST} side by side, found {len(batch)}")
-    return batch, [f"prompts[{index}]" for index in range(len(batch))]
+    taken = _taken(prompts, "prompt")
+    if isinstance(taken, str | Infill) or not taken or any(isinstance(id, Number) for id in taken):
+        return [taken], ["prompt"]
+    if len(taken) > MOST:
+        raise UserError(f"prompts: wanted 1 to {MOST} side by side, found {len(taken)}")
+    names = [f"prompts[{index}]" for index in range(len(taken))]
+    return [_taken(prompt, name) for prompt, name in zip(taken, names)], names
 
 
-def _ids(model: Model, prompt: Prompt, name: str) -> list[int]:
+def _taken(prompt: object, name: str) -> Taken:
+    """A text or an Infill as it is; of anything else its items, read once."""
+    if isinstance(prompt, str | Infill):
+        return prompt
+    items = _items(prompt)
+    if items is None:
+        raise UserError(f"{name}: wanted a text, an Infill or token ids, found {type(prompt).__name__}")
+    return items
+
+
+def _items(value: object) -> list | None:
+    """None for what is no row of items."""
+    listed = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+    return (
+        list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str | bytes | Mapping) else None
+    )
+
+
+def _seeds(seeds: object, default: int, count: int) -> list[int]:
+    if seeds is None:
+        return [default] * count
+    items = _items(seeds) or []
+    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < 2**63 for seed in items):
+        found = items or seeds
+        raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
+    return [int(seed) for seed in items]
+
+
+def _ids(model: Model, prompt: Taken, name: str) -> list[int]:
     """(n,) token ids, at least one."""
     if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
         raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
@@ -210,6 +239,9 @@ def _ids(model: Model, prompt: Prompt, name: str) -> list[int]:
         return model.text.infill(prompt)
     if isinstance(prompt, str):
         return model.text.encode(prompt)
+    strange = next((id for id in prompt if not isinstance(id, Integral)), None)
+    if strange is not None:
+        raise UserError(f"{name}: wanted token ids, whole numbers, found {strange!r}")
     ids = [int(id) for id in prompt]
     rows = model.lm.config.get_text_config().vocab_size
     beyond = next((id for id in ids if not 0 <= id < rows), None)
@@ -239,15 +271,20 @@ def _processors(
     return LogitsProcessorList([*(own or ()), *(further or ())]) if own or further else None
 
 
-def _output(model: Model, prompt: Prompt, ids: Sequence[int], decode: DecodeConfig) -> Output:
+def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfig) -> Output:
     # An SPM middle without a prefix begins its text, and so does what follows BOS alone.
     opens = prompt.order == "spm" and not prompt.prefix if isinstance(prompt, Infill) else len(ids) == 1
     stream = model.text.stream(opens=opens)
     return Output(stream, stop=decode.stop, ends=model.text.ends(ids))
 
 
-def _memory(model: Model, batch: int, capacity: int) -> AbstractContextManager[None]:
+def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractContextManager[None]:
+    """Around what needs a cache of so many tokens, and of so many rows of a tree behind them."""
     lm = model.lm
-    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity))
-    wanted = f"{gib(size)} for the cache of {batch} x {capacity} tokens in {lm.dtype} on {lm.device}"
-    return enough_memory(wanted, "lower decode.max_new_tokens, the prompt's length or the number of prompts")
+    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + rows))
+    wanted = (
+        f"{gib(size)} for the cache of {batch} x {capacity} tokens and {rows} rows of drafts in {lm.dtype} on "
+        f"{lm.device}"
+    )
+    remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
+    return enough_memory(wanted, f"{remedy}decode.k, decode.probes or decode.nodes")

@@ -5,10 +5,12 @@ All that decoding knows of training comes from here.
 
 import json
 from dataclasses import dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -18,6 +20,7 @@ from infer import parallel
 from infer.attention import NAME, register
 from infer.families import check_family, check_tree
 from infer.gate import with_adapter
+from infer.memory import is_out_of_memory
 from infer.text import Infilling, Text
 
 
@@ -60,26 +63,56 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
     adapted = gated or (path / "adapter").is_dir()
     if ranks > 1 and adapted:
         raise UserError(f"model={folder}: wanted a model without an adapter for {ranks} processes, found one")
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        check_family(config)
-        lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=getattr(torch, dtype),
-            attn_implementation=NAME,
-            local_files_only=True,
-            distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"model={folder}: wanted a causal model with weights, found {reason}") from error
+    lm = _read_model(path, dtype=dtype, ranks=ranks)
     if adapted:
         lm = with_adapter(lm, path / "adapter", gated=gated)
     if ranks == 1:
         lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
     check_tree(lm.eval())
     return lm
+
+
+def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
+    """The library's model with every weight from the directory."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # of weights amiss its report is a table
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        check_family(config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation=NAME,
+            local_files_only=True,
+            distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below
+        )
+    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"model={path}: wanted a causal model with weights, found {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    lm, found = loaded
+    _check_weights(path, found)
+    return lm
+
+
+def _check_weights(path: Path, found: dict[str, Any]) -> None:
+    """Raises UserError where a weight is absent or of another size: the library would draw it at random."""
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise UserError(
+            f"model={path}: wanted weights of the sizes that config.json says, {tuple(wanted)} for {name}, "
+            f"found {tuple(stored)}"
+        )
+    absent, further = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    if absent:
+        raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
+    if further:
+        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, ", ".join(further[:3]))
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
@@ -106,7 +139,7 @@ def load_text(folder: str | Path) -> Text:
     return Text(
         tokenizer,
         control=control,
-        rows=_read(path / "config.json", "a model's JSON").get("vocab_size"),
+        rows=_rows(path),
         bos=adaptive.bos if adaptive else None,
         infilling=adaptive.infilling if adaptive else None,
     )
@@ -118,7 +151,9 @@ def has_adaptive(folder: str | Path) -> bool:
 
 
 def load_adaptive(folder: str | Path) -> Adaptive:
-    """What adaptive.json says. Raises UserError where the model was trained without adaptive tokens."""
+    """What adaptive.json says. Raises UserError where the model was trained without adaptive tokens, and
+    for ids that it has no row for.
+    """
     path = check_directory(folder) / "adaptive.json"
     if not path.is_file():
         raise UserError(
@@ -129,7 +164,7 @@ def load_adaptive(folder: str | Path) -> Adaptive:
         ids = tuple(map(int, value["adaptive_ids"]))
         infilling = value.get("infilling") or {}
         control = value.get("control")
-        return Adaptive(
+        adaptive = Adaptive(
             ids,
             int(value["L"]),
             gated=bool(value.get("gated", False)),
@@ -137,8 +172,28 @@ def load_adaptive(folder: str | Path) -> Adaptive:
             bos=value.get("bos"),
             control=None if control is None else frozenset(control),
         )
+        _check_adaptive(adaptive, path, _rows(path.parent))
+        return adaptive
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: wanted adaptive_ids and L, found {error!r}") from error
+
+
+def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
+    if not adaptive.ids or adaptive.L < 1:
+        raise UserError(
+            f"{path}: wanted at least one of adaptive_ids and L from 1 on, found {list(adaptive.ids)} and "
+            f"{adaptive.L}"
+        )
+    infilling = vars(adaptive.infilling) if adaptive.infilling else {}
+    ids = [("adaptive_ids", id) for id in adaptive.ids] + [("bos", adaptive.bos), *infilling.items()]
+    for name, id in ids:
+        if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
+            raise UserError(f"{path}: wanted {name} among the model's {rows} rows, found {id}")
+
+
+def _rows(folder: Path) -> int | None:
+    """Of the embedding, as config.json says."""
+    return _read(folder / "config.json", "a model's JSON").get("vocab_size")
 
 
 def _read(path: Path, wanted: str) -> dict[str, Any]:

@@ -57,6 +57,10 @@ class Text:
         # A prompt that spells a special piece is text, as it was in training.
         tokenizer.encode_special_tokens = True
         self._bos = tokenizer.encode("").ids if bos is None else [bos]
+        if rows is not None and any(id >= rows for id in self._bos):
+            raise UserError(
+                f"tokenizer: wanted what opens a text among the model's {rows} rows, found {self._bos}"
+            )
         described = json.loads(tokenizer.to_str())
         self._implicit_space = any(step.get("type") == "Prepend" for step in steps_of(described["normalizer"]))
         if self._implicit_space:

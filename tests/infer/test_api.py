@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from transformers import LogitsProcessorList, NoBadWordsLogitsProcessor, PreTrai
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.api import Prompt
+from infer.drafters.adaptive import FixedPolicy
 
 METHODS = {
     "prompt_lookup": {"method": "prompt_lookup", "k": 4},
@@ -205,6 +207,13 @@ def test_a_mistake_is_one_sentence_before_anything_is_decoded(
         ({"repetition_penalty": 0.0}, "decode.repetition_penalty: wanted above 0, found 0.0"),
         ({"seed": 2**63}, "decode.seed: wanted a number of up to 63 bits"),
         ({"stop": ["x", ""]}, "decode.stop: wanted texts, found an empty one"),
+        ({"stop": "ab"}, "decode.stop: wanted a list of texts, found 'ab'"),
+        ({"stop": [3]}, r"decode.stop: wanted a list of texts, found \[3\]"),
+        (
+            {"method": "prompt_lookup", "nodes": 3},
+            "decode.nodes, decode.width, decode.probes: wanted decode.method=sdsat with them, found prompt_l",
+        ),
+        ({"method": "plain", "probes": "all"}, "decode.probes: wanted decode.method=sdsat .* found plain"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
@@ -222,6 +231,43 @@ def test_k_beyond_the_diverse_ids_is_refused(model: Model) -> None:
         generate(model, ["x", "y"], seeds=[1])
 
 
+def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
+    """A tensor of ids failed with "len() of a 0-d tensor", and a generator was empty once it had been
+    looked at; numbers, None and ids that are none ended in a TypeError; a seed of 1.5 was taken.
+    """
+    decode = DecodeConfig(max_new_tokens=4)
+    one = outcomes(model, [20, 30], decode)
+    for prompt in (torch.tensor([20, 30]), np.array([20, 30]), (20, 30), iter([20, 30]), [np.int64(20), 30]):
+        assert outcomes(model, prompt, decode, seeds=np.array([0])) == one
+    two = outcomes(model, ["a", "b"], decode)
+    assert outcomes(model, (text for text in "ab"), decode, seeds=(seed for seed in (0, 0))) == two
+    assert outcomes(model, torch.tensor([[20, 30], [20, 30]]), decode) == one * 2
+    for wrong, sentence in [
+        (3, "prompt: wanted a text, an Infill or token ids, found int"),
+        (None, "prompt: .* found NoneType"),
+        (torch.tensor(3), "prompt: .* found Tensor"),
+        (b"ab", "prompt: .* found bytes"),
+        ({"input_ids": [3]}, "prompt: .* found dict"),
+        (["x", None], r"prompts\[1\]: wanted a text, an Infill or token ids, found NoneType"),
+        ([1.5, 2.0], "prompt: wanted token ids, whole numbers, found 1.5"),
+        ([3, "x"], "prompt: wanted token ids, whole numbers, found 'x'"),
+        (["x", torch.tensor([0.5])], r"prompts\[1\]: wanted token ids, whole numbers, found 0.5"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            generate(model, wrong, decode)  # type: ignore[arg-type]
+    for seeds in (5, [1.5], [-1], "1", [], [1, 2]):
+        with pytest.raises(UserError, match="seeds: wanted one of up to 63 bits for each of 1 prompts, found"):
+            generate(model, "x", decode, seeds=seeds)  # type: ignore[arg-type]
+
+
+def test_no_more_nodes_are_probed_than_there_are(model: Model) -> None:
+    """decode.probes=1000000 took the memory of as many probed nodes; probes=2, a number, was a TypeError."""
+    assert FixedPolicy(3, 1_000_000).max_rows == FixedPolicy(3, "all").max_rows
+    decode = DecodeConfig(k=3, probes=1_000_000, max_new_tokens=8)  # type: ignore[arg-type]
+    assert outcomes(model, "x", decode) == outcomes(model, "x", DecodeConfig("plain", max_new_tokens=8))
+    assert DecodeConfig(probes=2).probes == "2"  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_another_attention_is_refused(model: Model, attention: str, monkeypatch) -> None:
     """Eager attention adds a boolean mask to the scores: silently wrong."""
@@ -231,7 +277,9 @@ def test_another_attention_is_refused(model: Model, attention: str, monkeypatch)
 
 
 def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, monkeypatch) -> None:
-    """The first from PyTorch's own allocator: a cache of 2^40 tokens."""
+    """The first from PyTorch's own allocator: a cache of 2^40 tokens. The rows of a tree count too: of
+    those of a tree that was too large the sentence said nothing, and it named the wrong settings.
+    """
     endless = replace(model, context=2**50)
     with pytest.raises(
         UserError, match=r"out of memory: wanted [\d,]+\.\d\d GiB for the cache of 1 x .* lower"
@@ -243,6 +291,10 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
 
     steps = generate(model, "x", DecodeConfig("plain"))
     monkeypatch.setattr("infer.runner.Runner.forward", full)
+    tree = DecodeConfig("sdsat", k=3, probes="root", nodes=2**22, width=2, max_new_tokens=8)
+    sentence = r"wanted [1-9]\.\d\d GiB .* 1 x 10 tokens and 4194305 rows of drafts .* decode.nodes"
+    with pytest.raises(UserError, match=sentence):
+        next(generate(model, "x", tree))
     with pytest.raises(UserError, match="out of memory: wanted 0.00 GiB for the cache of 1 x 258 tokens"):
         next(steps)
     monkeypatch.setattr("infer.api.load_model", full)
