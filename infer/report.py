@@ -117,7 +117,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("dtype", "decoder"):
         table.add_column(name, no_wrap=True)
     for name in ("tokens/s", "speedup", "accepted", "tok/forward", "identical"):

@@ -62,10 +62,16 @@ def test_every_panel_shows_its_whole_curve(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The row of "sdsat auto" cut the last column's title."""
     machine = {"cpu": "a processor", "gpu": None, "threads": 1}
-    print_report({"hardware": machine, "rows": ROWS, "summary": summarise(ROWS)})
+    rows = [
+        *ROWS,
+        row("held_out", "float32", "auto", 12, 1630, 1.2),
+        row("held_out", "float32", "sdsat", 12, 9, 1),
+    ]
+    print_report({"hardware": machine, "rows": rows, "summary": summarise(ROWS)})
     printed = capsys.readouterr().out
-    assert "sdsat k=4" in printed and "…" not in printed
+    assert "sdsat k=12" in printed and "identical" in printed and "…" not in printed
     assert "1.80x plain decoding" in printed
 
 
