@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import statistics
 import sys
 import time
 from bisect import bisect_right
@@ -32,8 +33,9 @@ from infer.tree import Tree
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
 SECONDS = 3.0  # to measure in, more or less
+BURST = 4  # steps of the same rows on end
 SLOW = 0.3  # seconds of a forward from which the wait is announced
-SCHEMA = 2  # of what is kept, and of how it is measured
+SCHEMA = 3  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0
 
 
@@ -96,8 +98,8 @@ def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
         rows.append(q)
         if last > ENOUGH * first and len(rows) > 2:
             break
-    turns = max(3, min(50, int(SECONDS / (2 * first * len(rows)))))
-    times = np.array([[_step(lm, runner, requests, q) for q in rows] for _ in range(turns)])
+    turns = max(3, min(15, int(SECONDS / (2 * BURST * first * len(rows)))))
+    times = np.array([[_burst(lm, runner, requests, q) for q in rows] for _ in range(turns)])
     # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
     shares = np.median(times / times.sum(1, keepdims=True), axis=0)
     ms = 1e3 * np.median(times.sum(1)) * rising(shares)
@@ -117,6 +119,13 @@ def rising(values: Sequence[float]) -> np.ndarray:
             counts[-2:] = [counts[-2] + counts[-1]]
             means[-2:] = [total / counts[-1]]
     return np.repeat(means, counts)
+
+
+def _burst(lm: PreTrainedModel, runner: Runner, requests: Sequence[Request], q: int) -> float:
+    """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
+    caches as another number of rows has left them.
+    """
+    return statistics.median([_step(lm, runner, requests, q) for _ in range(BURST)][1:])
 
 
 def _step(lm: PreTrainedModel, runner: Runner, requests: Sequence[Request], q: int) -> float:
