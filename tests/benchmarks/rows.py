@@ -14,6 +14,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infer.attention import NAME, register
+from infer.pick import GREEDY
+from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
 
@@ -34,13 +36,13 @@ def main(hidden: int = 256, layers: int = 3, vocab: int = 512, turns: int = 200)
     for dtype in (torch.bfloat16, torch.float32):
         lm = LlamaForCausalLM._from_config(config, attn_implementation=NAME).to(dtype).eval()
         runner = Runner(lm, capacity=512, max_rows=32)
-        runner._doubles = False  # the single row as it is
-        runner.prefill(list(range(256)))
+        runner._forward._least = 1  # the single row as it is
+        runner.prefill([list(range(256))])
         times: dict[int, list[float]] = {q: [] for q in ROWS}
         for turn in range(turns + 10):
             for q in ROWS:
                 began = time.perf_counter()
-                runner.forward(Tree.chain(5, list(range(q - 1))))
+                runner.forward([Tree.chain(5, list(range(q - 1)))], [Request([5])], GREEDY)
                 if turn >= 10:
                     times[q].append(time.perf_counter() - began)
         medians = {q: statistics.median(found) for q, found in times.items()}
