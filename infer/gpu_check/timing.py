@@ -80,7 +80,8 @@ def bytes_per_token(lm: PreTrainedModel, context: int) -> int:
 def cost_of_rows(lm: PreTrainedModel, *, context: int, rounds: int, compile: bool) -> dict[int, Spread]:
     """L(q) in milliseconds: a forward of q rows, its picks on the host."""
     runner = Runner(lm, capacity=context, max_rows=ROWS[-1], static=True, compile=compile)
-    runner.prefill([_prompt(lm, context - 1)])
+    # As costs.py does: one row and many fit the same columns, or only one of them would pay for more.
+    runner.prefill([_prompt(lm, max(1, context - ROWS[-1]))])
 
     def forward(q: int) -> None:
         tree = Tree.chain(1, [1] * (q - 1))

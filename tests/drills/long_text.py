@@ -16,7 +16,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infer.attention import NAME, register
-from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
@@ -25,8 +24,7 @@ from infer.loop import Limits, decode
 from infer.pick import GREEDY, Sampling
 from infer.reading import Request
 from infer.runner import Runner
-
-COSTS = Costs((1, 8, 16, 32, 64), (10.0, 11.0, 13.0, 17.0, 26.0))
+from tests.drills.lossless import COSTS
 
 
 def resident() -> float:
