@@ -93,26 +93,25 @@ class TreeCache(Cache):
         """Forget every row, for so many sequences."""
         self.lengths = [0] * sequences
 
-    def place(self, rows: int) -> None:
-        """The next forward has so many rows in each sequence."""
+    def place(self, rows: int, fed: Sequence[int] | None = None) -> None:
+        """The next forward has so many rows in each sequence, behind `fed[b]` that are not committed yet."""
         slots, device = self.slots, self._kv.device
-        start = min(self.lengths)
-        slots.start, slots.end = start, max(self.lengths) + rows
+        starts = [length + before for length, before in zip(self.lengths, fed or [0] * len(self.lengths))]
+        slots.start, slots.end = min(starts), max(starts) + rows
         slots.columns = slots.sequences = None
-        if slots.end > start + rows:  # unequal lengths: each sequence's rows follow its own
-            lengths = torch.tensor(self.lengths, device=device)
-            slots.columns = lengths[:, None] + torch.arange(rows, device=device)
-            slots.sequences = torch.arange(len(self.lengths), device=device)[:, None]
+        if slots.end > slots.start + rows:  # unequal: each sequence's rows follow its own
+            slots.columns = torch.tensor(starts, device=device)[:, None] + torch.arange(rows, device=device)
+            slots.sequences = torch.arange(len(starts), device=device)[:, None]
 
-    def place_each(self, lengths_B: Tensor, *, rows: int, end: int) -> None:
-        """The same on the device, for a forward that is replayed with other lengths: nothing is read back."""
+    def place_each(self, starts_B: Tensor, *, rows: int, end: int) -> None:
+        """The same on the device, for a forward that is replayed with other starts: nothing is read back."""
         slots, device = self.slots, self._kv.device
         slots.start, slots.end = 0, end
-        slots.columns = lengths_B[:, None] + torch.arange(rows, device=device)
-        slots.sequences = torch.arange(len(lengths_B), device=device)[:, None]
+        slots.columns = starts_B[:, None] + torch.arange(rows, device=device)
+        slots.sequences = torch.arange(len(starts_B), device=device)[:, None]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep these rows of each sequence's last forward, in this order."""
+        """Keep these rows of each sequence behind the committed ones, in this order."""
         if any(path and path[-1] != len(path) - 1 for path in paths):
             self._gather(paths)
         for b, path in enumerate(paths):

@@ -1,4 +1,4 @@
-"""One forward of trees, in one of two ways: the shapes as they come, or, in graphs.py, in few fixed ones."""
+"""One forward of trees, in one of two ways: the shapes as they come, or, in static.py, in few fixed ones."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infer.gate import CLOSED
 from infer.head import Logits
-from infer.layout import Layout, extent, lay_out, mask
+from infer.layout import Layout, lay_out, mask
 from infer.pick import Sampling
 from infer.reading import LazyReading, Reading, Request
 from infer.target import Target
@@ -18,7 +18,13 @@ from infer.tree import Tree
 class Forward(Protocol):
     """A way through the model."""
 
-    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+    def __call__(
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Sequence[int] | None = None,
+    ) -> Reading:
         """What the model says of each sequence's tree; the rows wait in the cache behind its lengths."""
         ...
 
@@ -38,14 +44,20 @@ class DynamicForward:
 
         Of several trees one may have the most drafts and another the most probes.
         """
-        return capacity + max(2, max_rows if batch == 1 else 2 * max_rows)
+        return capacity + (max_rows + 1 if batch == 1 else 2 * max_rows)
 
-    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> LazyReading:
+    def __call__(
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Sequence[int] | None = None,
+    ) -> LazyReading:
         """See Forward."""
         target, cache = self._target, self._target.cache
-        probes = extent(trees)[1]
-        layout = lay_out(trees, cache.lengths, drafts=self._least - probes)
-        cache.place(layout.ids.shape[1])
+        probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
+        layout = lay_out(trees, cache.lengths, fed=fed, drafts=self._least - probes)
+        cache.place(layout.ids.shape[1], fed)
         with target.gate.open(layout.drafts if probes else CLOSED):
             hidden = target.hidden(
                 torch.from_numpy(layout.ids).to(target.device),
@@ -58,7 +70,8 @@ class DynamicForward:
     def _masks(self, layout: Layout) -> dict[str, Tensor] | None:
         """By kind of layer; none for a row that is alone and sees everything."""
         target, lengths, end = self._target, self._target.cache.lengths, self._target.cache.slots.end
-        if layout.ids.size == 1 and all(window is None or end <= window for window in target.windows.values()):
+        alone = layout.seen.size == 1  # and not behind rows that it may not see
+        if alone and all(window is None or end <= window for window in target.windows.values()):
             return None
         return {
             kind: torch.from_numpy(mask(layout, lengths, end, window=window)).to(target.device)

@@ -56,6 +56,10 @@ class Logits:
         ids = top(self._logits, min(RESCORED, self.vocabulary))[1]
         return self._logits.float().scatter(1, ids, self._exact(ids))
 
+    def total(self) -> Tensor:
+        """(n, 1) log of the sum of all exponentials: a logit less it is a log-probability."""
+        return self._logits.float().logsumexp(-1, keepdim=True)
+
     def _exact(self, ids_nt: Tensor) -> Tensor:
         """Float32 logits of these ids, from the head's weights."""
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]

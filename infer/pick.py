@@ -73,6 +73,23 @@ def leaders(
     return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, m)
 
 
+def likeliest(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
+) -> tuple[Tensor, Tensor]:
+    """(n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
+
+    Greedy: the model's own probabilities. Of sampled text the noise is known, and a chance is a
+    token's share of the perturbed scores of those that may be drawn.
+    """
+    if not sampling.temperature:
+        values, ids = logits.top(min(m, logits.vocabulary))
+        return (values - logits.total()).exp(), ids
+    values, ids = kept(logits, sampling, most=WIDE)
+    noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
+    found, ids = _best(noisy, ids, m)
+    return (found - noisy.logsumexp(-1, keepdim=True)).exp(), ids
+
+
 def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
     """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.

@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList
 
 from infer.head import Logits
 from infer.layout import Layout
-from infer.pick import LEADERS, Sampling, candidates, pick
+from infer.pick import LEADERS, Sampling, candidates, likeliest, pick
 from infer.tree import Tree
 
 
@@ -54,6 +54,12 @@ class Reading(Protocol):
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
         """What the probes under a node of tree b say; None where it has none."""
+        ...
+
+    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """What may come behind each of these nodes of a draft model's tree b, which lie side by side; its
+        weights are chances.
+        """
         ...
 
 
@@ -96,6 +102,12 @@ class LazyReading:
         ids, weights = map(self._agree, found)
         return Candidates(ids.tolist(), weights.tolist())
 
+    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """See Reading."""
+        rows = self._rows(b, nodes)
+        chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
+
     def _pick_all(self) -> list[list[int]]:
         """One call and one copy for the drafts of all trees."""
         layout, n, device = self.layout, len(self.trees), self.logits.device
@@ -126,7 +138,7 @@ class LazyReading:
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         """Rows of nodes that lie side by side."""
-        first = b * self.layout.ids.shape[1] + self.layout.row(self.trees[b], nodes[0])
+        first = b * self.layout.ids.shape[1] + self.layout.row(b, self.trees[b], nodes[0])
         return slice(first, first + len(nodes))
 
     def _keys(self, b: int, rows: slice) -> tuple[Tensor, Tensor]:
@@ -137,20 +149,21 @@ class LazyReading:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The `picks` (B, D) of all drafts' rows; the leaders' `ids` and `scores` (B, P, W) of all probes'."""
+    """The `picks` (B, D) of all drafts' rows; the leaders' `ids` and `scores` (B, P, W) of all probes'.
+
+    For a draft model no picks, and ids and chances (B, D + P, W) of all rows.
+    """
 
     picks: np.ndarray
     ids: np.ndarray
     scores: np.ndarray
 
     @classmethod
-    def unpack(cls, numbers: np.ndarray, drafts: tuple[int, int], probes: tuple[int, int, int]) -> "Packed":
+    def unpack(cls, numbers: np.ndarray, picked: tuple[int, int], led: tuple[int, int, int]) -> "Packed":
         """From float64 numbers in this order."""
-        picks, ids, scores = np.split(numbers, np.cumsum([math.prod(drafts), math.prod(probes)]))
+        picks, ids, scores = np.split(numbers, np.cumsum([math.prod(picked), math.prod(led)]))
         return cls(
-            picks.astype(np.int64).reshape(drafts),
-            ids.astype(np.int64).reshape(probes),
-            scores.reshape(probes),
+            picks.astype(np.int64).reshape(picked), ids.astype(np.int64).reshape(led), scores.reshape(led)
         )
 
 
@@ -160,11 +173,13 @@ class PackedReading:
     def __init__(
         self,
         packed: Packed,
+        layout: Layout,
         trees: Sequence[Tree],
         requests: Sequence[Request],
         lazy: LazyReading | None = None,
     ) -> None:
-        self._packed, self._trees, self._requests, self._lazy = packed, trees, requests, lazy
+        self._packed, self._layout, self._trees = packed, layout, trees
+        self._requests, self._lazy = requests, lazy
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """See Reading."""
@@ -182,3 +197,11 @@ class PackedReading:
         rows = slice(first, first + len(probes))
         scores = torch.from_numpy(packed.scores[b, rows, : max(width, LEADERS)])
         return Candidates(packed.ids[b, rows, :width].tolist(), scores.softmax(-1)[:, :width].tolist())
+
+    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """See Reading."""
+        first = self._layout.row(b, self._trees[b], nodes[0])
+        rows = slice(first, first + len(nodes))
+        return Candidates(
+            self._packed.ids[b, rows, :width].tolist(), self._packed.scores[b, rows, :width].tolist()
+        )

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from infer.forward import DynamicForward, Forward
-from infer.graphs import StaticForward
 from infer.parallel import shares
 from infer.pick import Sampling
 from infer.reading import Reading, Request
+from infer.static import StaticForward
 from infer.target import Target
 from infer.tree import Tree
 
@@ -75,9 +75,19 @@ class Runner:
             target.cache.commit([range(len(prompt)) for prompt in prompts])
 
     @torch.inference_mode()
-    def forward(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
-        """What the model says of each sequence's tree; its rows wait in the cache for `commit`."""
-        return self._forward(trees, requests, sampling)
+    def forward(
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Sequence[int] | None = None,
+    ) -> Reading:
+        """What the model says of each sequence's tree; its rows wait in the cache for `commit`.
+
+        A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the
+        reading says what may follow the others (`Reading.following`), not what is picked.
+        """
+        return self._forward(trees, requests, sampling, fed)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the rows of these nodes of each tree."""

@@ -15,7 +15,7 @@ other nodes, one chain of them under each node of `probed`.
                                      4 attends 1 0 1 1 1
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,17 +80,28 @@ class Tree:
 
 @lru_cache(maxsize=256)
 def depths(parents: tuple[int, ...]) -> Rows:
-    """(q,) int64 distance of each node from the root."""
-    found = np.zeros(len(parents), np.int64)
-    for node in range(1, len(parents)):
-        found[node] = found[parents[node]] + 1
+    """(n,) int64 distance of each node from the root."""
+    found = np.full(len(parents), -1, np.int64)
+    for at in _upwards(parents, 0):
+        found += at >= 0
     return found
 
 
 @lru_cache(maxsize=256)
-def ancestors(parents: tuple[int, ...]) -> Rows:
-    """(q, q) bool: row i is True at i and at every ancestor of i."""
-    found = np.eye(len(parents), dtype=bool)
-    for node in range(1, len(parents)):
-        found[node] |= found[parents[node]]
-    return found
+def ancestors(parents: tuple[int, ...], first: int = 0) -> Rows:
+    """(n - first, n) bool: the row of node i, from `first` on, is True at i and at every ancestor of i."""
+    n = len(parents)
+    found = np.zeros((n - first, n + 1), bool)
+    rows = np.arange(n - first)
+    for at in _upwards(parents, first):
+        found[rows, at] = True  # beyond the root in the last column
+    return found[:, :n]
+
+
+def _upwards(parents: tuple[int, ...], first: int) -> Iterator[Rows]:
+    """The nodes from `first` on, then their parents, theirs, and so on; -1 beyond the root."""
+    up = np.array([*parents, -1])
+    at = np.arange(first, len(parents))
+    while at.size and at.max() >= 0:
+        yield at
+        at = up[at]

@@ -114,7 +114,7 @@ def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
     """(q, V) of a tree under a prefix, whose last token is the root."""
     runner.prefill([prefix[:-1]])
     reading = runner.forward([tree], [Request(prefix)], GREEDY)
-    return reading.logits[[reading.layout.row(tree, node) for node in range(len(tree.tokens))]].whole()
+    return reading.logits[[reading.layout.row(0, tree, node) for node in range(len(tree.tokens))]].whole()
 
 
 def probe_logits(prefix: list[int], probes: tuple[int, ...]) -> torch.Tensor:

@@ -21,7 +21,7 @@ def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
     q = reading.layout.ids.shape[1]
     whole = reading.logits.whole().unflatten(0, (len(trees), q))
     return [
-        whole[b][[reading.layout.row(tree, node) for node in range(len(tree.tokens))]]
+        whole[b][[reading.layout.row(b, tree, node) for node in range(len(tree.tokens))]]
         for b, tree in enumerate(trees)
     ]
 
@@ -70,6 +70,46 @@ def test_committed_paths_are_as_if_they_had_been_the_prompt(llama, data: st.Data
     assert runner.lengths == [len(text) for text in texts]
     for text, logits in zip(texts, logits_of(runner, [Tree.chain(9, [2])] * len(texts))):
         torch.testing.assert_close(logits[1], by_library(llama, [*text, 9, 2]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(llama, static: bool, data: st.DataObject) -> None:
+    """As a draft model's: only new nodes are rows, and they see those fed before."""
+    drawn = data.draw(st.lists(trees(vocab=97), min_size=1, max_size=3))
+    drawn = [Tree(tree.tokens, tree.parents, len(tree.tokens)) for tree in drawn]
+    prompts = [PROMPT[: data.draw(st.integers(0, 5))] for _ in drawn]
+    runner = Runner(llama, capacity=32, max_rows=32, batch=3, static=static)
+    runner.prefill(prompts)
+    requests = [Request([0], b) for b in range(len(drawn))]
+    fed, ends = [0] * len(drawn), [len(tree.tokens) for tree in drawn]
+    while fed != ends:
+        upto = [data.draw(st.integers(min(a + 1, b), b)) for a, b in zip(fed, ends)]
+        # A sequence that has no new node gives one more row of its last.
+        fed = [min(a, b - 1) for a, b in zip(fed, upto)]
+        parts = [Tree(t.tokens[:n], t.parents[:n], n) for t, n in zip(drawn, upto)]
+        reading = runner.forward(parts, requests, Sampling(), fed)
+        for b, (prompt, tree) in enumerate(zip(prompts, parts)):
+            nodes = range(fed[b], upto[b])
+            found = reading.following(b, nodes, 5)
+            for node, ids, chances in zip(nodes, found.ids, found.weights):
+                logits = by_library(llama, prompt + [tree.tokens[i] for i in path_to(tree, node)])
+                expected = logits.softmax(-1).topk(5)
+                torch.testing.assert_close(torch.tensor(chances), expected.values, rtol=1e-4, atol=1e-4)
+                assert ids == expected.indices.tolist()
+        fed = upto
+    paths = [path_to(tree, data.draw(st.integers(0, len(tree.tokens) - 1))) for tree in drawn]
+    runner.commit(paths)
+    for prompt, tree, path, logits in zip(prompts, drawn, paths, logits_of_chain(runner, len(drawn))):
+        text = [*prompt, *(tree.tokens[i] for i in path), 9]
+        torch.testing.assert_close(logits, by_library(llama, text).softmax(-1).max(), rtol=1e-4, atol=1e-4)
+
+
+def logits_of_chain(runner: Runner, n: int) -> list[torch.Tensor]:
+    """The chance of the likeliest token behind token 9, for each sequence."""
+    reading = runner.forward([Tree.chain(9)] * n, [Request([0])] * n, Sampling(), [0] * n)
+    return [torch.tensor(reading.following(b, [0], 1).weights[0][0]) for b in range(n)]
 
 
 def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from infer.gate import CLOSED
 from infer.head import Logits
 from infer.layout import Layout, extent, lay_out
-from infer.pick import Sampling, leaders, pick
+from infer.pick import Sampling, leaders, likeliest, pick
 from infer.reading import LazyReading, Packed, PackedReading, Reading, Request
 from infer.target import Target
 from infer.tree import Tree
@@ -37,9 +37,11 @@ class Shape(NamedTuple):
     sequences: int
     drafts: int
     probes: int
+    width: int  # columns of the tree: its rows, and the nodes fed before
     columns: int
     sampling: Sampling
     keeps_logits: bool  # for logits processors, which run on the host
+    draws: bool  # what may follow every row, for a draft model, instead of picks
 
 
 class StaticForward:
@@ -60,30 +62,41 @@ class StaticForward:
         """Rows of the cache that sequences of `capacity` tokens and the trees behind them take."""
         return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
 
-    def __call__(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+    def __call__(
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Sequence[int] | None = None,
+    ) -> Reading:
         """See Forward."""
         target = self._target
-        drafts, probes = map(bucket, extent(trees))
+        drafts, probes = map(bucket, extent(trees, fed))
         idle = min(bucket(len(trees)), self._batch) - len(trees)
-        lengths = [*target.cache.lengths, *[0] * idle]
-        layout = lay_out([*trees, *[Tree.chain(0)] * idle], lengths, drafts=drafts, probes=probes)
-        columns = COLUMNS * bucket(-(-(max(lengths) + drafts + probes) // COLUMNS))
+        lengths, before = [*target.cache.lengths, *[0] * idle], [*(fed or [0] * len(trees)), *[0] * idle]
+        width = bucket(max(before) + drafts + probes) if max(before) else drafts + probes
+        layout = lay_out(
+            [*trees, *[Tree.chain(0)] * idle], lengths, fed=before, drafts=drafts, probes=probes, width=width
+        )
+        columns = COLUMNS * bucket(-(-(max(lengths) + width) // COLUMNS))
         shape = Shape(
             len(lengths),
             drafts,
             probes,
+            width,
             min(columns, target.cache.capacity),
             sampling,
             any(request.processors for request in requests),
+            fed is not None,
         )
         if shape not in self._graphs:
             self._graphs[shape] = Graph(shape, target, self._hidden, self._pool)
         graph = self._graphs[shape]
         packed = graph.run(layout, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
-            return PackedReading(packed, trees, requests)
+            return PackedReading(packed, layout, trees, requests)
         lazy = LazyReading(graph.logits, layout, trees, requests, sampling, target.agree)
-        return PackedReading(packed, trees, requests, lazy)
+        return PackedReading(packed, layout, trees, requests, lazy)
 
 
 class Graph:
@@ -91,9 +104,9 @@ class Graph:
 
     def __init__(self, shape: Shape, target: Target, hidden: Callable[..., Tensor], pool: Any) -> None:
         self._shape, self._target, self._hidden, self._pool = shape, target, hidden, pool
-        self._inputs = Inputs(shape.sequences, shape.drafts + shape.probes, target.device)
+        self._inputs = Inputs(shape.sequences, shape.drafts + shape.probes, shape.width, target.device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._width = 0  # leaders of a probe
+        self._width = 0  # leaders of a row
         self._packed: Tensor | None = None
         self.logits: Logits | None = None  # of the last run, where they are kept
 
@@ -108,7 +121,8 @@ class Graph:
             self._graph.replay()
         assert self._packed is not None
         B, D, P = self._shape[:3]
-        return Packed.unpack(self._target.agree(self._packed).cpu().numpy(), (B, D), (B, P, self._width))
+        picks, led = (0, D + P) if self._shape.draws else (D, P)
+        return Packed.unpack(self._target.agree(self._packed).cpu().numpy(), (B, picks), (B, led, self._width))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         # Runs ahead of the capture allocate what libraries keep, and compile. They write what the
@@ -126,15 +140,15 @@ class Graph:
 
     def _compute(self) -> Tensor:
         """From the inputs to one float64 tensor, in which ids are exact too."""
-        _, D, P, n, sampling, keeps_logits = self._shape
+        D, P, n, sampling = self._shape.drafts, self._shape.probes, self._shape.columns, self._shape.sampling
         target, given = self._target, self._inputs
         q = D + P
-        target.cache.place_each(given.lengths, rows=q, end=n)
+        target.cache.place_each(given.lengths + given.fed, rows=q, end=n)
         masks = {kind: additive_mask(given, n, window, target.dtype) for kind, window in target.windows.items()}
         with target.gate.open(D if P else CLOSED):
             hidden = self._hidden(given.ids, given.positions, masks)
         logits = target.head(hidden)
-        if keeps_logits:
+        if self._shape.keeps_logits:
             self.logits = Logits(target.head, hidden.flatten(0, 1), logits.flatten(0, 1))
 
         def rows(which: slice) -> tuple[Logits, Sampling, Tensor, Tensor]:
@@ -142,51 +156,57 @@ class Graph:
             places = given.positions[:, which] + 1
             return some, sampling, places.flatten(), given.seeds[:, None].expand_as(places).flatten()
 
-        parts = [pick(*rows(slice(0, D)))]
-        if P:
-            scores, ids = leaders(*rows(slice(D, q)), WIDTH)
+        parts = []
+        if not self._shape.draws:
+            parts.append(pick(*rows(slice(0, D))))
+        if P or self._shape.draws:
+            behind = likeliest if self._shape.draws else leaders
+            scores, ids = behind(*rows(slice(0 if self._shape.draws else D, q)), WIDTH)
             self._width = ids.shape[1]
             parts += [ids.flatten(), scores.flatten()]
         return torch.cat([part.double() for part in parts])
 
 
 class Inputs:
-    """What a forward takes from the host, in one buffer: `ids` and `positions` (B, q), `seeds` and
-    `lengths` (B,), all int64, and `seen` (B, q, q) bool.
+    """What a forward takes from the host, in one buffer: `ids` and `positions` (B, q), `places` (B, w),
+    `seeds`, `lengths` and `fed` (B,), all int64, and `seen` (B, q, w) bool.
     """
 
-    def __init__(self, sequences: int, rows: int, device: torch.device) -> None:
-        self._sequences, self._rows = sequences, rows
-        size = 8 * (2 * sequences * rows + 2 * sequences) + sequences * rows**2
+    def __init__(self, sequences: int, rows: int, width: int, device: torch.device) -> None:
+        self._sequences, self._rows, self._width = sequences, rows, width
+        size = 8 * sequences * (2 * rows + width + 3) + sequences * rows * width
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._views = [view.numpy() for view in self._split(self._host)]
-        self.ids, self.positions, self.seeds, self.lengths, self.seen = self._split(self._device)
+        self.ids, self.positions, self.places, self.seeds, self.lengths, self.fed, self.seen = self._split(
+            self._device
+        )
 
     def fill(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> None:
         """Bring these over, in one copy; the last one must have been used."""
-        for view, value in zip(self._views, (layout.ids, layout.positions, seeds, lengths, layout.seen)):
+        values = (layout.ids, layout.positions, layout.places, seeds, lengths, layout.fed, layout.seen)
+        for view, value in zip(self._views, values):
             view[...] = value
         self._device.copy_(self._host, non_blocking=True)
 
     def _split(self, buffer: Tensor) -> list[Tensor]:
-        B, q = self._sequences, self._rows
-        sizes = (B * q, B * q, B, B)
-        ids, positions, seeds, lengths = buffer[: 8 * sum(sizes)].view(torch.int64).split(sizes)
+        B, q, w = self._sequences, self._rows, self._width
+        sizes = (B * q, B * q, B * w, B, B, B)
+        ids, positions, places, *each = buffer[: 8 * sum(sizes)].view(torch.int64).split(sizes)
         seen = buffer[8 * sum(sizes) :].view(torch.bool)
-        return [ids.view(B, q), positions.view(B, q), seeds, lengths, seen.view(B, q, q)]
+        return [ids.view(B, q), positions.view(B, q), places.view(B, w), *each, seen.view(B, q, w)]
 
 
 def additive_mask(given: Inputs, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
     """(B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere."""
-    q = given.ids.shape[1]
+    q, w = given.seen.shape[1:]
     column = torch.arange(columns, device=given.ids.device)
-    behind = column - given.lengths[:, None]  # (B, columns): the row that a column holds, if any
-    row = behind.clamp(0, q - 1)
-    among = given.seen.gather(2, row[:, None].expand(-1, q, -1)) & ((behind >= 0) & (behind < q))[:, None]
+    behind = column - given.lengths[:, None]  # (B, columns): which of the tree's columns it is, if any
+    own = behind.clamp(0, w - 1)
+    among = given.seen.gather(2, own[:, None].expand(-1, q, -1)) & ((behind >= 0) & (behind < w))[:, None]
     attends = among | (behind < 0)[:, None]
     if window is not None:
-        places = torch.where(behind < 0, column, given.positions.gather(1, row))
+        places = torch.where(behind < 0, column, given.places.gather(1, own))
         attends &= places[:, None] > given.positions[..., None] - window
     return torch.zeros_like(attends, dtype=dtype).masked_fill(~attends, float("-inf"))[:, None]
 

@@ -17,12 +17,12 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.gate import GatedLinear, _gated
-from infer.graphs import Inputs, additive_mask, bucket
 from infer.layout import lay_out, mask
 from infer.loop import Drafter, Limits, Step, decode
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
+from infer.static import Inputs, additive_mask, bucket
 from infer.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.test_tree import trees
@@ -76,9 +76,11 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
 def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.DataObject) -> None:
     lengths = [data.draw(st.integers(0, 20)) for _ in drawn]
     window = data.draw(st.sampled_from([None, 1, 3, 8]))
-    layout = lay_out(drawn, lengths, drafts=8, probes=data.draw(st.sampled_from([0, 12])))
-    B, q = layout.ids.shape
-    given_ = Inputs(B, q, torch.device("cpu"))
+    fed = [data.draw(st.integers(0, tree.probes_from - 1)) for tree in drawn]
+    probes = data.draw(st.sampled_from([0, 12]))
+    layout = lay_out(drawn, lengths, fed=fed, drafts=8, probes=probes, width=32)
+    B, q, w = layout.seen.shape
+    given_ = Inputs(B, q, w, torch.device("cpu"))
     given_.fill(layout, lengths, [7] * B)
     made = additive_mask(given_, 64, window, torch.float32)
     expected = mask(layout, lengths, 64, window=window)
