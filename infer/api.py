@@ -7,7 +7,7 @@
 Knows the order of things and refuses what cannot be done; what is done is the loop's.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
@@ -33,7 +33,7 @@ from infer.checkpoint import (
     load_text,
 )
 from infer.config import DTYPES, DecodeConfig, Infill
-from infer.loop import Drafter, Limits, Step
+from infer.loop import Drafters, Limits, Step
 from infer.memory import enough_memory, gib
 from infer.methods import Methods, library_processors
 from infer.output import Output
@@ -142,18 +142,16 @@ def generate(
     return _steps(model, requests, outputs, *_allocate(model, ids, decode), decode)
 
 
-def _allocate(
-    model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig
-) -> tuple[Runner, Callable[[], Drafter]]:
+def _allocate(model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig) -> tuple[Runner, Drafters]:
     longest = max(map(len, ids))
     capacity = longest + decode.max_new_tokens
     with _memory(model, len(ids), capacity, 0):
-        new_drafter = model.methods.drafters(
+        drafters = model.methods.drafters(
             decode, batch=len(ids), capacity=capacity, left=model.context - longest
         )
-        rows = new_drafter().max_rows
+    rows = drafters.max_rows
     with _memory(model, len(ids), capacity, rows):
-        return model.runners.take(batch=len(ids), capacity=capacity, max_rows=rows), new_drafter
+        return model.runners.take(batch=len(ids), capacity=capacity, max_rows=rows), drafters
 
 
 def _steps(
@@ -161,14 +159,14 @@ def _steps(
     requests: Sequence[Request],
     outputs: Sequence[Output],
     runner: Runner,
-    new_drafter: Callable[[], Drafter],
+    drafters: Drafters,
     decode: DecodeConfig,
 ) -> Iterator[TextStep]:
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
     longest = max(len(request.prompt) for request in requests)
-    with _memory(model, len(requests), longest + decode.max_new_tokens, new_drafter().max_rows):
-        for steps in loop.decode(runner, requests, new_drafter, limits, sampling):
+    with _memory(model, len(requests), longest + decode.max_new_tokens, drafters.max_rows):
+        for steps in loop.decode(runner, requests, drafters, limits, sampling):
             for one in steps:
                 texts = outputs[one.sequence].take(finished=one.finished)
                 yield TextStep(one.sequence, one.tokens, one.drafted, one.accepted, one.finished, texts)

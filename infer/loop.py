@@ -14,26 +14,86 @@ from infer.runner import Runner
 from infer.tree import Tree
 
 
-class Drafter(Protocol):
-    """What hangs a tree under the last token of one sequence."""
+class Drafters(Protocol):
+    """What hangs a tree under the last token of each of several sequences."""
 
-    max_rows: int  # nodes of its largest tree
-    width: int  # candidates it wants for each place behind a probed node
+    @property
+    def max_rows(self) -> int:
+        """Nodes of the largest tree."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Candidates wanted for each place behind a probed node."""
+        ...
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """These texts come now; what was known of others is forgotten."""
+        ...
+
+    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
+        """The trees to verify next, that of sequence b no deeper than `left[b]` - 1: so many tokens may
+        still be emitted. A context is the whole text so far; its last token is the tree's root.
+        """
+        ...
+
+    def observe(
+        self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
+        """What came of the tree of sequence b: the accepted path, the token behind it, what the probes under
+        the path's end say of the places behind that token, and the rows that each sequence had in
+        this forward. Not told of a sequence that has ended.
+        """
+        ...
+
+    def drop(self, b: int) -> None:
+        """Forget a sequence; the last one takes its place."""
+        ...
+
+
+class Drafter(Protocol):
+    """The same for one sequence, without regard to those beside it."""
+
+    max_rows: int
+    width: int
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """The tree to verify next, no deeper than `left` - 1: so many tokens may still be emitted.
-
-        `context` is the whole text so far; its last token is the tree's root.
-        """
+        """The tree to verify next."""
         ...
 
     def observe(
         self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
     ) -> None:
-        """What came of it: the accepted path, the token behind it, what the probes under the path's end
-        say of the places behind that token, and the rows that each sequence had in this forward.
-        """
+        """What came of it."""
         ...
+
+
+class Each:
+    """A drafter of its own for every sequence."""
+
+    def __init__(self, new: Callable[[], Drafter]) -> None:
+        self._new, self._drafters = new, list[Drafter]()
+        first = new()
+        self.max_rows, self.width = first.max_rows, first.width
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """See Drafters."""
+        self._drafters = [self._new() for _ in requests]
+
+    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
+        """See Drafters."""
+        return [one.propose(context, n) for one, context, n in zip(self._drafters, contexts, left)]
+
+    def observe(
+        self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
+        """See Drafters."""
+        self._drafters[b].observe(tree, path, choice, drafts, rows)
+
+    def drop(self, b: int) -> None:
+        """See Drafters."""
+        self._drafters[b] = self._drafters[-1]
+        self._drafters.pop()
 
 
 Stop = Callable[[int], bool]  # told every token of a sequence in turn: does the text end with it?
@@ -69,7 +129,6 @@ class Live:
 
     index: int
     request: Request
-    drafter: Drafter
     limits: Limits
     context: list[int]
     left: int
@@ -95,7 +154,7 @@ class Live:
 def decode(
     runner: Runner,
     requests: Sequence[Request],
-    new_drafter: Callable[[], Drafter],
+    drafters: Drafters,
     limits: Limits,
     sampling: Sampling = GREEDY,
 ) -> Iterator[list[Step]]:
@@ -105,11 +164,12 @@ def decode(
     """
     runner.prefill([request.prompt[:-1] for request in requests])
     live = [
-        Live(index, request, new_drafter(), limits, list(request.prompt), limits.max_new_tokens)
+        Live(index, request, limits, list(request.prompt), limits.max_new_tokens)
         for index, request in enumerate(requests)
     ]
+    drafters.start(requests, sampling)
     while live:
-        trees = [one.drafter.propose(one.context, one.left) for one in live]
+        trees = drafters.propose([one.context for one in live], [one.left for one in live])
         reading = runner.forward(trees, [one.request for one in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
@@ -117,11 +177,12 @@ def decode(
         for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(one.advance(tree, path, choice))
             if not steps[-1].finished:
-                drafts = reading.drafts(b, path[-1], one.drafter.width)
-                one.drafter.observe(tree, path, choice, drafts, rows)
+                drafts = reading.drafts(b, path[-1], drafters.width)
+                drafters.observe(b, tree, path, choice, drafts, rows)
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:
                 runner.drop(b)
+                drafters.drop(b)
                 live[b] = live[-1]
                 live.pop()

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from infer.loop import Drafter, Limits, decode
+from infer.loop import Drafters, Limits, decode
 from infer.pick import GREEDY, Sampling
 from infer.reading import Request
 from infer.runner import Runner
@@ -78,14 +78,12 @@ Decoder = Callable[[Sequence[int]], Run]
 K = TypeVar("K", bound=Hashable)
 
 
-def loop_decoder(
-    runner: Runner, new_drafter: Callable[[], Drafter], limits: Limits, sampling: Sampling = GREEDY
-) -> Decoder:
-    """A drafter in the decoding loop, as a function of the prompt."""
+def loop_decoder(runner: Runner, drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY) -> Decoder:
+    """Drafters in the decoding loop, as a function of the prompt."""
 
     def run(prompt: Sequence[int]) -> Run:
         began, tokens, forwards, drafted, accepted = _clock(), list[int](), 0, 0, 0
-        for (step,) in decode(runner, [Request(prompt)], new_drafter, limits, sampling):
+        for (step,) in decode(runner, [Request(prompt)], drafters, limits, sampling):
             tokens += step.tokens
             forwards += 1
             drafted += step.drafted

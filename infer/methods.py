@@ -1,6 +1,6 @@
 """Drafters and logits processors by their settings."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Drafter
+from infer.loop import Drafters, Each
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
@@ -33,8 +33,8 @@ class Methods:
         self._lm, self._adaptive = lm, adaptive
         self._learned: dict[tuple[int, int, int], AutoPolicy] = {}
 
-    def drafters(self, decode: DecodeConfig, *, batch: int, capacity: int, left: int) -> Callable[[], Drafter]:
-        """What makes the drafter of each of `batch` sequences of up to `capacity` tokens, behind whose
+    def drafters(self, decode: DecodeConfig, *, batch: int, capacity: int, left: int) -> Drafters:
+        """The drafters of `batch` sequences of up to `capacity` tokens, behind whose
         prompts the context has `left` positions.
 
         Raises UserError for sdsat without adaptive tokens, and for a k that the model or the context
@@ -42,13 +42,13 @@ class Methods:
         """
         method = decode.method or ("sdsat" if self._adaptive else "plain")
         if method == "plain":
-            return PlainDrafter
+            return Each(PlainDrafter)
         automatic = method == "sdsat" and decode.probes == "auto"
         k = decode.k or (self._adaptive.L if method == "sdsat" and self._adaptive else LOOKED_UP)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
             raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
         if method == "prompt_lookup":
-            return partial(PromptLookupDrafter, k)
+            return Each(partial(PromptLookupDrafter, k))
         if self._adaptive is None:
             raise UserError(
                 "decode.method=sdsat: wanted a model fine-tuned with adaptive tokens, found no adaptive.json "
@@ -59,7 +59,7 @@ class Methods:
         except ValueError as error:
             raise UserError(f"decode.{error}") from error
         policy = self._auto(k, batch, capacity) if automatic else fixed(decode, k)
-        return partial(AdaptiveDrafter, self._adaptive.ids, policy)
+        return Each(partial(AdaptiveDrafter, self._adaptive.ids, policy))
 
     def _auto(self, k: int, batch: int, capacity: int) -> Policy:
         key = (k, batch, context_of(capacity))

@@ -6,7 +6,7 @@ of all dtypes are in memory together, so that they can take turns.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,10 @@ from infer.api import check_compile
 from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.config import SpeedConfig
 from infer.costs import find_costs
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter, Limits
+from infer.loop import Drafters, Each, Limits
 from infer.measure import Decoder, Measured, Run, loop_decoder, measure
 from infer.prompts import load_prompts
 from infer.report import print_report, read_report, write_report
@@ -109,12 +109,12 @@ def _decoders(
         )
     drafters = _drafters(lm, adaptive_ids, config, capacity=longest)
     try:
-        rows = max(new().max_rows for new in drafters.values())
+        rows = max(one.max_rows for one in drafters.values())
     except ValueError as error:
         raise UserError(str(error)) from error
     runner = Runner(lm, capacity=longest, max_rows=rows, compile=config.compile)
     limits = Limits(config.max_new_tokens, eos_ids(lm))
-    decoders = {which: loop_decoder(runner, new, limits) for which, new in drafters.items()}
+    decoders = {which: loop_decoder(runner, one, limits) for which, one in drafters.items()}
     if lm.dtype == torch.float32:
         decoders[("generate", 0)] = _library_decoder(lm, config.max_new_tokens)
     return decoders
@@ -122,12 +122,14 @@ def _decoders(
 
 def _drafters(
     lm: PreTrainedModel, adaptive_ids: Sequence[int], config: SpeedConfig, *, capacity: int
-) -> dict[tuple[str, int], Callable[[], Drafter]]:
+) -> dict[tuple[str, int], Drafters]:
     """Plain, the paper's two forwards by k, and the policy that chooses for itself up to the largest k."""
     most = max(config.k)
     auto = AutoPolicy(find_costs(lm, batch=1, capacity=capacity), most)
-    fixed = {("sdsat", k): partial(AdaptiveDrafter, adaptive_ids, FixedPolicy(k)) for k in config.k}
-    return {("plain", 0): PlainDrafter, **fixed, ("auto", most): partial(AdaptiveDrafter, adaptive_ids, auto)}
+    fixed = {("sdsat", k): FixedPolicy(k) for k in config.k}
+    policies: dict[tuple[str, int], Policy] = {**fixed, ("auto", most): auto}
+    drafters = {which: Each(partial(AdaptiveDrafter, adaptive_ids, one)) for which, one in policies.items()}
+    return {("plain", 0): Each(PlainDrafter), **drafters}
 
 
 def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:

@@ -20,7 +20,7 @@ from infer.checkpoint import load_model, load_text
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter, Limits, decode
+from infer.loop import Drafter, Each, Limits, decode
 from infer.pick import GREEDY
 from infer.reading import Request
 from infer.runner import Runner
@@ -243,7 +243,7 @@ def test_decoding_with_a_gated_adapter_is_the_base_models(
         assert (ours[tree.probes_from :] != theirs[tree.probes_from :]).any(dim=-1).all()
 
     def decoded(runner: Runner, new_drafter: Callable[[], Drafter]) -> list[int]:
-        steps = decode(runner, [Request(TOKENS[0, :9].tolist())], new_drafter, Limits(60))
+        steps = decode(runner, [Request(TOKENS[0, :9].tolist())], Each(new_drafter), Limits(60))
         return [token for (step,) in steps for token in step.tokens]
 
     wanted = decoded(base, PlainDrafter)

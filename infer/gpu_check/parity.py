@@ -22,7 +22,7 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.gpu_check.shapes import LIVELY, random_model
 from infer.head import Logits
-from infer.loop import Drafter, Limits, decode
+from infer.loop import Drafter, Each, Limits, decode
 from infer.pick import GREEDY, Sampling, gumbel
 from infer.reading import Request
 from infer.runner import Runner
@@ -114,7 +114,7 @@ def _texts(
     runner = Runner(lm, capacity=capacity, max_rows=rows, batch=batch, static=static, compile=compile)
     texts: Texts = [[] for _ in requests]
     for first in range(0, len(requests), batch):
-        for steps in decode(runner, requests[first : first + batch], new, Limits(NEW), sampling):
+        for steps in decode(runner, requests[first : first + batch], Each(new), Limits(NEW), sampling):
             for step in steps:
                 texts[first + step.sequence] += step.tokens
     return texts

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter, Limits, decode
+from infer.loop import Drafter, Each, Limits, decode
 from infer.pick import GREEDY
 from infer.reading import Request
 from infer.runner import Runner
@@ -110,7 +110,7 @@ def loops(
     for _ in range(TURNS):
         for name, new in drafters.items():
             # These texts are left before any draft has to be cut short.
-            steps = decode(runner, [request], new, Limits(capacity - context))
+            steps = decode(runner, [request], Each(new), Limits(capacity - context))
             list(islice(steps, 2 * WARM_UPS))
             for _ in range(each):
                 began = clock(lm.device)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Limits, decode
+from infer.loop import Each, Limits, decode
 from infer.reading import Request
 from infer.runner import Runner
 from tests.benchmarks.shapes import random_llama
@@ -44,7 +44,7 @@ def library(lm, prompt: list[int], new: int, cache: str | None) -> Callable[[], 
 def ours(lm, prompt: list[int], new: int) -> Callable[[], int]:
     runner = Runner(lm, capacity=len(prompt) + new, max_rows=1)
     return lambda: sum(
-        len(step.tokens) for (step,) in decode(runner, [Request(prompt)], PlainDrafter, Limits(new))
+        len(step.tokens) for (step,) in decode(runner, [Request(prompt)], Each(PlainDrafter), Limits(new))
     )
 
 

@@ -19,7 +19,7 @@ from infer.costs import measure_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Limits, decode
+from infer.loop import Each, Limits, decode
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
@@ -63,7 +63,7 @@ def main(sizes: list[str]) -> None:
                 for _ in range(2):  # the first warms up
                     runner._target.decoder = decoder = Clock(lm.get_decoder())
                     runner._target.head = head = Clock(lm.get_output_embeddings())
-                    steps = decode(runner, request, new, Limits(NEW), sampling)
+                    steps = decode(runner, request, Each(new), Limits(NEW), sampling)
                     next(steps)  # the prompt's forward is not the loop's
                     decoder.seconds = head.seconds = 0.0
                     began = time.perf_counter()

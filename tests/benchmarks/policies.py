@@ -23,7 +23,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Limits
+from infer.loop import Each, Limits
 from infer.measure import Measured, loop_decoder, measure
 from infer.pick import Sampling
 from infer.runner import Runner
@@ -56,7 +56,7 @@ def compare(
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     runner = Runner(lm, capacity=capacity, max_rows=64)
     limits = Limits(args.new, eos_ids(lm))
-    decoders = {name: loop_decoder(runner, new, limits, sampling) for name, new in makers.items()}
+    decoders = {name: loop_decoder(runner, Each(new), limits, sampling) for name, new in makers.items()}
     return measure(decoders, prompts, rounds=args.rounds)
 
 

@@ -20,7 +20,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Limits, decode
+from infer.loop import Each, Limits, decode
 from infer.pick import GREEDY, Sampling
 from infer.reading import Request
 from infer.runner import Runner
@@ -61,7 +61,7 @@ def main() -> None:
         for sampling in (GREEDY, Sampling(1.0)):
             runner = Runner(lm, capacity=tokens + 10, max_rows=64)
             address, seen, count = runner._target.cache._kv.data_ptr(), list[float](), 0
-            for (step,) in decode(runner, [Request([5, 6, 7])], new, Limits(tokens), sampling):
+            for (step,) in decode(runner, [Request([5, 6, 7])], Each(new), Limits(tokens), sampling):
                 if (count + len(step.tokens)) // 1000 > count // 1000:
                     seen.append(resident())
                 count += len(step.tokens)

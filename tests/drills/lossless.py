@@ -25,7 +25,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Limits, decode
+from infer.loop import Each, Limits, decode
 from infer.pick import GREEDY, Sampling, gumbel, kept
 from infer.reading import Request
 from infer.runner import Runner
@@ -57,7 +57,7 @@ def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[
 def decoded(runner, requests: Sequence[Request], new, limits: Limits, sampling: Sampling) -> list[list[int]]:
     """The tokens of each."""
     found: list[list[int]] = [[] for _ in requests]
-    for steps in decode(runner, requests, new, limits, sampling):
+    for steps in decode(runner, requests, Each(new), limits, sampling):
         for step in steps:
             found[step.sequence] += step.tokens
     return found

@@ -13,7 +13,7 @@ from infer.checkpoint import load_model
 from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
-from infer.loop import Limits, decode
+from infer.loop import Each, Limits, decode
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
@@ -26,7 +26,7 @@ def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in PROMPTS]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
     new = partial(AdaptiveDrafter, [90], policy)
-    for steps in decode(runner, requests, new, Limits(24, eos=[1]), sampling):
+    for steps in decode(runner, requests, Each(new), Limits(24, eos=[1]), sampling):
         for step in steps:
             found[step.sequence] += step.tokens
     return found

@@ -196,7 +196,7 @@ def test_a_home_that_cannot_be_written_costs_one_measurement(monkeypatch: pytest
     monkeypatch.setattr("infer.costs.SECONDS", 0.1)
     methods = Methods(tiny_llama(), Adaptive((90,), 3))
     policies = [
-        methods.drafters(DecodeConfig(), batch=1, capacity=100 + n, left=99)()._policy for n in range(2)
+        methods.drafters(DecodeConfig(), batch=1, capacity=100 + n, left=99)._new()._policy for n in range(2)
     ]
     assert policies[0] is policies[1]
 

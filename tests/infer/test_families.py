@@ -14,7 +14,7 @@ from infer.attention import NAME, register
 from infer.checkpoint import load_model
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.families import check_family, check_tree
-from infer.loop import Limits, decode
+from infer.loop import Each, Limits, decode
 from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
@@ -114,7 +114,7 @@ def test_greedy_decoding_is_the_librarys(family: str) -> None:
     for static in (False, True):
         runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
         texts: list[list[int]] = [[] for _ in PROMPTS]
-        for steps in decode(runner, requests, new, Limits(30, eos=[1])):
+        for steps in decode(runner, requests, Each(new), Limits(30, eos=[1])):
             for step in steps:
                 texts[step.sequence] += step.tokens
         assert texts == [by_generate(lm, prompt) for prompt in PROMPTS]

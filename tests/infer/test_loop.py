@@ -17,7 +17,7 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.head import Logits
 from infer.layout import lay_out
-from infer.loop import Drafter, Limits, Step, decode
+from infer.loop import Drafter, Each, Limits, Step, decode
 from infer.pick import Sampling
 from infer.reading import LazyReading, Reading, Request
 from infer.runner import Runner
@@ -63,7 +63,7 @@ def sdsat(k: int, probes: str | int = "root", ids: Sequence[int] = (A,), **setti
 
 
 def run(runner, new: Maker, prompt: Sequence[int], n: int, eos: Collection[int] = ()) -> list[Step]:
-    return [step for (step,) in decode(runner, [Request(prompt)], new, Limits(n, eos))]
+    return [step for (step,) in decode(runner, [Request(prompt)], Each(new), Limits(n, eos))]
 
 
 def tokens_of(steps: list[Step]) -> list[int]:
@@ -192,11 +192,11 @@ def test_drafting_changes_no_token(prompts, k, model, kv_heads, sampling, method
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     runner = Runner(lm, capacity=52, max_rows=new().max_rows, batch=4)
     found: list[list[int]] = [[] for _ in prompts]
-    for steps in decode(runner, requests, new, Limits(n, [1]), sampling):
+    for steps in decode(runner, requests, Each(new), Limits(n, [1]), sampling):
         for step in steps:
             found[step.sequence] += step.tokens
     for request, tokens in zip(requests, found):
-        alone = decode(runner, [request], PlainDrafter, Limits(n, [1]), sampling)
+        alone = decode(runner, [request], Each(PlainDrafter), Limits(n, [1]), sampling)
         assert tokens_of([step for (step,) in alone]) == tokens
 
 
@@ -211,7 +211,7 @@ def test_the_librarys_processors_act_as_in_plain_decoding(prompt, k, method, pen
     for processors in (None, LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])):
         request = [Request(prompt, processors=processors)]
         plain, drafted = (
-            [token for (step,) in decode(runner, request, new, Limits(30, [1])) for token in step.tokens]
+            [token for (step,) in decode(runner, request, Each(new), Limits(30, [1])) for token in step.tokens]
             for new in (PlainDrafter, MAKERS[method](k))
         )
         assert drafted == plain
@@ -232,7 +232,7 @@ def test_sampled_text_depends_on_the_seed() -> None:
     runner = Runner(tiny_llama(), capacity=60, max_rows=1)
     found = set()
     for seed in (1, 2, 1, 3):
-        steps = decode(runner, [Request([5, 6], seed)], PlainDrafter, Limits(20), Sampling(1.0))
+        steps = decode(runner, [Request([5, 6], seed)], Each(PlainDrafter), Limits(20), Sampling(1.0))
         found.add(tuple(token for (step,) in steps for token in step.tokens))
     assert len(found) == 3
 

@@ -18,7 +18,7 @@ from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.gate import GatedLinear, _gated
 from infer.layout import lay_out, mask
-from infer.loop import Drafter, Limits, Step, decode
+from infer.loop import Drafter, Each, Limits, Step, decode
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
@@ -41,7 +41,7 @@ def steps(
     **way: bool,
 ) -> list[list[Step]]:
     runner = Runner(lm, capacity=75, max_rows=new().max_rows, batch=len(requests), **way)
-    return list(decode(runner, requests, new, Limits(70, eos=[1]), sampling))
+    return list(decode(runner, requests, Each(new), Limits(70, eos=[1]), sampling))
 
 
 def requests(n: int, processors: LogitsProcessorList | None = None) -> list[Request]:
@@ -63,7 +63,7 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
             decode(
                 runner,
                 [Request(PROMPT, seed)],
-                partial(AdaptiveDrafter, [90], policy),
+                Each(partial(AdaptiveDrafter, [90], policy)),
                 Limits(380),
                 Sampling(0.7),
             )
