@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.lattice import Drafts, grow
+from infer.lattice import grow
 from infer.reading import Candidates
+from infer.token_graph import Drafts
 from infer.tree import Tree
 
 

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 
 from infer.costs import Costs
 from infer.drafters.adaptive import likeliest
-from infer.lattice import Drafts, grow
+from infer.lattice import grow
 from infer.reading import Candidates
+from infer.token_graph import Drafts
 
 BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade

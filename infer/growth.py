@@ -1,0 +1,82 @@
+"""How a draft model's graph grows, level by level (GSD §4.2, §5.2, §5.3). Pure.
+
+Every node of the frontier gets the draft model's k likeliest tokens as children. Of these
+
+- one whose chance is below θ_prob is a leaf, and so is one whose chance is below θ_sib times its
+  likeliest sibling's;
+- one that ends a τ-gram which stands in the graph already, outside of its own paths, is merged into the
+  node that ended it first: what follows there follows here;
+- the others are the next frontier.
+
+Out-degree k=1 is a sequence (SSD), no merging a tree (TSD), both together GSD. A node's own paths are
+all on which it can be reached, through merged nodes too. So a merge never closes a circle, and
+where a (τ+1)-gram stands at two nodes, the τ-grams before it lie on one path: a text that repeats itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infer.token_graph import TokenGraph
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The paper's settings (Appendix A). `tau` None: nothing is merged."""
+
+    k: int = 4
+    depth: int = 10
+    theta_prob: float = 0.2
+    theta_sib: float = 0.3
+    tau: int | None = 2
+
+
+class Growth:
+    """A graph, and its nodes that get children next.
+
+    `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
+    """
+
+    def __init__(self, root: int, rules: Rules, *, most: int) -> None:
+        self.graph, self.frontier = TokenGraph([root]), [0]
+        self._rules, self._left = rules, most - 1
+        self._joint = [1.0]  # the chance of the path from the root to each node
+        self._above = [1]  # the nodes on all paths to each node, and itself, as bits
+        self._grams: list[tuple[int, ...]] = [(root,)]  # the last τ tokens of the path to each node
+        self._ended: dict[tuple[int, ...], list[int]] = {}  # nodes that were not leaves, by their τ-gram
+
+    def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
+        """One level: the candidates behind each node of the frontier, in its order, the likeliest first."""
+        rules, parents, self.frontier = self._rules, self.frontier, []
+        for parent, tokens, odds in zip(parents, ids, chances):
+            least = max(rules.theta_prob, rules.theta_sib * odds[0])
+            for token, chance in zip(tokens[: rules.k], odds):
+                node = self._add(parent, token, chance)
+                if chance >= least and not self._merge(node):
+                    self.frontier.append(node)
+        if len(self.frontier) > self._left:
+            likeliest = sorted(self.frontier, key=self._joint.__getitem__, reverse=True)
+            self.frontier = sorted(likeliest[: self._left])
+        self._left -= len(self.frontier)
+
+    def _add(self, parent: int, token: int, chance: float) -> int:
+        node = self.graph.add(parent, token, chance)
+        self._joint.append(self._joint[parent] * chance)
+        self._above.append(self._above[parent] | 1 << node)
+        if self._rules.tau:
+            self._grams.append((*self._grams[parent], token)[-self._rules.tau :])
+        return node
+
+    def _merge(self, node: int) -> bool:
+        """Merge a node that is τ-redundant; else its own τ-gram stands in the graph from now on."""
+        if not self._rules.tau or len(self._grams[node]) < self._rules.tau:
+            return False
+        ended, above = self._ended.setdefault(self._grams[node], []), self._above
+        into = next((other for other in ended if not above[node] >> other & 1), None)
+        if into is None:
+            ended.append(node)
+            return False
+        self.graph.merge(node, into)
+        for other, bits in enumerate(above):
+            if bits >> into & 1:
+                above[other] = bits | above[node]
+        return True

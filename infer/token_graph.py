@@ -1,0 +1,107 @@
+r"""A draft as a graph: hypotheses that share what follows them (GSD §5). Pure data.
+
+Node 0 is the last emitted token. Every other node hangs under its parent; a *merged* node has no
+children of its own, but those of another node, which stands for the same continuation. Every path
+from the root is a hypothesis.
+
+    the graph, after the paper's Figure 2            its tree, after Figure 4 (unrolled)
+
+        0 the                                            the
+       / \                                              /   \
+    1 a   2 one                                        a     one
+      |     |                                          |       |
+    3 red 4 red . . .                                 red     red
+      |              : merged into 3,                  |       |
+    5 car  . . . . . : so 5 comes behind 4 too        car     car
+
+    tokens   the a one red red car        node of the graph   0 1 2 3 4 5 5
+    parents  -   0 0   1   2   3          parent in the tree  - 0 0 1 2 3 4
+    merged   {4: 3}                       (in the order of their joint chances)
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class TokenGraph:
+    """`chances[i]` is that of node i behind its parent; `children[i]` are the nodes behind node i, the
+    likeliest first, and a merged node's are the list of the node that it was merged into.
+    """
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    chances: list[float] = field(default_factory=lambda: [1.0])
+    children: list[list[int]] = field(default_factory=lambda: [[]])
+    merged: dict[int, int] = field(default_factory=dict)
+
+    def add(self, parent: int, token: int, chance: float) -> int:
+        """A node under a parent that is not merged, none of whose children is less likely."""
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.chances.append(chance)
+        self.children.append([])
+        self.children[parent].append(node)
+        return node
+
+    def merge(self, node: int, into: int) -> None:
+        """What follows `into`, now and later, follows `node`, which has no children of its own."""
+        self.children[node] = self.children[into]
+        self.merged[node] = into
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """A tree of drafts: node 0 is the root; `chances[i]` is that of the path to node i being right.
+    `nodes[i]` is the node of the graph that it was unrolled from.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    chances: list[float]
+    nodes: list[int]
+
+    def first(self, count: int) -> "Drafts":
+        """The likeliest `count` nodes."""
+        parts = (self.tokens, self.parents, self.depths, self.chances, self.nodes)
+        return Drafts(*(part[:count] for part in parts))
+
+    def endings(self) -> list[float]:
+        """The chance of each node to be the last accepted one."""
+        found = list(self.chances)
+        for node, parent in enumerate(self.parents[1:], 1):
+            found[parent] -= self.chances[node]
+        return found
+
+
+def unroll(graph: TokenGraph, prices: Sequence[float], *, depth: int) -> Drafts:
+    """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`.
+
+    §5.4: merged nodes are parted again, and each gets a copy of what follows. Every node comes behind its
+    parent, so that the first n nodes are a tree, and the likeliest one of n nodes.
+    """
+    drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
+    heap = list[tuple[float, int, int]]()  # (-chance, parent in the tree, rank among its children)
+
+    def offer(parent: int, rank: int) -> None:
+        behind = graph.children[drafts.nodes[parent]]
+        if rank < len(behind) and drafts.depths[parent] < depth:
+            heapq.heappush(heap, (-drafts.chances[parent] * graph.chances[behind[rank]], parent, rank))
+
+    offer(0, 0)
+    for price in prices:
+        if not heap or -heap[0][0] <= price:
+            break
+        negative, parent, rank = heapq.heappop(heap)
+        node = graph.children[drafts.nodes[parent]][rank]
+        drafts.tokens.append(graph.tokens[node])
+        drafts.parents.append(parent)
+        drafts.depths.append(drafts.depths[parent] + 1)
+        drafts.chances.append(-negative)
+        drafts.nodes.append(node)
+        offer(parent, rank + 1)
+        offer(len(drafts.tokens) - 1, 0)
+    return drafts
