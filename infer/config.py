@@ -7,6 +7,7 @@ from conf.tracker import TrackerConfig
 from infer.pick import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
+SELF = "self:"  # the model's own first layers
 METHODS = ("plain", "prompt_lookup", "sdsat")
 
 
@@ -98,6 +99,40 @@ class Infill:
 
 
 @dataclass
+class DraftConfig:
+    """The model that drafts: `draft=DIR`, or `draft=self:N` for the model's own first N layers.
+
+    Raises ValueError for what can be neither, and for settings that contradict each other.
+    """
+
+    model: str | None = field(default=None, metadata={"bare": True})
+    adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
+    dtype: str | None = None  # the target's where not given
+
+    def __post_init__(self) -> None:
+        if self.model is None and (self.adaptive or self.dtype):
+            raise ValueError("draft: wanted a model that drafts, for draft.adaptive or draft.dtype, found none")
+        if self.model == "":
+            raise ValueError("draft: wanted a model directory or self:N, found nothing")
+        own = self.model is not None and self.model.startswith(SELF)
+        if own and not self.layers:
+            raise ValueError(f"draft={self.model}: wanted self:N with a number N of layers from 1 on")
+        if self.dtype not in (None, *DTYPES):
+            raise ValueError(f"draft.dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if own and self.dtype:
+            raise ValueError(
+                f"draft.dtype: wanted none with draft={self.model}, which has the target's own weights, found "
+                f"{self.dtype}"
+            )
+
+    @property
+    def layers(self) -> int | None:
+        """N of self:N; None for a directory."""
+        found = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
+        return int(found[1]) if found else None
+
+
+@dataclass
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
 
@@ -105,6 +140,7 @@ class InferConfig:
     prompt: str = ""
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
     dtype: str = "bfloat16"
     device: str | None = None  # a GPU where there is one
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
