@@ -86,8 +86,9 @@ def _compose(entry: str, schema: type, overrides: Sequence[str] = ()) -> DictCon
 
 def _quoted(override: str, schema: type) -> str:
     """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
-    a path with brackets, commas or spaces would be read as something else; and what belongs to a
-    library's own settings, a dict of Any, given whether the YAML has it already or not.
+    a path with brackets, commas or spaces would be read as something else; a bare value for nested
+    settings given to that field of theirs which is marked for it; and what belongs to a library's own
+    settings, a dict of Any, given whether the YAML has it already or not.
     """
     key, equals, value = override.partition("=")
     kind: Any = schema
@@ -98,13 +99,22 @@ def _quoted(override: str, schema: type) -> str:
             kind = get_args(kind)[1]
         elif is_dataclass(kind):
             kind = get_type_hints(kind).get(name)
+    if is_dataclass(kind) and (bare := _bare(kind)):
+        key, kind = f"{key}.{bare}", get_type_hints(kind)[bare]
     is_text = kind is str or (str in get_args(kind) and get_origin(kind) is not list and value != "null")
-    if not equals or not is_text:
+    if not equals:
         return override
+    if not is_text:
+        return f"{key}={value}"
     escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     escaped = re.sub(r"(\\*)'", r"\1\1\'", escaped)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
     return f"{key}='{escaped}'"
+
+
+def _bare(schema: Any) -> str | None:
+    """The field that a bare value is for, `draft=DIR` being `draft.model=DIR`: that of metadata `bare`."""
+    return next((field.name for field in fields(schema) if field.metadata.get("bare")), None)
 
 
 def _explain(error: Exception, schema: type) -> str:
@@ -136,7 +146,8 @@ def _names(schema: Any, prefix: str = "") -> Sequence[str]:
     names: list[str] = []
     for field in fields(schema):
         nested = field.type if isinstance(field.type, type) and is_dataclass(field.type) else None
-        names += _names(nested, f"{prefix}{field.name}.") if nested else [prefix + field.name]
+        name = prefix.removesuffix(".") if field.metadata.get("bare") else prefix + field.name
+        names += _names(nested, f"{prefix}{field.name}.") if nested else [name]
     return names
 
 

@@ -23,7 +23,7 @@ def main(config: InferConfig) -> None:
         raise UserError(f"html={page}: wanted a file in a folder that exists, found {found}")
     if config.threads:
         torch.set_num_threads(config.threads)
-    model = load(config.model, config.dtype, config.device, compile=config.compile)
+    model = load(config.model, config.dtype, config.device, draft=config.draft, compile=config.compile)
     before, after = config.prompt or config.infill.prefix, config.infill.suffix
     steps = generate(model, config.prompt or config.infill, config.decode)
     summary, shown, view = Summary(), [], View(Console(quiet=not parallel.is_first()), before, after)

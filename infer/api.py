@@ -7,15 +7,12 @@
 Knows the order of things and refuses what cannot be done; what is done is the loop's.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
-from numbers import Integral, Number
 from pathlib import Path
-from typing import TypeAlias
 
-import numpy as np
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
@@ -25,27 +22,26 @@ from infer.attention import NAME
 from infer.cache import shape
 from infer.checkpoint import (
     Adaptive,
-    check_directory,
     eos_ids,
     has_adaptive,
     load_adaptive,
     load_model,
     load_text,
+    positions,
 )
-from infer.config import DTYPES, DecodeConfig, Infill
+from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
+from infer.draft import Draft, check_draft, load_draft
+from infer.drawing import Drawing
 from infer.loop import Drafters, Limits, Step
-from infer.memory import enough_memory, gib
+from infer.memory import enough_for_weights, enough_memory, gib
 from infer.methods import Methods, library_processors
 from infer.output import Output
 from infer.pick import Sampling
 from infer.reading import Request
+from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
 from infer.runner import Runner
 from infer.runners import Runners
 from infer.text import Text
-
-MOST = 8  # prompts side by side
-Prompt: TypeAlias = str | Infill | Iterable[int]
-Taken: TypeAlias = str | Infill | list
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,7 @@ class Model:
     adaptive: Adaptive | None  # None for a model that was trained without adaptive tokens
     eos: frozenset[int]
     context: int
+    draft: Draft | None  # what drafts for it, where asked for
     methods: Methods = field(repr=False)
     runners: Runners = field(repr=False)
 
@@ -79,28 +76,45 @@ class TextStep(Step):
 
 
 def load(
-    model_dir: str | Path, dtype: str = "bfloat16", device: str | None = None, *, compile: bool = False
+    model_dir: str | Path,
+    dtype: str = "bfloat16",
+    device: str | None = None,
+    *,
+    draft: DraftConfig | str | Path | None = None,
+    compile: bool = False,
 ) -> Model:
     """A model directory, ready to decode, on a GPU where there is one.
 
+    `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
 
     Raises UserError for what is no model, for a model whose attention takes no tree, for an unknown
-    dtype, for `compile` without a GPU, and when the memory does not suffice.
+    dtype, for a draft that does not suit the model, for `compile` without a GPU, and when the memory does
+    not suffice.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype}")
     _check_device(device)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
-    stored = sum(file.stat().st_size for file in check_directory(model_dir).glob("*.safetensors"))
-    wanted = f"the weights of {model_dir}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
-    with enough_memory(wanted, "take dtype=bfloat16 or a smaller model"):
+    asked = _asked(draft)
+    rows = check_draft(asked, text) if asked.model else 0
+    with enough_for_weights(model_dir, dtype, device):
         lm = load_model(model_dir, dtype=dtype, device=device)
     check_compile(lm, compile)
-    context = lm.config.get_text_config().max_position_embeddings
-    runners = Runners(lm, compile=compile)
-    return Model(lm, text, adaptive, eos_ids(lm), context, Methods(lm, adaptive), runners)
+    drafting = load_draft(asked, lm, rows=rows, adaptive=adaptive) if asked.model else None
+    drawing = Drawing(lm, drafting, compile=compile) if drafting else None
+    methods, runners = Methods(lm, adaptive, drawing), Runners(lm, compile=compile)
+    return Model(lm, text, adaptive, eos_ids(lm), positions(lm), drafting, methods, runners)
+
+
+def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:
+    if isinstance(draft, DraftConfig):
+        return draft
+    try:
+        return DraftConfig(None if draft is None else str(draft))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
@@ -131,12 +145,13 @@ def generate(
     """
     decode = decode or DecodeConfig()
     _check_attention(model.lm)
-    batch, names = _batch(prompts)
-    ids = [_ids(model, prompt, name) for prompt, name in zip(batch, names)]
-    _check_lengths(model, ids, names, decode.max_new_tokens)
+    batch, names = batch_of(prompts)
+    rows = model.lm.config.get_text_config().vocab_size
+    ids = [ids_of(prompt, name, text=model.text, rows=rows) for prompt, name in zip(batch, names)]
+    check_lengths(ids, names, new=decode.max_new_tokens, context=model.context)
     requests = [
         Request(prompt, seed, _processors(model, prompt, decode, processors))
-        for prompt, seed in zip(ids, _seeds(seeds, decode.seed, len(ids)))
+        for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
     outputs = [_output(model, prompt, one, decode) for prompt, one in zip(batch, ids)]
     return _steps(model, requests, outputs, *_allocate(model, ids, decode), decode)
@@ -186,79 +201,6 @@ def _check_attention(lm: PreTrainedModel) -> None:
             f"model: wanted attn_implementation={NAME!r}, which takes a tree's boolean mask and which `load` "
             f"gives, found {found!r}"
         )
-
-
-def _batch(prompts: object) -> tuple[list[Taken], list[str]]:
-    """The prompts, and what to call each in a sentence."""
-    taken = _taken(prompts, "prompt")
-    if isinstance(taken, str | Infill) or not taken or any(isinstance(id, Number) for id in taken):
-        return [taken], ["prompt"]
-    if len(taken) > MOST:
-        raise UserError(f"prompts: wanted 1 to {MOST} side by side, found {len(taken)}")
-    names = [f"prompts[{index}]" for index in range(len(taken))]
-    return [_taken(prompt, name) for prompt, name in zip(taken, names)], names
-
-
-def _taken(prompt: object, name: str) -> Taken:
-    """A text or an Infill as it is; of anything else its items, read once."""
-    if isinstance(prompt, str | Infill):
-        return prompt
-    items = _items(prompt)
-    if items is None:
-        raise UserError(f"{name}: wanted a text, an Infill or token ids, found {type(prompt).__name__}")
-    return items
-
-
-def _items(value: object) -> list | None:
-    """None for what is no row of items."""
-    listed = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
-    return (
-        list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str | bytes | Mapping) else None
-    )
-
-
-def _seeds(seeds: object, default: int, count: int) -> list[int]:
-    if seeds is None:
-        return [default] * count
-    items = _items(seeds) or []
-    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < 2**63 for seed in items):
-        found = items or seeds
-        raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
-    return [int(seed) for seed in items]
-
-
-def _ids(model: Model, prompt: Taken, name: str) -> list[int]:
-    """(n,) token ids, at least one."""
-    if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
-        raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
-    if not isinstance(prompt, Infill) and not len(prompt):
-        raise UserError(f"{name}: wanted a text or token ids, found it empty")
-    if isinstance(prompt, Infill):
-        return model.text.infill(prompt)
-    if isinstance(prompt, str):
-        return model.text.encode(prompt)
-    strange = next((id for id in prompt if not isinstance(id, Integral)), None)
-    if strange is not None:
-        raise UserError(f"{name}: wanted token ids, whole numbers, found {strange!r}")
-    ids = [int(id) for id in prompt]
-    rows = model.lm.config.get_text_config().vocab_size
-    beyond = next((id for id in ids if not 0 <= id < rows), None)
-    if beyond is not None:
-        raise UserError(f"{name}: wanted ids of the model's vocabulary, 0 to {rows - 1}, found {beyond}")
-    return ids
-
-
-def _check_lengths(model: Model, ids: Sequence[Sequence[int]], names: Sequence[str], new: int) -> None:
-    for prompt, name in zip(ids, names):
-        if len(prompt) >= model.context:
-            raise UserError(
-                f"{name}: wanted fewer tokens than the model's context of {model.context}, found {len(prompt)}"
-            )
-        if len(prompt) + new > model.context:
-            raise UserError(
-                f"decode.max_new_tokens={new}: wanted {name} and the new tokens within the model's context of "
-                f"{model.context}, found {len(prompt)} + {new} (at most {model.context - len(prompt)} are left)"
-            )
 
 
 def _processors(

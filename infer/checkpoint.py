@@ -115,6 +115,11 @@ def _check_weights(path: Path, found: dict[str, Any]) -> None:
         getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, ", ".join(further[:3]))
 
 
+def positions(lm: PreTrainedModel) -> int:
+    """How many tokens of a text the model tells apart: its context."""
+    return lm.config.get_text_config().max_position_embeddings
+
+
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     """The ids that end a text; a model may have none, one or several."""
     found = lm.generation_config.eos_token_id if lm.generation_config else None

@@ -7,7 +7,9 @@ from conf.tracker import TrackerConfig
 from infer.pick import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("plain", "prompt_lookup", "sdsat")
+SELF = "self:"  # the model's own first layers
+DRAWN = ("ssd", "tsd", "gsd")  # by a draft model
+METHODS = ("plain", "prompt_lookup", "sdsat", *DRAWN)
 
 
 @dataclass
@@ -17,11 +19,16 @@ class DecodeConfig:
     Raises ValueError for a value out of range and for settings that contradict each other.
     """
 
-    method: str | None = None  # plain, prompt_lookup, sdsat; None: sdsat for a model with adaptive tokens
-    k: int | None = None  # drafts in a row, at most; None: the model's L, or 10 for prompt_lookup
+    method: str | None = None  # one of METHODS; None: gsd with a draft model, sdsat with adaptive tokens
+    k: int | None = None  # drafts in a row; of tsd and gsd children of a node; None: L, 10, or 4
     probes: str = "auto"  # under which drafts: auto (by measurement), root (the paper), all, or a number
-    nodes: int | None = None  # drafts in a tree; None: k
+    nodes: int | None = None  # drafts in a tree; None: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
+    depth: int | None = None  # levels that a draft model draws; None: 10
+    theta_prob: float | None = None  # a node less likely than this gets no children; None: 0.2
+    theta_sib: float | None = None  # and one less likely than this share of its best sibling; None: 0.3
+    tau: int | None = None  # tokens that must recur for nodes to be merged; None: 2 of gsd, never of others
+    draft_rows: int | None = None  # of the draft model in a step, at most; None: 1024
     temperature: float = 0.0  # 0: the likeliest token
     top_p: float = 1.0
     top_k: int = 0  # 0: all
@@ -58,12 +65,19 @@ class DecodeConfig:
     def _check_drafts(self) -> None:
         if self.method not in (None, *METHODS):
             raise ValueError(f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method}")
-        _check_least(self, k=1, nodes=1, width=1)
+        _check_least(self, k=1, nodes=1, width=1, depth=1, tau=1, draft_rows=1)
+        self._check_drawn()
         self.probes = str(self.probes)  # a number of nodes may come as one
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
             )
+        if self.method in DRAWN:
+            if self.width > 1 or self.probes != "auto":
+                raise ValueError(
+                    f"decode.width, decode.probes: wanted decode.method=sdsat with them, found {self.method}"
+                )
+            return
         shaped = self.nodes or self.width > 1
         if self.method in ("plain", "prompt_lookup") and (shaped or self.probes != "auto"):
             raise ValueError(
@@ -75,6 +89,25 @@ class DecodeConfig:
                 "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
                 "which chooses the tree itself"
             )
+
+    def _check_drawn(self) -> None:
+        for name in ("theta_prob", "theta_sib"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"decode.{name}: wanted between 0 and 1, found {value}")
+        given = [
+            name
+            for name in ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")
+            if getattr(self, name) is not None
+        ]
+        if given and self.method not in (None, *DRAWN):
+            raise ValueError(
+                f"decode.{given[0]}: wanted decode.method={'|'.join(DRAWN)} with it, found {self.method}"
+            )
+        if self.tau is not None and self.method in ("ssd", "tsd"):
+            raise ValueError(f"decode.tau: wanted decode.method=gsd, which merges, found {self.method}")
+        if self.method == "ssd" and self.k not in (None, 1):
+            raise ValueError(f"decode.k: wanted 1 with decode.method=ssd, a sequence, found {self.k}")
 
 
 def _check_least(config: DecodeConfig, **least: int) -> None:
@@ -98,6 +131,40 @@ class Infill:
 
 
 @dataclass
+class DraftConfig:
+    """The model that drafts: `draft=DIR`, or `draft=self:N` for the model's own first N layers.
+
+    Raises ValueError for what can be neither, and for settings that contradict each other.
+    """
+
+    model: str | None = field(default=None, metadata={"bare": True})
+    adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
+    dtype: str | None = None  # the target's where not given
+
+    def __post_init__(self) -> None:
+        if self.model is None and (self.adaptive or self.dtype):
+            raise ValueError("draft: wanted a model that drafts, for draft.adaptive or draft.dtype, found none")
+        if self.model == "":
+            raise ValueError("draft: wanted a model directory or self:N, found nothing")
+        own = self.model is not None and self.model.startswith(SELF)
+        if own and not self.layers:
+            raise ValueError(f"draft={self.model}: wanted self:N with a number N of layers from 1 on")
+        if self.dtype not in (None, *DTYPES):
+            raise ValueError(f"draft.dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if own and self.dtype:
+            raise ValueError(
+                f"draft.dtype: wanted none with draft={self.model}, which has the target's own weights, found "
+                f"{self.dtype}"
+            )
+
+    @property
+    def layers(self) -> int | None:
+        """N of self:N; None for a directory."""
+        found = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
+        return int(found[1]) if found else None
+
+
+@dataclass
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
 
@@ -105,6 +172,7 @@ class InferConfig:
     prompt: str = ""
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
     dtype: str = "bfloat16"
     device: str | None = None  # a GPU where there is one
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster

@@ -44,6 +44,11 @@ class Growth:
         self._grams: list[tuple[int, ...]] = [(root,)]  # the last τ tokens of the path to each node
         self._ended: dict[tuple[int, ...], list[int]] = {}  # nodes that were not leaves, by their τ-gram
 
+    @property
+    def reach(self) -> float:
+        """The chance that the text goes on through the frontier, merged nodes not counted."""
+        return sum(self._joint[node] for node in self.frontier)
+
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
         """One level: the candidates behind each node of the frontier, in its order, the likeliest first."""
         rules, parents, self.frontier = self._rules, self.frontier, []

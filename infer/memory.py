@@ -1,7 +1,8 @@
 """Out of memory, told as a user's mistake: what was asked for, and what to lower."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,13 @@ def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(f"out of memory: wanted {wanted}, found too little: {remedy}") from error
+
+
+def enough_for_weights(folder: str | Path, dtype: str, device: str | None) -> AbstractContextManager[None]:
+    """The same around reading a directory's weights."""
+    stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+    wanted = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
+    return enough_memory(wanted, "take dtype=bfloat16 or a smaller model")
 
 
 def is_out_of_memory(error: Exception) -> bool:

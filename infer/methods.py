@@ -15,12 +15,13 @@ from transformers import (
 
 from conf import UserError
 from infer.checkpoint import Adaptive
-from infer.config import DecodeConfig
+from infer.config import DRAWN, DecodeConfig
 from infer.costs import context_of, find_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
+from infer.drawing import Drawing
 from infer.loop import Drafters, Each
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
@@ -29,20 +30,26 @@ LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 class Methods:
     """Drafters for one model. The policy that learns serves all its sequences and goes on learning."""
 
-    def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None) -> None:
-        self._lm, self._adaptive = lm, adaptive
+    def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None, drawing: Drawing | None = None) -> None:
+        self._lm, self._adaptive, self._drawing = lm, adaptive, drawing
         self._learned: dict[tuple[int, int, int], AutoPolicy] = {}
 
     def drafters(self, decode: DecodeConfig, *, batch: int, capacity: int, left: int) -> Drafters:
         """The drafters of `batch` sequences of up to `capacity` tokens, behind whose
         prompts the context has `left` positions.
 
-        Raises UserError for sdsat without adaptive tokens, and for a k that the model or the context
-        does not allow.
+        Raises UserError for sdsat without adaptive tokens, for ssd, tsd and gsd without a model that
+        drafts, and for a k, depth or number of nodes that the models or the context do not allow.
         """
-        method = decode.method or ("sdsat" if self._adaptive else "plain")
+        method = decode.method or ("gsd" if self._drawing else "sdsat" if self._adaptive else "plain")
         if method == "plain":
             return Each(PlainDrafter)
+        if method in DRAWN:
+            if self._drawing is None:
+                raise UserError(
+                    f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
+                )
+            return self._drawing.drafters(decode, method, batch=batch, capacity=capacity, left=left)
         automatic = method == "sdsat" and decode.probes == "auto"
         k = decode.k or (self._adaptive.L if method == "sdsat" and self._adaptive else LOOKED_UP)
         if k > left and not automatic:  # auto takes k as a bound and goes below it

@@ -41,6 +41,7 @@ class Text:
 
     `control` are ids that no text may become; ids from `rows` on, which the model has no embedding
     for, are as much out of reach. `bos` opens every prompt; None is what the tokenizer itself puts there.
+    `pieces` are all others, by id.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Text:
         bpe = described["model"]["type"] == "BPE" and not described["pre_tokenizer"]
         self._by_words = bpe and self._implicit_space and falls_into_words(described["model"]["vocab"])
         self._tokenizer, self._infilling = tokenizer, infilling
-        known = tokenizer.get_vocab(with_added_tokens=True).values()
-        self._control = {*control, *(id for id in known if rows is not None and id >= rows)}
+        known = {id: piece for piece, id in tokenizer.get_vocab(with_added_tokens=True).items()}
+        beyond = {id for id in known if rows is not None and id >= rows}
+        self.pieces = {id: piece for id, piece in known.items() if id not in beyond}
+        self._control = {*control, *beyond}
         pieces = [piece for id in self._control if (piece := tokenizer.id_to_token(id)) is not None]
         # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
         spellings = {piece.lstrip(SPACE) or piece for piece in pieces}

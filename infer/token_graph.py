@@ -66,8 +66,13 @@ class Drafts:
 
     def first(self, count: int) -> "Drafts":
         """The likeliest `count` nodes."""
-        parts = (self.tokens, self.parents, self.depths, self.chances, self.nodes)
-        return Drafts(*(part[:count] for part in parts))
+        return Drafts(
+            self.tokens[:count],
+            self.parents[:count],
+            self.depths[:count],
+            self.chances[:count],
+            self.nodes[:count],
+        )
 
     def endings(self) -> list[float]:
         """The chance of each node to be the last accepted one."""

@@ -12,16 +12,14 @@ That is Dinkelbach's method for a ratio, a step at a time, λ being followed as 
 probes, k, comes from the same figures: two states, a draft at hand or not, whose long-run rate has a
 closed form.
 
-Drafting lives on credit. What it loses against plain decoding is taken from it and what it gains is
-added, up to a limit; when it is used up, decoding is plain, and a small share of that time is put
-aside for the next attempt. So decoding takes at most that share longer than plain decoding does,
-and the first credit once.
+Drafting lives on credit (credit.py), which bounds what it may lose against plain decoding.
 """
 
 from collections.abc import Sequence
 
 from infer.costs import Costs
 from infer.drafters.adaptive import likeliest
+from infer.drafters.credit import Credit
 from infer.lattice import grow
 from infer.reading import Candidates
 from infer.token_graph import Drafts
@@ -29,8 +27,6 @@ from infer.token_graph import Drafts
 BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
-CREDIT = (2.0, 6.0, 24.0)  # plain forwards' time: to try again, at first, at most
-PUT_ASIDE = 0.01  # of the time of plain decoding
 FORGOTTEN = 0.75  # of what is known of places that are not probed now, from plan to plan, remains
 PLANS = (8, 64)  # steps between two plans: at first, at most
 
@@ -102,7 +98,7 @@ class AutoPolicy:
         self._accepted, self._seen = [0.5] * k, [0.0] * k
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._steps, self._next_plan = 0, PLANS[0]
-        self._drafting, self._credit = True, CREDIT[1] * self._ms[1]
+        self._credit = Credit(self._ms[1])
         self.k = k
         self._plan()
 
@@ -118,7 +114,7 @@ class AutoPolicy:
             chance = self._calibration.chance
             chances = [[chance(weight) for weight in row] for row in candidates.weights]
             drafts = grow(root, candidates.ids[: left - 1], chances, self._prices)
-        return self._probed(drafts) if self._drafting else (drafts, [])
+        return self._probed(drafts) if self._credit.drafting else (drafts, [])
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Follow the rate, and what became of the candidates."""
@@ -133,16 +129,11 @@ class AutoPolicy:
             self._accepted[place] += pace * ((ids[0] == token) - self._accepted[place])
 
     def _account(self, tokens: int, ms: float) -> None:
-        """Gains and losses against plain decoding; whether to draft."""
-        plain = self._ms[1]
-        if self._drafting:
+        """The rate of late, and whether to draft."""
+        if self._credit.drafting:
             fade = 1 - 1 / STEPS
             self._earned, self._spent = fade * self._earned + tokens, fade * self._spent + ms
-            self._credit = min(self._credit + tokens * plain - ms, CREDIT[2] * plain)
-            self._drafting = self._credit > 0
-        else:
-            self._credit += tokens * plain - ms + PUT_ASIDE * ms
-            self._drafting = self._credit > CREDIT[0] * plain
+        self._credit.account(tokens, ms)
 
     def _plan(self) -> None:
         """How many probes, and what a row costs in tokens."""

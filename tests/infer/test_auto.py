@@ -231,6 +231,6 @@ def test_a_batch_may_have_more_rows_than_any_tree() -> None:
     of a tree's rows: an IndexError.
     """
     policy = AutoPolicy(CPU, 5)
-    before = policy._credit
+    before = policy._credit._left
     policy.learn(None, [1], 2 * policy.max_rows)
-    assert policy._credit == pytest.approx(before + CPU(1) - CPU(2 * policy.max_rows))
+    assert policy._credit._left == pytest.approx(before + CPU(1) - CPU(2 * policy.max_rows))

@@ -1,0 +1,132 @@
+"""How deep a draft model drafts, and how much of its graph is verified.
+
+Fixed, after the paper; or by measurement. With λ tokens per millisecond earned on the whole,
+
+- a node that is right with chance p is worth verifying where p > λ (L(q+1) - L(q)), L(q) being the
+  target's cost of q rows;
+- another level is worth drafting where a > λ L', L' being the time of a level and a the chance that the text
+  goes on through the frontier and then through a child of it.
+
+The draft model's probabilities are calibrated to how often such drafts were right.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from infer.costs import Costs
+from infer.drafters.auto import STEPS, Calibration, slopes
+from infer.drafters.credit import Credit
+from infer.token_graph import Drafts, TokenGraph, unroll
+
+PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count
+
+
+class Budget(Protocol):
+    """Serves all sequences of a batch."""
+
+    @property
+    def max_rows(self) -> int:
+        """Nodes of the largest verified tree."""
+        ...
+
+    @property
+    def drafting(self) -> bool:
+        """Whether anything is drafted now."""
+        ...
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """Whether a level is drafted, when the text goes on through its parents with chance `reach`."""
+        ...
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """What of a graph is verified, down to a depth."""
+        ...
+
+    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, ms: float) -> None:
+        """What a forward of so many rows emitted, what had been drafted for it, and in what time."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedBudget:
+    """Every level, and the likeliest `nodes` of the graph's tree (GSD §5.4)."""
+
+    nodes: int
+    drafting = True
+
+    @property
+    def max_rows(self) -> int:
+        """With the root."""
+        return 1 + self.nodes
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """The graph itself says when it ends."""
+        return True
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """Best first, by the draft model's probabilities."""
+        return unroll(graph, [0.0] * self.nodes, depth=depth)
+
+    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, ms: float) -> None:
+        """Nothing changes."""
+
+
+class AutoBudget:
+    """By measurement; goes on learning from one text to the next."""
+
+    def __init__(self, costs: Costs) -> None:
+        """`costs` are the target's."""
+        self._costs, self.max_rows = costs, costs.rows[-1]
+        self._slopes = slopes([0.0, *(costs(q) for q in range(1, self.max_rows + 1))])[1:]
+        self._calibration, self._credit = Calibration(), Credit(costs(1))
+        self._earned, self._spent = 1.0, costs(1)  # tokens and milliseconds of late
+        self._followed = 0.5  # how often the text went on through one of a node's children
+        self._level, self._since, self._level_ms = 0, 0.0, 0.0
+
+    @property
+    def drafting(self) -> bool:
+        """While there is credit."""
+        return self._credit.drafting
+
+    @property
+    def rate(self) -> float:
+        """λ; plain decoding's at least."""
+        return max(self._earned / self._spent, 1 / self._costs(1))
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """The first level always: the credit answers for it."""
+        now = time.perf_counter()
+        if level > self._level:
+            self._level_ms += PACE * (1e3 * (now - self._since) - self._level_ms)
+        if level != self._level:
+            self._level, self._since = level, now
+        return level == 0 or reach * self._followed > self.rate * self._level_ms
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """Every node that is worth its row."""
+        chance, rate = self._calibration.chance, self.rate
+        calibrated = replace(graph, chances=[chance(weight) for weight in graph.chances])
+        return unroll(calibrated, [rate * slope for slope in self._slopes], depth=depth)
+
+    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, ms: float) -> None:
+        """Follow the rate, and what became of the candidates."""
+        spent = self._costs(rows) + ms
+        if self.drafting:
+            fade = 1 - 1 / STEPS
+            self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + spent
+        self._credit.account(len(tokens), spent)
+        node = 0
+        for token in tokens if graph else ():
+            assert graph is not None
+            behind = graph.children[node]
+            if not behind:
+                break
+            for child in behind:
+                self._calibration.record(graph.chances[child], graph.tokens[child] == token)
+            found = next((child for child in behind if graph.tokens[child] == token), None)
+            self._followed += PACE * ((found is not None) - self._followed)
+            if found is None:
+                break
+            node = found

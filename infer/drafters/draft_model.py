@@ -1,0 +1,200 @@
+"""A smaller model drafts: its cache, and what of its rows is kept (GSD §3).
+
+The draft model has a cache of its own, for all sequences side by side. What it was fed in a step waits
+behind its committed rows; of these it keeps the accepted path's. Nothing is computed twice but
+what stood elsewhere in the graph:
+
+    text so far    ... y_{n-1} y_n        y_n: the root, not fed yet
+    draft's rows   y_n | a  b | c  d      level by level, the nodes that have children
+    verified       y_n a c z, then w      z was a leaf, or stood behind another node in the graph
+    kept           y_n a c                next comes the chain z w, then its frontier
+
+How the graph comes about is said in levels.py and draft_probes.py.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from infer.draft import Draft
+from infer.drafters.budget import Budget
+from infer.pick import GREEDY, Sampling
+from infer.reading import Candidates, Reading, Request
+from infer.runner import Runner
+from infer.token_graph import Drafts, TokenGraph
+from infer.tree import Tree
+
+UNREAD = 32  # tokens that the draft model may lag behind the text where nothing is drafted
+
+
+@dataclass
+class Pending:
+    """One sequence between `propose` and `observe`: the draft model's rows and the graph behind them.
+
+    The first rows are those of the text that it had not read; the last of these is the graph's root.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    graph: TokenGraph
+    rows: dict[int, int]  # by node of the graph, of the nodes that were fed
+    fed: int = 0
+    drafts: Drafts | None = None
+
+    @classmethod
+    def behind(cls, unread: list[int], root: int) -> "Pending":
+        """A root, which is the last of the text's tokens."""
+        last = len(unread) - 1
+        return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
+
+    def feed(self, nodes: Sequence[int]) -> range:
+        """Rows for these nodes in the next forward, whose parents have theirs; the root has one already."""
+        for node in nodes:
+            if node not in self.rows:
+                self.rows[node] = len(self.tokens)
+                self.tokens.append(self.graph.tokens[node])
+                self.parents.append(self.rows[self.graph.parents[node]])
+        return range(self.rows[nodes[0]], len(self.tokens))
+
+    @property
+    def tree(self) -> Tree:
+        """All rows so far."""
+        return Tree(tuple(self.tokens), tuple(self.parents), len(self.tokens))
+
+    def kept(self, path: Sequence[int]) -> list[int]:
+        """The rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
+        if not self.fed or self.drafts is None:  # nothing was drawn
+            return []
+        found, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
+        for before, node in zip(path, path[1:]):
+            drawn = nodes[node]
+            if self.graph.parents[drawn] != nodes[before] or drawn not in self.rows:
+                break
+            found.append(self.rows[drawn])
+        return found
+
+
+class DraftModelDrafters(ABC):
+    """The drafters of a batch. `take` lends a runner of the draft model for so many sequences, which
+    `give` takes back after the last one.
+    """
+
+    width = 1
+
+    def __init__(
+        self,
+        draft: Draft,
+        budget: Budget,
+        *,
+        depth: int,
+        take: Callable[[int], Runner],
+        give: Callable[[Runner], None],
+    ) -> None:
+        self._draft, self._budget, self._depth = draft, budget, depth
+        self._take, self._give = take, give
+        self._runner: Runner | None = None
+        self._requests: list[Request] = []
+        self._sampling = GREEDY
+        self._pending: list[Pending | None] = []
+        self._keeping: list[list[int]] = []
+        self._ms = 0.0  # of the last drafting
+        self.max_rows = budget.max_rows
+
+    @property
+    def runner(self) -> Runner:
+        """The draft model's, between `start` and the last `drop`."""
+        assert self._runner is not None
+        return self._runner
+
+    @abstractmethod
+    def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+        """Let each graph, which is a root, grow down to its depth."""
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """See Drafters. A text that is longer than the draft model's context is not drafted for."""
+        self._requests, self._sampling = list(requests), sampling
+        self._pending = [None] * len(requests)
+        self._keeping = [[] for _ in requests]
+        self._runner = self._take(len(requests))
+        prompts = [self._draft.read(request.prompt[:-1]) for request in requests]
+        self.runner.prefill([prompt if len(prompt) < self._draft.context else [] for prompt in prompts])
+
+    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
+        """See Drafters."""
+        began = time.perf_counter()
+        self._commit()
+        depths = [
+            min(n - 1, self._depth, self._draft.context - len(context)) for context, n in zip(contexts, left)
+        ]
+        self._pending = [
+            Pending.behind(self._unread(b, context), context[-1]) if depths[b] > 0 else None
+            for b, context in enumerate(contexts)
+        ]
+        if not self._budget.drafting:
+            self._catch_up()
+            self._pending = [None] * len(contexts)
+        elif max(depths) > 0:
+            self._draw(self._pending, depths)
+        trees = [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
+        self._ms = 1e3 * (time.perf_counter() - began)
+        return trees
+
+    def observe(
+        self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+    ) -> None:
+        """See Drafters."""
+        pending = self._pending[b]
+        tokens = [*(tree.tokens[node] for node in path[1:]), choice]
+        self._budget.learn(pending.graph if pending else None, tokens, rows, self._ms)
+        if pending:
+            self._keeping[b] = pending.kept(path)
+
+    def drop(self, b: int) -> None:
+        """See Drafters."""
+        self._commit()
+        self.runner.drop(b)
+        self._requests[b], self._pending[b] = self._requests[-1], self._pending[-1]
+        self._keeping[b] = self._keeping[-1]
+        for each in (self._requests, self._pending, self._keeping):
+            each.pop()
+        if not self._requests:
+            self._give(self.runner)
+            self._runner = None
+
+    def _unread(self, b: int, context: Sequence[int]) -> list[int]:
+        """The text's tokens that the draft model has no rows of."""
+        return self._draft.read(context[self.runner.lengths[b] :])
+
+    def _forward(self, pending: Sequence[Pending | None], probes: Sequence[int] = ()) -> Reading:
+        """One forward of all rows that were not fed yet, with probes under the last. A sequence without any is
+        a row all the same: its last one again.
+        """
+        trees = [one.tree if one else Tree.chain(0) for one in pending]
+        if probes:
+            trees = [tree.probe([tree.drafted], probes) for tree in trees]
+        fed = [min(one.fed, len(one.tokens) - 1) if one else 0 for one in pending]
+        reading = self.runner.forward(trees, self._requests, self._sampling, fed)
+        for one in pending:
+            if one:
+                one.fed = len(one.tokens)
+        return reading
+
+    def _catch_up(self) -> None:
+        """Read on where nothing is drafted, so that the next draft need not begin with a long text."""
+        if any(one and len(one.tokens) > UNREAD for one in self._pending):
+            self._forward(self._pending)
+            self._keeping = [list(range(len(one.tokens) - 1)) if one else [] for one in self._pending]
+
+    def _proposed(self, b: int, root: int, left: int) -> Tree:
+        pending = self._pending[b]
+        if pending is None:
+            return Tree.chain(root)
+        drafts = pending.drafts = self._budget.verified(pending.graph, depth=left - 1)
+        return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
+
+    def _commit(self) -> None:
+        """The accepted paths' rows into the draft model's cache."""
+        if any(self._keeping):
+            self.runner.commit(self._keeping)
+            self._keeping = [[] for _ in self._keeping]

@@ -1,0 +1,50 @@
+"""SSD, TSD and GSD: the draft model draws a sequence, a tree or a graph, level by level (GSD §3-§5).
+
+Each level is one forward, in which only the new frontier's tokens are rows. growth.py says what
+grows.
+"""
+
+from collections.abc import Callable, Sequence
+
+from infer.draft import Draft
+from infer.drafters.budget import Budget
+from infer.drafters.draft_model import DraftModelDrafters, Pending
+from infer.growth import Growth, Rules
+from infer.runner import Runner
+
+
+class LevelDrafters(DraftModelDrafters):
+    """`most` bounds the draft model's rows for a sequence and step, but for the text's own tokens."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        rules: Rules,
+        budget: Budget,
+        *,
+        most: int,
+        take: Callable[[int], Runner],
+        give: Callable[[Runner], None],
+    ) -> None:
+        super().__init__(draft, budget, depth=rules.depth, take=take, give=give)
+        self._rules, self._most = rules, most
+
+    def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+        growths = dict[int, Growth]()
+        for b, one in enumerate(pending):
+            if one:
+                growths[b] = Growth(one.graph.tokens[0], self._rules, most=self._most)
+                one.graph = growths[b].graph
+        for level in range(max(depths)):
+            growths = {
+                b: growth
+                for b, growth in growths.items()
+                if level < depths[b] and growth.frontier and self._budget.deepens(level, growth.reach)
+            }
+            if not growths:
+                break
+            rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
+            reading = self._forward(pending)
+            for b, growth in growths.items():
+                found = reading.following(b, rows[b], self._rules.k)
+                growth.grow(found.ids, found.weights)

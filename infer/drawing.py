@@ -1,0 +1,77 @@
+"""The drafters of a draft model by their settings: SSD, TSD, GSD, and its own adaptive tokens."""
+
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from conf import UserError
+from infer.checkpoint import positions
+from infer.config import DecodeConfig
+from infer.costs import context_of, find_costs
+from infer.draft import Draft
+from infer.drafters.budget import AutoBudget, Budget, FixedBudget
+from infer.drafters.draft_model import UNREAD
+from infer.drafters.draft_probes import ProbeDrafters
+from infer.drafters.levels import LevelDrafters
+from infer.growth import Rules
+from infer.loop import Drafters
+from infer.runner import Runner
+from infer.runners import Runners
+
+ROWS = 1024  # of the draft model in a step
+RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
+
+
+def rules_of(decode: DecodeConfig, method: str) -> Rules:
+    """How a graph grows, by the settings; as in the paper (Appendix A) where they are silent."""
+    given = {name: getattr(decode, name) for name in ("k", "depth", "theta_prob", "theta_sib", "tau")}
+    return replace(RULES[method], **{name: value for name, value in given.items() if value is not None})
+
+
+class Drawing:
+    """A target and what drafts for it. Budgets that learn go on learning from one text to the next."""
+
+    def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
+        self._lm, self._draft = lm, draft
+        self._runners = Runners(draft.lm, compile=compile)
+        self._learned: dict[tuple[str, int, int], AutoBudget] = {}
+
+    def drafters(self, decode: DecodeConfig, method: str, *, batch: int, capacity: int, left: int) -> Drafters:
+        """As Methods.drafters.
+
+        Raises UserError for a depth or a number of nodes that the context does not allow, and for
+        more places than the draft model has diverse tokens for.
+        """
+        self._check(decode, left)
+        draft, give = self._draft, self._runners.give
+        rules, most = rules_of(decode, method), decode.draft_rows or ROWS
+        budget = self._budget(decode, method, batch, capacity)
+        # Beside its graph it may read what it lagged behind, and the last step's tokens.
+        rows = most + UNREAD + budget.max_rows + 2
+
+        def take(batch: int) -> Runner:
+            return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
+
+        if draft.adaptive is None:
+            return LevelDrafters(draft, rules, budget, most=most, take=take, give=give)
+        depth = decode.depth or draft.adaptive.L + 1
+        try:
+            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give)
+        except ValueError as error:
+            raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
+
+    def _check(self, decode: DecodeConfig, left: int) -> None:
+        bounds = {"depth": (left, "tokens that the context has left")}
+        bounds |= dict.fromkeys(("nodes", "draft_rows"), (positions(self._lm), "positions of the model"))
+        for name, (most, what) in bounds.items():
+            found = getattr(decode, name) or 0
+            if found > most:
+                raise UserError(f"decode.{name}: wanted at most the {most} {what}, found {found}")
+
+    def _budget(self, decode: DecodeConfig, method: str, batch: int, capacity: int) -> Budget:
+        if decode.nodes:
+            return FixedBudget(decode.nodes)
+        key = (method, batch, context_of(capacity))
+        if key not in self._learned:
+            self._learned[key] = AutoBudget(find_costs(self._lm, batch=batch, capacity=capacity))
+        return self._learned[key]

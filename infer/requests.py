@@ -1,0 +1,90 @@
+"""What callers ask for: prompts and seeds of every kind, taken as they come or refused in a sentence."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Number
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from conf import UserError
+from infer.config import Infill
+from infer.text import Text
+
+MOST = 8  # prompts side by side
+Prompt: TypeAlias = str | Infill | Iterable[int]
+Taken: TypeAlias = str | Infill | list
+
+
+def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
+    """The prompts, and what to call each in a sentence."""
+    taken = _taken(prompts, "prompt")
+    if isinstance(taken, str | Infill) or not taken or any(isinstance(id, Number) for id in taken):
+        return [taken], ["prompt"]
+    if len(taken) > MOST:
+        raise UserError(f"prompts: wanted 1 to {MOST} side by side, found {len(taken)}")
+    names = [f"prompts[{index}]" for index in range(len(taken))]
+    return [_taken(prompt, name) for prompt, name in zip(taken, names)], names
+
+
+def _taken(prompt: object, name: str) -> Taken:
+    """A text or an Infill as it is; of anything else its items, read once."""
+    if isinstance(prompt, str | Infill):
+        return prompt
+    items = _items(prompt)
+    if items is None:
+        raise UserError(f"{name}: wanted a text, an Infill or token ids, found {type(prompt).__name__}")
+    return items
+
+
+def _items(value: object) -> list | None:
+    """None for what is no row of items."""
+    listed = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+    return (
+        list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str | bytes | Mapping) else None
+    )
+
+
+def seeds_of(seeds: object, default: int, count: int) -> list[int]:
+    """One for each of `count` prompts."""
+    if seeds is None:
+        return [default] * count
+    items = _items(seeds) or []
+    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < 2**63 for seed in items):
+        found = items or seeds
+        raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
+    return [int(seed) for seed in items]
+
+
+def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
+    """(n,) token ids below `rows`, at least one."""
+    if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
+        raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
+    if not isinstance(prompt, Infill) and not len(prompt):
+        raise UserError(f"{name}: wanted a text or token ids, found it empty")
+    if isinstance(prompt, Infill):
+        return text.infill(prompt)
+    if isinstance(prompt, str):
+        return text.encode(prompt)
+    strange = next((id for id in prompt if not isinstance(id, Integral)), None)
+    if strange is not None:
+        raise UserError(f"{name}: wanted token ids, whole numbers, found {strange!r}")
+    ids = [int(id) for id in prompt]
+    beyond = next((id for id in ids if not 0 <= id < rows), None)
+    if beyond is not None:
+        raise UserError(f"{name}: wanted ids of the model's vocabulary, 0 to {rows - 1}, found {beyond}")
+    return ids
+
+
+def check_lengths(ids: Sequence[Sequence[int]], names: Sequence[str], *, new: int, context: int) -> None:
+    """Raises UserError where a prompt and so many new tokens are more than the model's context."""
+    for prompt, name in zip(ids, names):
+        if len(prompt) >= context:
+            raise UserError(
+                f"{name}: wanted fewer tokens than the model's context of {context}, found {len(prompt)}"
+            )
+        if len(prompt) + new > context:
+            raise UserError(
+                f"decode.max_new_tokens={new}: wanted {name} and the new tokens within the model's context of "
+                f"{context}, found {len(prompt)} + {new} (at most {context - len(prompt)} are left)"
+            )
