@@ -26,6 +26,7 @@ from infer.cache import shape
 from infer.checkpoint import (
     Adaptive,
     check_directory,
+    context_length,
     eos_ids,
     has_adaptive,
     load_adaptive,
@@ -98,7 +99,7 @@ def load(
     with enough_memory(wanted, "take dtype=bfloat16 or a smaller model"):
         lm = load_model(model_dir, dtype=dtype, device=device)
     check_compile(lm, compile)
-    context = lm.config.get_text_config().max_position_embeddings
+    context = context_length(lm.config)
     runners = Runners(lm, compile=compile)
     return Model(lm, text, adaptive, eos_ids(lm), context, Methods(lm, adaptive), runners)
 
