@@ -96,7 +96,18 @@ def mask(layout: Layout, lengths: Sequence[int], columns: int, *, window: int | 
         w = min(width, columns - length)
         found[b, 0, :, :length] = True
         found[b, 0, :, length : length + w] = layout.seen[b, :, :w]
-        if window is not None and length + w > window:
-            places = np.concatenate([np.arange(length), layout.places[b, :w]])
-            found[b, 0, :, : length + w] &= places > layout.positions[b][:, None] - window
+    if window is not None and max(lengths) + width > window:
+        at = key_positions(layout, lengths, columns)
+        found &= (at[:, None] > layout.positions[..., None] - window)[:, None]
+    return found
+
+
+def key_positions(layout: Layout, lengths: Sequence[int], columns: int) -> np.ndarray:
+    """(B, columns) int64, the position of the token in each column: in the cache the column itself, in the
+    tree's columns its node's. What lies behind those is attended by no row.
+    """
+    found = np.tile(np.arange(columns), (len(lengths), 1))
+    for b, length in enumerate(lengths):
+        w = min(layout.places.shape[1], columns - length)
+        found[b, length : length + w] = layout.places[b, :w]
     return found
