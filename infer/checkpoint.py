@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from conf import UserError
@@ -115,15 +115,15 @@ def _check_weights(path: Path, found: dict[str, Any]) -> None:
         getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, ", ".join(further[:3]))
 
 
-def positions(lm: PreTrainedModel) -> int:
-    """How many tokens of a text the model tells apart: its context."""
-    return lm.config.get_text_config().max_position_embeddings
-
-
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     """The ids that end a text; a model may have none, one or several."""
     found = lm.generation_config.eos_token_id if lm.generation_config else None
     return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+
+
+def context_length(config: PretrainedConfig) -> int:
+    """The most tokens of a text."""
+    return config.max_position_embeddings
 
 
 def load_text(folder: str | Path) -> Text:
