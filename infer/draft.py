@@ -147,11 +147,6 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
     head.out_features = rows
 
 
-def _read(folder: Path, dtype: str, device: str) -> PreTrainedModel:
-    with enough_for_weights(folder, dtype, device):
-        return load_model(folder, dtype=dtype, device=device)
-
-
 @contextmanager
 def _told_as_draft(folder: Path) -> Iterator[None]:
     """A directory's mistakes, by the setting that named it."""
