@@ -173,7 +173,10 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"temperature": 1.0, "top_k": -1}, "decode.top_k: wanted at least 0"),
         ({"top_p": 0.9}, "decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0"),
         ({"k": 0}, "decode.k: wanted at least 1, found 0"),
-        ({"method": "sdsd"}, "decode.method: wanted one of plain, prompt_lookup, sdsat, found sdsd"),
+        (
+            {"method": "sdsd"},
+            "decode.method: wanted one of plain, prompt_lookup, sdsat, ssd, tsd, gsd, found sdsd",
+        ),
         ({"probes": "0"}, "decode.probes: wanted auto, root, all or a number of nodes from 1 on, found 0"),
         ({"width": 4}, "decode.nodes, decode.width: wanted decode.probes=root, all or a number"),
         ({"max_new_tokens": 0}, "decode.max_new_tokens: wanted at least 1, found 0"),
