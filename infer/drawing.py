@@ -13,6 +13,7 @@ from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.levels import LevelDrafters
+from infer.drawn import Watch
 from infer.growth import Rules
 from infer.loop import Drafters
 from infer.runner import Runner
@@ -36,7 +37,16 @@ class Drawing:
         self._runners = Runners(draft.lm, compile=compile)
         self._learned: dict[tuple[str, int, int], AutoBudget] = {}
 
-    def drafters(self, decode: DecodeConfig, method: str, *, batch: int, capacity: int, left: int) -> Drafters:
+    def drafters(
+        self,
+        decode: DecodeConfig,
+        method: str,
+        *,
+        batch: int,
+        capacity: int,
+        left: int,
+        watch: Watch | None = None,
+    ) -> Drafters:
         """As Methods.drafters.
 
         Raises UserError for a depth or a number of nodes that the context does not allow, and for
@@ -53,10 +63,10 @@ class Drawing:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
 
         if draft.adaptive is None:
-            return LevelDrafters(draft, rules, budget, most=most, take=take, give=give)
+            return LevelDrafters(draft, rules, budget, most=most, take=take, give=give, watch=watch)
         depth = decode.depth or draft.adaptive.L + 1
         try:
-            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give)
+            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give, watch=watch)
         except ValueError as error:
             raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
 

@@ -22,6 +22,7 @@ from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drawing import Drawing
+from infer.drawn import Watch
 from infer.loop import Drafters, Each
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
@@ -34,9 +35,11 @@ class Methods:
         self._lm, self._adaptive, self._drawing = lm, adaptive, drawing
         self._learned: dict[tuple[int, int, int], AutoPolicy] = {}
 
-    def drafters(self, decode: DecodeConfig, *, batch: int, capacity: int, left: int) -> Drafters:
+    def drafters(
+        self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
+    ) -> Drafters:
         """The drafters of `batch` sequences of up to `capacity` tokens, behind whose
-        prompts the context has `left` positions.
+        prompts the context has `left` positions. `watch` is told what is drafted, where that is a graph.
 
         Raises UserError for sdsat without adaptive tokens, for ssd, tsd and gsd without a model that
         drafts, and for a k, depth or number of nodes that the models or the context do not allow.
@@ -49,7 +52,9 @@ class Methods:
                 raise UserError(
                     f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
                 )
-            return self._drawing.drafters(decode, method, batch=batch, capacity=capacity, left=left)
+            return self._drawing.drafters(
+                decode, method, batch=batch, capacity=capacity, left=left, watch=watch
+            )
         automatic = method == "sdsat" and decode.probes == "auto"
         k = decode.k or (self._adaptive.L if method == "sdsat" and self._adaptive else LOOKED_UP)
         if k > left and not automatic:  # auto takes k as a bound and goes below it

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from infer.draft import Draft
 from infer.drafters.budget import Budget
+from infer.drawn import Drawn, Watch
 from infer.pick import GREEDY, Sampling
 from infer.reading import Candidates, Reading, Request
 from infer.runner import Runner
@@ -90,9 +91,10 @@ class DraftModelDrafters(ABC):
         depth: int,
         take: Callable[[int], Runner],
         give: Callable[[Runner], None],
+        watch: Watch | None = None,
     ) -> None:
         self._draft, self._budget, self._depth = draft, budget, depth
-        self._take, self._give = take, give
+        self._take, self._give, self._watch = take, give, watch
         self._runner: Runner | None = None
         self._requests: list[Request] = []
         self._sampling = GREEDY
@@ -149,6 +151,10 @@ class DraftModelDrafters(ABC):
         self._budget.learn(pending.graph if pending else None, tokens, rows, self._ms)
         if pending:
             self._keeping[b] = pending.kept(path)
+            if self._watch and pending.drafts:
+                self._watch(
+                    Drawn(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed, ms=self._ms)
+                )
 
     def drop(self, b: int) -> None:
         """See Drafters."""

@@ -10,6 +10,7 @@ from infer.draft import Draft
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
 from infer.drafters.draft_model import DraftModelDrafters, Pending
+from infer.drawn import Watch
 from infer.lattice import lattice
 from infer.runner import Runner
 
@@ -26,9 +27,10 @@ class ProbeDrafters(DraftModelDrafters):
         depth: int,
         take: Callable[[int], Runner],
         give: Callable[[Runner], None],
+        watch: Watch | None = None,
     ) -> None:
         """Raises ValueError for more places than the draft model has diverse tokens for."""
-        super().__init__(draft, budget, depth=depth, take=take, give=give)
+        super().__init__(draft, budget, depth=depth, take=take, give=give, watch=watch)
         assert draft.adaptive is not None
         self._k = k
         self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from infer.draft import Draft
 from infer.drafters.budget import Budget
 from infer.drafters.draft_model import DraftModelDrafters, Pending
+from infer.drawn import Watch
 from infer.growth import Growth, Rules
 from infer.runner import Runner
 
@@ -25,8 +26,9 @@ class LevelDrafters(DraftModelDrafters):
         most: int,
         take: Callable[[int], Runner],
         give: Callable[[Runner], None],
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(draft, budget, depth=rules.depth, take=take, give=give)
+        super().__init__(draft, budget, depth=rules.depth, take=take, give=give, watch=watch)
         self._rules, self._most = rules, most
 
     def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
