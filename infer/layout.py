@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infer.tree import Tree, ancestors, depths
+from infer.tree import Tree, lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,18 @@ def lay_out(
         fed,
     )
     for b, (tree, before) in enumerate(zip(trees, fed)):
-        n = len(tree.tokens)
+        n, (seen, depths) = len(tree.tokens), lineage(tree.parents, before)
         if n - before == q:
             layout.ids[b] = tree.tokens[before:]
-            layout.places[b, :n] += depths(tree.parents)
-            layout.seen[b, :, :n] = ancestors(tree.parents, before)
+            layout.places[b, :n] += depths
+            layout.seen[b, :, :n] = seen
         else:
             at = np.array([layout.row(b, tree, node) for node in range(before, n)])
             columns = np.concatenate([np.arange(before), before + at])
             layout.ids[b, at] = tree.tokens[before:]
-            layout.places[b, columns] += depths(tree.parents)
+            layout.places[b, columns] += depths
             layout.seen[b, np.arange(q), before + np.arange(q)] = True
-            layout.seen[b][np.ix_(at, columns)] = ancestors(tree.parents, before)
+            layout.seen[b][np.ix_(at, columns)] = seen
         layout.positions[b] = layout.places[b, before : before + q]
     return layout
 
