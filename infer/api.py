@@ -22,12 +22,12 @@ from infer.attention import NAME
 from infer.cache import shape
 from infer.checkpoint import (
     Adaptive,
+    context_length,
     eos_ids,
     has_adaptive,
     load_adaptive,
     load_model,
     load_text,
-    positions,
 )
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.draft import Draft, check_draft, load_draft
@@ -105,7 +105,7 @@ def load(
     drafting = load_draft(asked, lm, rows=rows, adaptive=adaptive) if asked.model else None
     drawing = Drawing(lm, drafting, compile=compile) if drafting else None
     methods, runners = Methods(lm, adaptive, drawing), Runners(lm, compile=compile)
-    return Model(lm, text, adaptive, eos_ids(lm), positions(lm), drafting, methods, runners)
+    return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
 
 
 def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:

@@ -1,17 +1,22 @@
 """Tree attention for Transformers' models, registered under a name of its own.
 
 The runner hands a (B, 1, q, kv) boolean mask through the library's model (True = attend);
-without one, the rows are a prompt and attention is causal.
+without one, the rows are a prompt and attention is causal. A model with ALiBi keeps the library's
+attention under that name (alibi.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from infer.alibi import is_alibi
 
 NAME = "tree"
 BEYOND = ("softcap", "s_aux", "position_bias", "alibi")
@@ -63,5 +68,22 @@ def band(n: int, window: int, device: torch.device) -> Tensor:
 def register() -> None:
     """Make `attn_implementation="tree"` known to Transformers."""
     AttentionInterface.register(NAME, tree_attention)
-    # A mask comes from the runner or not at all: the library need not build one.
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+    AttentionMaskInterface.register(NAME, own_mask)
+
+
+@contextmanager
+def library_attention(lm: PreTrainedModel) -> Iterator[None]:
+    """The library's own attention, while the block lasts."""
+    if not is_alibi(lm.config):  # whose attention is the library's in any case
+        lm.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        lm.set_attn_implementation(NAME)
+
+
+def own_mask(*args: Any, config: PretrainedConfig, **others: Any) -> Tensor | None:
+    """The library's own for rows without a mask, where its own attention takes them; elsewhere a mask
+    comes from the runner or not at all.
+    """
+    return eager_mask(*args, **others) if is_alibi(config) else None

@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from conf.stage import write_json
+from infer.checkpoint import context_length
 from infer.gate import GatedLinear
 from infer.parallel import agreed_value, shares
 from infer.pick import GREEDY
@@ -55,7 +56,7 @@ class Costs:
 
 def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
     """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
-    context = context_of(capacity)
+    context = min(context_of(capacity), context_length(lm.config))  # learned positions end there
     path = _folder() / f"costs-{_key(lm, batch, context)}.json"
     known = agreed_value(lm, _read(path))
     if known is not None:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from conf import UserError
 from infer import parallel
-from infer.checkpoint import Adaptive, load_adaptive, load_model, load_text, positions
+from infer.checkpoint import Adaptive, context_length, load_adaptive, load_model, load_text
 from infer.config import DraftConfig
 from infer.memory import enough_for_weights
 from infer.text import Text
@@ -110,7 +110,7 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
             "draft.adaptive=true: wanted a model fine-tuned with adaptive tokens, found no adaptive.json"
         )
     _narrow_head(lm, rows)
-    return Draft(lm, rows, positions(lm), adaptive if config.adaptive else None)
+    return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
 
 
 def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
@@ -145,11 +145,6 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
         if getattr(head, name) is not None:
             setattr(head, name, nn.Parameter(getattr(head, name)[:rows], requires_grad=False))
     head.out_features = rows
-
-
-def _read(folder: Path, dtype: str, device: str) -> PreTrainedModel:
-    with enough_for_weights(folder, dtype, device):
-        return load_model(folder, dtype=dtype, device=device)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from conf import UserError
-from infer.checkpoint import positions
+from infer.checkpoint import context_length
 from infer.config import DecodeConfig
 from infer.costs import context_of, find_costs
 from infer.draft import Draft
@@ -72,7 +72,9 @@ class Drawing:
 
     def _check(self, decode: DecodeConfig, left: int) -> None:
         bounds = {"depth": (left, "tokens that the context has left")}
-        bounds |= dict.fromkeys(("nodes", "draft_rows"), (positions(self._lm), "positions of the model"))
+        bounds |= dict.fromkeys(
+            ("nodes", "draft_rows"), (context_length(self._lm.config), "positions of the model")
+        )
         for name, (most, what) in bounds.items():
             found = getattr(decode, name) or 0
             if found > most:

@@ -12,7 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
-from infer.attention import NAME
+from infer.alibi import is_alibi
+from infer.attention import library_attention
 from infer.forward import DynamicForward
 from infer.memory import is_out_of_memory
 from infer.pick import GREEDY
@@ -46,7 +47,7 @@ def _reason(config: PretrainedConfig) -> str:
     capped = [name for name in CAPS if getattr(config, name, None) is not None]
     if capped:
         return f", whose logits are capped ({capped[0]}={getattr(config, capped[0])})"
-    if not (model._supports_attention_backend and model._supports_sdpa):
+    if not (model._supports_attention_backend and model._supports_sdpa or is_alibi(config)):
         return ", whose attention takes no mask of ours"
     rope = getattr(config, "rope_parameters", None) or {}
     types = {str(value.get("rope_type")) for value in (rope, *rope.values()) if isinstance(value, dict)}
@@ -68,16 +69,14 @@ def check_tree(lm: PreTrainedModel) -> None:
     try:
         # The rival c stands between b and its child d.
         ours = _tree_logits(lm, prompt, Tree((a, b, c, d), (-1, 0, 0, 1), 4))
-        lm.set_attn_implementation("sdpa")
-        first, second = lm(paths).logits[:, n:]
+        with library_attention(lm):
+            first, second = lm(paths).logits[:, n:]
         theirs = torch.stack([first[0], first[1], second[1], first[2]])
     except Exception as error:  # whatever an architecture's own code raises
         if is_out_of_memory(error):
             raise
         told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise _refused(lm.config, f", which could not be tried with a tree ({told})") from error
-    finally:
-        lm.set_attn_implementation(NAME)
     apart = float((ours.double() - theirs.double()).abs().max())
     limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
     if not apart <= limit:

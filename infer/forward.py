@@ -6,9 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from infer.alibi import biased
 from infer.gate import CLOSED
 from infer.head import Logits
-from infer.layout import Layout, lay_out, mask
+from infer.layout import Layout, key_positions, lay_out, mask
 from infer.pick import Sampling
 from infer.reading import LazyReading, Reading, Request
 from infer.target import Target
@@ -71,9 +72,13 @@ class DynamicForward:
         """By kind of layer; none for a row that is alone and sees everything."""
         target, lengths, end = self._target, self._target.cache.lengths, self._target.cache.slots.end
         alone = layout.seen.size == 1  # and not behind rows that it may not see
-        if alone and all(window is None or end <= window for window in target.windows.values()):
+        if alone and target.slopes is None and all(w is None or end <= w for w in target.windows.values()):
             return None
-        return {
+        masks = {
             kind: torch.from_numpy(mask(layout, lengths, end, window=window)).to(target.device)
             for kind, window in target.windows.items()
         }
+        if target.slopes is None:
+            return masks
+        at = torch.from_numpy(key_positions(layout, lengths, end)).to(target.device)
+        return {kind: biased(attends, at, target.slopes, target.dtype) for kind, attends in masks.items()}

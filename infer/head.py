@@ -56,9 +56,9 @@ class Logits:
         ids = top(self._logits, min(RESCORED, self.vocabulary))[1]
         return self._logits.float().scatter(1, ids, self._exact(ids))
 
-    def total(self) -> Tensor:
-        """(n, 1) log of the sum of all exponentials: a logit less it is a log-probability."""
-        return self._logits.float().logsumexp(-1, keepdim=True)
+    def chances(self) -> Tensor:
+        """(n, V) probabilities, as the logits come: a near-tie among them decides nothing."""
+        return self._logits.softmax(-1, dtype=torch.promote_types(self._logits.dtype, torch.float32))
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
         """Float32 logits of these ids, from the head's weights."""

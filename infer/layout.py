@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infer.tree import Tree, ancestors, depths
+from infer.tree import Tree, lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,18 @@ def lay_out(
         fed,
     )
     for b, (tree, before) in enumerate(zip(trees, fed)):
-        n = len(tree.tokens)
+        n, (seen, depths) = len(tree.tokens), lineage(tree.parents, before)
         if n - before == q:
             layout.ids[b] = tree.tokens[before:]
-            layout.places[b, :n] += depths(tree.parents)
-            layout.seen[b, :, :n] = ancestors(tree.parents, before)
+            layout.places[b, :n] += depths
+            layout.seen[b, :, :n] = seen
         else:
             at = np.array([layout.row(b, tree, node) for node in range(before, n)])
             columns = np.concatenate([np.arange(before), before + at])
             layout.ids[b, at] = tree.tokens[before:]
-            layout.places[b, columns] += depths(tree.parents)
+            layout.places[b, columns] += depths
             layout.seen[b, np.arange(q), before + np.arange(q)] = True
-            layout.seen[b][np.ix_(at, columns)] = ancestors(tree.parents, before)
+            layout.seen[b][np.ix_(at, columns)] = seen
         layout.positions[b] = layout.places[b, before : before + q]
     return layout
 
@@ -96,7 +96,18 @@ def mask(layout: Layout, lengths: Sequence[int], columns: int, *, window: int | 
         w = min(width, columns - length)
         found[b, 0, :, :length] = True
         found[b, 0, :, length : length + w] = layout.seen[b, :, :w]
-        if window is not None and length + w > window:
-            places = np.concatenate([np.arange(length), layout.places[b, :w]])
-            found[b, 0, :, : length + w] &= places > layout.positions[b][:, None] - window
+    if window is not None and max(lengths) + width > window:
+        at = key_positions(layout, lengths, columns)
+        found &= (at[:, None] > layout.positions[..., None] - window)[:, None]
+    return found
+
+
+def key_positions(layout: Layout, lengths: Sequence[int], columns: int) -> np.ndarray:
+    """(B, columns) int64, the position of the token in each column: in the cache the column itself, in the
+    tree's columns its node's. What lies behind those is attended by no row.
+    """
+    found = np.tile(np.arange(columns), (len(lengths), 1))
+    for b, length in enumerate(lengths):
+        w = min(layout.places.shape[1], columns - length)
+        found[b, length : length + w] = layout.places[b, :w]
     return found

@@ -82,8 +82,7 @@ def likeliest(
     token's share of the perturbed scores of those that may be drawn.
     """
     if not sampling.temperature:
-        values, ids = logits.top(min(m, logits.vocabulary))
-        return (values - logits.total()).exp(), ids
+        return top(logits.chances(), min(m, logits.vocabulary))
     values, ids = kept(logits, sampling, most=WIDE)
     noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
     found, ids = _best(noisy, ids, m)

@@ -20,6 +20,8 @@ from infer.layout import Layout
 from infer.pick import LEADERS, Sampling, candidates, likeliest, pick
 from infer.tree import Tree
 
+EMPTY = torch.empty(0, dtype=torch.int64)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -142,6 +144,8 @@ class LazyReading:
         return slice(first, first + len(nodes))
 
     def _keys(self, b: int, rows: slice) -> tuple[Tensor, Tensor]:
+        if not self._sampling.temperature:
+            return EMPTY, EMPTY  # nothing is drawn
         positions = torch.from_numpy(self.layout.positions.ravel()[rows] + 1)
         positions = positions.to(self.logits.device)
         return positions, torch.full_like(positions, self._requests[b].seed)

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from conf import UserError, run
 from conf.stage import is_finished, made_from, staged, write_manifest
 from infer.api import check_compile
-from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
+from infer.attention import library_attention
+from infer.checkpoint import context_length, eos_ids, load_adaptive, load_model, load_text
 from infer.config import SpeedConfig
 from infer.costs import find_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
@@ -100,7 +101,7 @@ def _decoders(
 ) -> dict[tuple[str, int], Decoder]:
     """Plain decoding, SDSAT by k and by itself, and in float32 the library's `generate`, by name and k."""
     check_compile(lm, config.compile)
-    limit = lm.config.max_position_embeddings
+    limit = context_length(lm.config)
     longest = max(map(len, prompts)) + config.max_new_tokens
     if longest > limit:
         raise UserError(
@@ -137,19 +138,17 @@ def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:
 
     def run_library(prompt: Sequence[int]) -> Run:
         ids = torch.tensor([list(prompt)], device=lm.device)
-        name = lm.config._attn_implementation
-        lm.set_attn_implementation("sdpa")
-        began = time.perf_counter()
-        output = lm.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            pad_token_id=next(iter(eos_ids(lm)), None),
-        )
-        tokens = output[0, len(prompt) :].tolist()
-        seconds = time.perf_counter() - began
-        lm.set_attn_implementation(name)
+        with library_attention(lm):
+            began = time.perf_counter()
+            output = lm.generate(  # type: ignore[operator]
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=next(iter(eos_ids(lm)), None),
+            )
+            tokens = output[0, len(prompt) :].tolist()
+            seconds = time.perf_counter() - began
         return Run(tokens, seconds, len(tokens), 0, 0)
 
     return run_library

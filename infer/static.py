@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from infer.alibi import biased
 from infer.gate import CLOSED
 from infer.head import Logits
 from infer.layout import Layout, extent, lay_out
@@ -144,7 +145,10 @@ class Graph:
         target, given = self._target, self._inputs
         q = D + P
         target.cache.place_each(given.lengths + given.fed, rows=q, end=n)
-        masks = {kind: additive_mask(given, n, window, target.dtype) for kind, window in target.windows.items()}
+        masks = {
+            kind: additive_mask(given, n, window, target.dtype, target.slopes)
+            for kind, window in target.windows.items()
+        }
         with target.gate.open(D if P else CLOSED):
             hidden = self._hidden(given.ids, given.positions, masks)
         logits = target.head(hidden)
@@ -197,17 +201,23 @@ class Inputs:
         return [ids.view(B, q), positions.view(B, q), places.view(B, w), *each, seen.view(B, q, w)]
 
 
-def additive_mask(given: Inputs, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """(B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere."""
+def additive_mask(
+    given: Inputs, columns: int, window: int | None, dtype: torch.dtype, slopes: Tensor | None = None
+) -> Tensor:
+    """(B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere. With
+    slopes (B, H, q, columns), see alibi.py.
+    """
     q, w = given.seen.shape[1:]
     column = torch.arange(columns, device=given.ids.device)
     behind = column - given.lengths[:, None]  # (B, columns): which of the tree's columns it is, if any
     own = behind.clamp(0, w - 1)
     among = given.seen.gather(2, own[:, None].expand(-1, q, -1)) & ((behind >= 0) & (behind < w))[:, None]
     attends = among | (behind < 0)[:, None]
+    places = torch.where(behind < 0, column, given.places.gather(1, own))
     if window is not None:
-        places = torch.where(behind < 0, column, given.places.gather(1, own))
         attends &= places[:, None] > given.positions[..., None] - window
+    if slopes is not None:
+        return biased(attends[:, None], places, slopes, dtype)
     return torch.zeros_like(attends, dtype=dtype).masked_fill(~attends, float("-inf"))[:, None]
 
 

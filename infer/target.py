@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infer.alibi import is_alibi, leave_to_masks
 from infer.attention import NAME
 from infer.cache import TreeCache
 from infer.gate import ProbeGate
@@ -15,7 +16,8 @@ from infer.parallel import agreement, shares
 
 
 class Target:
-    """Decoder, head, gate and cache. The cache has room for `capacity` rows of up to `batch` sequences.
+    """Decoder, head, gate and cache; `slopes` (H,) where positions are ALiBi's. The cache has room for
+    `capacity` rows of up to `batch` sequences.
 
     `agree` makes what decides the same on all ranks.
     """
@@ -27,6 +29,7 @@ class Target:
         self.head: Any = lm.get_output_embeddings()
         self.dtype, self.device = lm.dtype, lm.device
         self.gate, self.windows = ProbeGate.of(lm), windows(lm.config)
+        self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
         self.agree = agreement(lm)
         self.cache = TreeCache(
             lm.config,
@@ -38,8 +41,9 @@ class Target:
         )
 
     def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: dict[str, Tensor] | None) -> Tensor:
-        """(B, q, d), the rows in the slots of the cache; `masks` (B, 1, q, columns) by kind of layer, and
-        without them the rows are prompts, or one row that sees all there is.
+        """(B, q, d), the rows in the slots of the cache; `masks` (B, 1, q, columns), with ALiBi's slopes
+        (B, H, q, columns), by kind of layer, and without them the rows are prompts, or one row that sees
+        all there is.
         """
         output = self.decoder(
             input_ids=ids_Bq,

@@ -15,7 +15,7 @@ other nodes, one chain of them under each node of `probed`.
                                      4 attends 1 0 1 1 1
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -79,29 +79,16 @@ class Tree:
 
 
 @lru_cache(maxsize=256)
-def depths(parents: tuple[int, ...]) -> Rows:
-    """(n,) int64 distance of each node from the root."""
-    found = np.full(len(parents), -1, np.int64)
-    for at in _upwards(parents, 0):
-        found += at >= 0
-    return found
-
-
-@lru_cache(maxsize=256)
-def ancestors(parents: tuple[int, ...], first: int = 0) -> Rows:
-    """(n - first, n) bool: the row of node i, from `first` on, is True at i and at every ancestor of i."""
+def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
+    """(n - first, n) bool, where the row of node i, from `first` on, is True at i and at every ancestor of i;
+    and (n,) int64, the distance of each node from the root.
+    """
     n = len(parents)
-    found = np.zeros((n - first, n + 1), bool)
+    up, at = np.array([*parents, -1]), np.arange(n)
+    seen, depths = np.zeros((n - first, n + 1), bool), np.full(n, -1)
     rows = np.arange(n - first)
-    for at in _upwards(parents, first):
-        found[rows, at] = True  # beyond the root in the last column
-    return found[:, :n]
-
-
-def _upwards(parents: tuple[int, ...], first: int) -> Iterator[Rows]:
-    """The nodes from `first` on, then their parents, theirs, and so on; -1 beyond the root."""
-    up = np.array([*parents, -1])
-    at = np.arange(first, len(parents))
-    while at.size and at.max() >= 0:
-        yield at
+    while at.max() >= 0:
+        seen[rows, at[first:]] = True  # beyond the root in the last column
+        depths += at >= 0
         at = up[at]
+    return seen[:, :n], depths

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
-from infer.config import InferConfig, SpeedConfig
+from infer.config import DraftConfig, InferConfig, SpeedConfig
 from train.config import TrainConfig
 
 
@@ -22,6 +22,41 @@ def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
 def test_a_path_within_a_named_prompt_set_is_text() -> None:
     found = settings("speed", SpeedConfig, ["model=m", "out=o", "prompts.humaneval.path=a b/(c).jsonl"])
     assert found.prompts["humaneval"].path == "a b/(c).jsonl"
+
+
+def drafting(*overrides: str) -> DraftConfig:
+    return settings("infer", InferConfig, ["model=m", "prompt=x", *overrides]).draft
+
+
+@pytest.mark.parametrize("path", ["runs/draft", "a folder/ü (1), 'x'", "[${x}]={y: 3}\\", "true"])
+def test_a_bare_value_is_that_of_the_field_marked_for_it(path: str) -> None:
+    """`draft=DIR` beside `draft.adaptive=true`, whatever the directory is called."""
+    assert drafting(f"draft={path}") == drafting(f"draft.model={path}") == DraftConfig(path)
+    found = DraftConfig(path, adaptive=True, dtype="float32")
+    assert drafting("draft.dtype=float32", f"draft={path}", "draft.adaptive=true") == found
+
+
+def test_no_bare_value_is_none_at_all() -> None:
+    assert drafting() == drafting("draft=null") == DraftConfig()
+    assert drafting("draft=self:3").layers == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["draft=d", "draft.adaptiv=true"], "unknown setting 'draft.adaptiv': did you mean 'draft.adaptive'?"),
+        (["drafts=d"], "unknown setting 'drafts': did you mean 'draft'?"),
+        (["draft="], "draft: wanted a model directory or self:N, found nothing"),
+        (["draft=d", "draft.adaptive=maybe"], "setting 'draft.adaptive': Value 'maybe' is not a valid bool"),
+        (["draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or draft.dtype"),
+        (["draft=self:0"], "draft=self:0: wanted self:N with a number N of layers from 1 on"),
+    ],
+)
+def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as told:
+        drafting(*overrides)
+    assert message in str(told.value)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from infer.layout import extent
 from infer.methods import Methods
 from infer.reading import Candidates
 from tests.conftest import tiny_llama
+from tests.infer.test_families import tiny
 
 FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
 STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards
@@ -188,6 +189,14 @@ def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
     path.write_text("{")
     with pytest.raises(TypeError):  # and where the file is damaged
         find_costs(lm, batch=2, capacity=100)
+
+
+def test_costs_are_measured_where_the_model_has_positions(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 columns were too many for a table of 128 positions: an IndexError of PyTorch's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("infer.costs.SECONDS", 0.2)
+    lm = tiny("opt", max_position_embeddings=128, ffn_dim=64)
+    assert find_costs(lm, batch=1, capacity=100).ms[0] > 0
 
 
 def test_a_home_that_cannot_be_written_costs_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Every family against the library's own forward with its own attention; the others by name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
-from infer.attention import NAME, register
+from infer.attention import NAME, library_attention, register
 from infer.checkpoint import load_model
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.families import check_family, check_tree
-from infer.loop import Each, Limits, decode
+from infer.families import TOLERANCE, check_family, check_tree
+from infer.loop import Drafter, Each, Limits, decode
+from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
@@ -55,14 +56,22 @@ FAMILIES = {
     "qwen3": ("qwen3", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
     "starcoder2, window": ("starcoder2", {"sliding_window": 6, "use_bias": True}),
+    "opt": ("opt", {"ffn_dim": 64, "init_std": 0.3}),
+    "opt, projected": (
+        "opt",
+        {"ffn_dim": 64, "init_std": 0.3, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    ),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "bloom, six heads": ("bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 48}),
 }
+KINDS_OF_POSITIONS = ["llama", "mistral, window", "opt, projected", "bloom"]
 REFUSED = {
     "gemma2": ({}, "logits are capped"),
     "gemma3": ({}, "takes more than text"),
     "mamba": ({}, "layers other than attention"),
     "rwkv": ({}, "layers other than attention"),
     "t5": ({}, "no decoder-only language model"),
-    "bloom": ({}, "takes no mask of ours"),
+    "mpt": ({}, "takes no mask of ours"),
     "llama4_text": ({}, "chunked_attention"),
     "phi3": (
         {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0] * 48, "short_factor": [1.0] * 48}},
@@ -70,6 +79,7 @@ REFUSED = {
     ),
     "llama": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "change with the text's length"),
 }
+# Neither by level nor by path: columns are no positions, and their order is not that of the depths.
 TREE = Tree((7, 3, 9, 9, 30, 4), (-1, 0, 0, 1, 3, 2), 6).probe((0, 4), (90, 90))
 PROMPTS = [[5, 17, 3, 88, 41, 22, 60, 9, 14, 77, 8, 2], [44, 6, 13], [30, 31, 32, 33, 34, 35, 36, 37]]
 
@@ -104,6 +114,43 @@ def test_every_node_has_the_logits_of_its_path_decoded_alone(family: str) -> Non
             torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", KINDS_OF_POSITIONS)
+def test_a_tree_fed_in_parts_has_the_same(family: str) -> None:
+    """As a draft model's is: the root and its children first, then what hangs under them."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    n = TREE.probes_from
+    for static in (False, True):
+        runner = Runner(lm, capacity=64, max_rows=16, batch=3, static=static)
+        runner.prefill(PROMPTS)
+        for first, last in ((0, 3), (3, n)):
+            part = Tree(TREE.tokens[:last], TREE.parents[:last], last)
+            requests = [Request(prompt) for prompt in PROMPTS]
+            reading = runner.forward([part] * 3, requests, Sampling(), [first] * 3)
+            for b, prompt in enumerate(PROMPTS):
+                nodes = range(first, last)
+                for node, chances in zip(nodes, reading.following(b, nodes, 5).weights):
+                    logits = by_library(lm, [*prompt, *(TREE.tokens[i] for i in path_to(TREE, node))])
+                    expected = logits.softmax(-1).topk(5).values
+                    torch.testing.assert_close(torch.tensor(chances), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", KINDS_OF_POSITIONS)
+def test_in_bfloat16_every_token_is_the_librarys_or_a_near_tie(family: str) -> None:
+    """The output, forced through the library's own forward in the same type."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings).to(torch.bfloat16)
+    check_tree(lm)
+    requests = [Request(prompt) for prompt in PROMPTS]
+    new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=6, width=3))
+    for static in (False, True):
+        for prompt, text in zip(PROMPTS, texts(lm, requests, new, static)):
+            with library_attention(lm), torch.inference_mode():
+                logits = lm(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].float()
+            below = logits.amax(1) - logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+            assert (below <= TOLERANCE[2] * (logits.amax(1) - logits.amin(1))).all()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_is_the_librarys(family: str) -> None:
     """Every prompt of a batch, drafted by random probes, and through fixed shapes too."""
@@ -112,21 +159,26 @@ def test_greedy_decoding_is_the_librarys(family: str) -> None:
     requests = [Request(prompt) for prompt in PROMPTS]
     new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=6, width=3))
     for static in (False, True):
-        runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
-        texts: list[list[int]] = [[] for _ in PROMPTS]
-        for steps in decode(runner, requests, Each(new), Limits(30, eos=[1])):
-            for step in steps:
-                texts[step.sequence] += step.tokens
-        assert texts == [by_generate(lm, prompt) for prompt in PROMPTS]
+        assert texts(lm, requests, new, static) == [by_generate(lm, prompt) for prompt in PROMPTS]
+
+
+def texts(
+    lm: PreTrainedModel, requests: Sequence[Request], new: Callable[[], Drafter], static: bool
+) -> list[list[int]]:
+    runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
+    found: list[list[int]] = [[] for _ in requests]
+    for steps in decode(runner, requests, Each(new), Limits(30, eos=[1])):
+        for step in steps:
+            found[step.sequence] += step.tokens
+    return found
 
 
 def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
-    lm.set_attn_implementation("sdpa")
     ids = torch.tensor([list(prompt)])
-    whole = lm.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, pad_token_id=1
-    )
-    lm.set_attn_implementation(NAME)
+    with library_attention(lm):
+        whole = lm.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, pad_token_id=1
+        )
     return whole[0, len(prompt) :].tolist()
 
 

@@ -156,6 +156,12 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt=\udcff"], "prompt: wanted text in UTF-8"),
         (["prompt=x", "dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
         (["prompt=x", "device=tpu"], "device=tpu"),
+        (
+            ["prompt=x", "draft=/nowhere (1)"],
+            "draft=/nowhere (1): wanted a Transformers model directory, found",
+        ),
+        (["prompt=x", "draft=self:2"], "draft=self:2: wanted fewer layers than the model's 2"),
+        (["prompt=x", "draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],
 )

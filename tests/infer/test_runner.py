@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infer.attention import library_attention
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
@@ -28,10 +29,8 @@ def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
 
 def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
     """(V,) after the last token, by the library's own attention."""
-    lm.set_attn_implementation("sdpa")
-    logits = lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
-    lm.set_attn_implementation("tree")
-    return logits
+    with library_attention(lm):
+        return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

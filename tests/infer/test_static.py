@@ -12,12 +12,13 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
+from infer.alibi import biased
 from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.gate import GatedLinear, _gated
-from infer.layout import lay_out, mask
+from infer.layout import key_positions, lay_out, mask
 from infer.loop import Drafter, Each, Limits, Step, decode
 from infer.pick import Sampling
 from infer.reading import Request
@@ -86,6 +87,10 @@ def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.
     expected = mask(layout, lengths, 64, window=window)
     assert np.array_equal(made.numpy() == 0, expected)
     assert np.array_equal(made.numpy() == -np.inf, ~expected)
+    slopes = torch.tensor([0.25, 0.0625])
+    at = torch.from_numpy(key_positions(layout, lengths, 64))
+    made = additive_mask(given_, 64, window, torch.float32, slopes)
+    assert torch.equal(made, biased(torch.from_numpy(expected), at, slopes, torch.float32))
     assert torch.equal(given_.ids, torch.from_numpy(layout.ids)) and given_.seeds.tolist() == [7] * B
 
 

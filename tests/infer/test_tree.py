@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.tree import Tree, ancestors, depths
+from infer.tree import Tree, lineage
 
 
 @st.composite
@@ -23,7 +23,7 @@ def path_to(tree: Tree, node: int) -> list[int]:
 
 @given(trees())
 def test_rows_of_the_mask_are_paths_from_the_root(tree: Tree) -> None:
-    mask, depth = ancestors(tree.parents), depths(tree.parents)
+    mask, depth = lineage(tree.parents)
     for node in range(len(tree.tokens)):
         path = path_to(tree, node)
         assert np.nonzero(mask[node])[0].tolist() == path
@@ -61,17 +61,17 @@ def test_a_chain_and_its_probes() -> None:
     tree = Tree.chain(7, [1, 2], probes=[9, 9])
     assert tree == Tree((7, 1, 2, 9, 9), (-1, 0, 1, 2, 3), 3, (2,))
     assert tree.drafted == 2 and list(tree.probes_of(2)) == [3, 4] and not tree.probes_of(0)
-    assert ancestors(tree.parents).astype(int).tolist() == np.tri(5, dtype=int).tolist()
+    assert lineage(tree.parents)[0].astype(int).tolist() == np.tri(5, dtype=int).tolist()
 
 
 def test_two_rivals_one_of_them_probed() -> None:
     """The picture in the module's docstring."""
     tree = Tree((5, 1, 2), (-1, 0, 0), 3).probe([2], [9, 9])
-    assert ancestors(tree.parents).astype(int).tolist() == [
+    assert lineage(tree.parents)[0].astype(int).tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [1, 0, 1, 0, 0],
         [1, 0, 1, 1, 0],
         [1, 0, 1, 1, 1],
     ]
-    assert depths(tree.parents).tolist() == [0, 1, 1, 2, 3]
+    assert lineage(tree.parents)[1].tolist() == [0, 1, 1, 2, 3]

@@ -1,0 +1,86 @@
+"""GSD §4 and §5 word for word, slowly: the reference of growth.py and token_graph.py.
+
+Every node asks the draft model with its whole path, looks through all nodes for its τ-gram, and walks
+the graph to see whether a merge would close a circle.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+Model = Callable[[tuple[int, ...]], Sequence[tuple[int, float]]]  # a path's likeliest next tokens, chances
+
+
+@dataclass(eq=False)
+class Node:
+    token: int
+    parent: "Node | None"
+    chance: float = 1.0
+    pruned: bool = False
+    into: "Node | None" = None  # merged
+    children: list["Node"] = field(default_factory=list)
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        return (*(self.parent.path if self.parent else ()), self.token)
+
+    @property
+    def successors(self) -> list["Node"]:
+        return self.into.children if self.into else self.children
+
+    def reaches(self, other: "Node") -> bool:
+        """Along edges of the graph: to its children, and from a merged node to its first occurrence."""
+        onward = [self.into] if self.into else self.children
+        return self is other or any(node.reaches(other) for node in onward)
+
+
+def draw(
+    root: int,
+    model: Model,
+    *,
+    k: int,
+    depth: int,
+    theta_prob: float,
+    theta_sib: float,
+    tau: int | None,
+) -> list[Node]:
+    """All nodes in the order in which they were drafted."""
+    nodes = [Node(root, None)]
+    level = [nodes[0]]
+    for _ in range(depth):
+        below = []
+        for node in level:
+            likeliest = list(model(node.path))[:k]
+            for token, chance in likeliest:
+                child = Node(token, node, chance)
+                node.children.append(child)
+                nodes.append(child)
+                # §4.2, probability pruning and sibling pruning
+                best = max(other for _, other in likeliest)
+                child.pruned = chance < theta_prob or chance < theta_sib * best
+                if child.pruned:
+                    continue
+                if tau:
+                    child.into = first_occurrence(child, nodes, tau)
+                if child.into is None:
+                    below.append(child)
+        level = below
+    return nodes
+
+
+def first_occurrence(node: Node, nodes: Sequence[Node], tau: int) -> Node | None:
+    """§5.2, §5.3: where the τ-gram that the node ends was ended first, outside of the node's own paths."""
+    gram = node.path[-tau:]
+    for other in nodes:
+        explored = other is not node and not other.pruned and other.into is None
+        same = len(other.path) >= tau and other.path[-tau:] == gram
+        if explored and same and not other.reaches(node):
+            return other
+    return None
+
+
+def hypotheses(node: Node, depth: int, chance: float = 1.0) -> Iterator[tuple[tuple[int, ...], float]]:
+    """§5.4: every path of the unmerged tree below a node, down to a depth, with its chance."""
+    for child in node.successors if depth else ():
+        yield (child.token,), chance * child.chance
+        for path, joint in hypotheses(child, depth - 1, chance * child.chance):
+            yield (child.token, *path), joint

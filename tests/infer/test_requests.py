@@ -1,0 +1,67 @@
+"""Prompts and seeds as callers have them; what they cannot mean is one sentence before anything is decoded."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from conf import UserError
+from infer import DecodeConfig, Infill, Model, generate
+from infer.requests import Prompt
+from tests.infer.test_api import outcomes
+
+MISTAKES: list[tuple[Prompt | Sequence[Prompt], dict, str]] = [
+    ("", {}, "prompt: wanted a text or token ids, found it empty"),
+    ([], {}, "prompt: wanted a text or token ids, found it empty"),
+    (["x", ""], {}, r"prompts\[1\]: wanted a text or token ids, found it empty"),
+    (Infill(), {}, "prompt: wanted a prefix or a suffix, found both empty"),
+    ("\udcff", {}, "prompt: wanted text in UTF-8, found bytes that are none"),
+    (["x"] * 9, {}, "prompts: wanted 1 to 8 side by side, found 9"),
+    ([3, 400], {}, "prompt: wanted ids of the model's vocabulary, 0 to 399, found 400"),
+    ([[3], [-1]], {}, r"prompts\[1\]: wanted ids of the model's vocabulary, 0 to 399, found -1"),
+    ([9] * 512, {}, "prompt: wanted fewer tokens than the model's context of 512, found 512"),
+    ([9] * 500, {}, r"max_new_tokens=256: .* context of 512, found 500 \+ 256 \(at most 12 are left\)"),
+    ([9] * 508, {"max_new_tokens": 4, "method": "prompt_lookup", "k": 5}, "decode.k: wanted at most the 4 "),
+    ([9] * 508, {"max_new_tokens": 4, "k": 5, "probes": "all"}, "decode.k: wanted at most the 4 tokens"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "chosen", "sentence"), MISTAKES, ids=[m[2][:40] for m in MISTAKES])
+def test_a_mistake_is_one_sentence_before_anything_is_decoded(
+    model: Model, prompts: Prompt | Sequence[Prompt], chosen: dict, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as told:
+        generate(model, prompts, DecodeConfig(**chosen))
+    assert "\n" not in str(told.value)
+
+
+def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
+    """A tensor of ids failed with "len() of a 0-d tensor", and a generator was empty once it had been
+    looked at; numbers, None and ids that are none ended in a TypeError; a seed of 1.5 was taken.
+    """
+    decode = DecodeConfig(max_new_tokens=4)
+    one = outcomes(model, [20, 30], decode)
+    for prompt in (torch.tensor([20, 30]), np.array([20, 30]), (20, 30), iter([20, 30]), [np.int64(20), 30]):
+        assert outcomes(model, prompt, decode, seeds=np.array([0])) == one
+    two = outcomes(model, ["a", "b"], decode)
+    assert outcomes(model, (text for text in "ab"), decode, seeds=(seed for seed in (0, 0))) == two
+    assert outcomes(model, torch.tensor([[20, 30], [20, 30]]), decode) == one * 2
+    for wrong, sentence in [
+        (3, "prompt: wanted a text, an Infill or token ids, found int"),
+        (None, "prompt: .* found NoneType"),
+        (torch.tensor(3), "prompt: .* found Tensor"),
+        (b"ab", "prompt: .* found bytes"),
+        ({"input_ids": [3]}, "prompt: .* found dict"),
+        (["x", None], r"prompts\[1\]: wanted a text, an Infill or token ids, found NoneType"),
+        ([1.5, 2.0], "prompt: wanted token ids, whole numbers, found 1.5"),
+        ([3, "x"], "prompt: wanted token ids, whole numbers, found 'x'"),
+        (["x", torch.tensor([0.5])], r"prompts\[1\]: wanted token ids, whole numbers, found 0.5"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            generate(model, wrong, decode)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"seeds: wanted one .* for each of 2 prompts, found \[1\]"):
+        generate(model, ["x", "y"], seeds=[1])
+    for seeds in (5, [1.5], [-1], "1", [], [1, 2]):
+        with pytest.raises(UserError, match="seeds: wanted one of up to 63 bits for each of 1 prompts, found"):
+            generate(model, "x", decode, seeds=seeds)  # type: ignore[arg-type]
