@@ -9,6 +9,7 @@ from infer.pick import Sampling
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 DRAWN = ("ssd", "tsd", "gsd")  # by a draft model
+PICTURES = (".svg", ".png")
 METHODS = ("plain", "prompt_lookup", "sdsat", *DRAWN)
 
 
@@ -194,6 +195,36 @@ class InferConfig:
             raise ValueError(
                 f"prompt: wanted a text to continue, or infill.prefix and infill.suffix, found {found}"
             )
+
+
+@dataclass
+class GraphConfig:
+    """python -m infer.graph: decode a prompt, and show one of its drafts as a graph."""
+
+    model: str
+    prompt: str
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    step: int | None = None  # the how many-th draft; None: the first with merges, else the one of most nodes
+    out: str | None = None  # a picture, .svg or .png
+    dtype: str = "float32"
+    device: str | None = None  # a GPU where there is one
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads: wanted at least 1, found {self.threads}")
+        method = self.decode.method
+        if method in ("plain", "prompt_lookup"):
+            raise ValueError(
+                f"decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found {method}"
+            )
+        if self.step is not None and self.step < 1:
+            raise ValueError(f"step: wanted the number of a draft, from 1 on, found {self.step}")
+        if self.out is not None and not self.out.endswith(PICTURES):
+            raise ValueError(f"out: wanted a file that ends in {' or '.join(PICTURES)}, found {self.out}")
 
 
 @dataclass
