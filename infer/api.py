@@ -32,6 +32,7 @@ from infer.checkpoint import (
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.draft import Draft, check_draft, load_draft
 from infer.drawing import Drawing
+from infer.drawn import Watch
 from infer.loop import Drafters, Limits, Step
 from infer.memory import enough_for_weights, enough_memory, gib
 from infer.methods import Methods, library_processors
@@ -130,6 +131,7 @@ def generate(
     *,
     seeds: Iterable[int] | None = None,
     processors: LogitsProcessorList | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[TextStep]:
     """Continue one prompt, or 1 to 8 of unequal length side by side; the steps come as they are made.
 
@@ -138,7 +140,8 @@ def generate(
     on `decode.method` nor on the sequences beside it: they are those of plain decoding with the same
     seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). `processors`
     are further ones of Transformers', applied as its `generate` does: functions of the ids (1, n)
-    before a place and the scores (1, V) alone.
+    before a place and the scores (1, V) alone. `watch` is told each step's draft, where it is a graph,
+    before the step comes.
 
     Raises UserError, before anything is decoded, for what cannot be done; later only when the
     memory does not suffice.
@@ -154,15 +157,17 @@ def generate(
         for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
     outputs = [_output(model, prompt, one, decode) for prompt, one in zip(batch, ids)]
-    return _steps(model, requests, outputs, *_allocate(model, ids, decode), decode)
+    return _steps(model, requests, outputs, *_allocate(model, ids, decode, watch), decode)
 
 
-def _allocate(model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig) -> tuple[Runner, Drafters]:
+def _allocate(
+    model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig, watch: Watch | None
+) -> tuple[Runner, Drafters]:
     longest = max(map(len, ids))
     capacity = longest + decode.max_new_tokens
     with _memory(model, len(ids), capacity, 0):
         drafters = model.methods.drafters(
-            decode, batch=len(ids), capacity=capacity, left=model.context - longest
+            decode, batch=len(ids), capacity=capacity, left=model.context - longest, watch=watch
         )
     rows = drafters.max_rows
     with _memory(model, len(ids), capacity, rows):

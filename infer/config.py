@@ -9,6 +9,7 @@ from infer.pick import Sampling
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 DRAWN = ("ssd", "tsd", "gsd")  # by a draft model
+PICTURES = (".svg", ".png")
 METHODS = ("plain", "prompt_lookup", "sdsat", *DRAWN)
 
 
@@ -24,6 +25,7 @@ class DecodeConfig:
     probes: str = "auto"  # under which drafts: auto (by measurement), root (the paper), all, or a number
     nodes: int | None = None  # drafts in a tree; None: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
+    graph: bool = False  # the tree is their lattice, unrolled best first, as ever of auto; else of fixed shape
     depth: int | None = None  # levels that a draft model draws; None: 10
     theta_prob: float | None = None  # a node less likely than this gets no children; None: 0.2
     theta_sib: float | None = None  # and one less likely than this share of its best sibling; None: 0.3
@@ -73,22 +75,25 @@ class DecodeConfig:
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
             )
         if self.method in DRAWN:
-            if self.width > 1 or self.probes != "auto":
+            if self.width > 1 or self.graph or self.probes != "auto":
                 raise ValueError(
-                    f"decode.width, decode.probes: wanted decode.method=sdsat with them, found {self.method}"
+                    "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, "
+                    f"found {self.method}"
                 )
             return
         shaped = self.nodes or self.width > 1
-        if self.method in ("plain", "prompt_lookup") and (shaped or self.probes != "auto"):
+        if self.method in ("plain", "prompt_lookup") and (shaped or self.graph or self.probes != "auto"):
             raise ValueError(
-                f"decode.nodes, decode.width, decode.probes: wanted decode.method=sdsat with them, found "
-                f"{self.method}"
+                "decode.nodes, decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with "
+                f"them, found {self.method}"
             )
         if self.probes == "auto" and shaped:
             raise ValueError(
                 "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
                 "which chooses the tree itself"
             )
+        if self.graph and self.probes != "auto" and self.width == 1:
+            raise ValueError("decode.graph: wanted decode.width above 1 with it, rival candidates, found 1")
 
     def _check_drawn(self) -> None:
         for name in ("theta_prob", "theta_sib"):
@@ -190,6 +195,36 @@ class InferConfig:
             raise ValueError(
                 f"prompt: wanted a text to continue, or infill.prefix and infill.suffix, found {found}"
             )
+
+
+@dataclass
+class GraphConfig:
+    """python -m infer.graph: decode a prompt, and show one of its drafts as a graph."""
+
+    model: str
+    prompt: str
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    step: int | None = None  # the how many-th draft; None: the first with merges, else the one of most nodes
+    out: str | None = None  # a picture, .svg or .png
+    dtype: str = "float32"
+    device: str | None = None  # a GPU where there is one
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads: wanted at least 1, found {self.threads}")
+        method = self.decode.method
+        if method in ("plain", "prompt_lookup"):
+            raise ValueError(
+                f"decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found {method}"
+            )
+        if self.step is not None and self.step < 1:
+            raise ValueError(f"step: wanted the number of a draft, from 1 on, found {self.step}")
+        if self.out is not None and not self.out.endswith(PICTURES):
+            raise ValueError(f"out: wanted a file that ends in {' or '.join(PICTURES)}, found {self.out}")
 
 
 @dataclass

@@ -2,8 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from infer.token_graph import Drafts, TokenGraph
+
+
+class Fate(Enum):
+    """Of a node of the graph: `DRAFTED` is one that was not verified."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "verified, rejected"
+    DRAFTED = "not verified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,21 @@ class Drawn:
     tokens: list[int]
     rows: int = 0  # that a draft model was fed for it, the text's among them, probes not
     ms: float = 0.0  # that a draft model's drafting took, for all sequences
+
+    @property
+    def accepted(self) -> list[int]:
+        """The accepted path's nodes of the graph, from the root on."""
+        return [self.drafts.nodes[node] for node in self.path]
+
+    @property
+    def fates(self) -> list[Fate]:
+        """Of each node of the graph; a node with several copies in the tree fares as the best of them."""
+        found = [Fate.DRAFTED] * len(self.graph.tokens)
+        for node in self.drafts.nodes:
+            found[node] = Fate.REJECTED
+        for node in self.accepted:
+            found[node] = Fate.ACCEPTED
+        return found
 
 
 Watch = Callable[[Drawn], None]  # told every draft, but for that of a sequence's last step

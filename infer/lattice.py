@@ -9,11 +9,24 @@ and its rivals are merged into it.
     b .3      d .2           chance: a .6, ac .42, b .3,        |   |-- c .42
                              bc .21, ad .12, bd .06             |   `-- d .12
                                                                 `-- b .3 ...
+
+With chances by rank alone, the same at every step, the tree is the usual one of a fixed shape.
 """
 
 from collections.abc import Sequence
 
 from infer.token_graph import Drafts, TokenGraph, unroll
+
+# How often the first candidate for a place is right where all before it are, and how that falls with the
+# rank r: as r to the power of -FALL. Fitted to the pooled first five places of the demo model on its held-out
+# text: ranks 1 to 6 were right in .53 .15 .08 .05 .03 .03 of the cases, greedy, and in .38 .14 .07 .05 .03 .02,
+# sampled at temperature 1.
+FIRST, FALL = 0.5, 1.75
+
+
+def by_rank(ids: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Chances of the candidates for each place by their ranks alone: of a tree that is always the same."""
+    return [[FIRST / rank**FALL for rank in range(1, len(row) + 1)] for row in ids]
 
 
 def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> TokenGraph:

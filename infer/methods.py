@@ -71,7 +71,7 @@ class Methods:
         except ValueError as error:
             raise UserError(f"decode.{error}") from error
         policy = self._auto(k, batch, capacity) if automatic else fixed(decode, k)
-        return Each(partial(AdaptiveDrafter, self._adaptive.ids, policy))
+        return Each(partial(AdaptiveDrafter, self._adaptive.ids, policy, watch))
 
     def _auto(self, k: int, batch: int, capacity: int) -> Policy:
         key = (k, batch, context_of(capacity))
@@ -83,7 +83,7 @@ class Methods:
 def fixed(decode: DecodeConfig, k: int) -> Policy:
     """The policy that the settings spell out."""
     probes = decode.probes if decode.probes in ("root", "all") else int(decode.probes)
-    return FixedPolicy(k, probes, decode.nodes, decode.width)
+    return FixedPolicy(k, probes, decode.nodes, decode.width, decode.graph)
 
 
 def library_processors(

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.lattice import grow
+from infer.drawn import Drawn, Watch
+from infer.lattice import by_rank, grow, lattice
 from infer.reading import Candidates
 from infer.token_graph import Drafts
 from infer.tree import Tree
@@ -61,12 +62,14 @@ class FixedPolicy:
     """Always the same: up to `nodes` drafts of `width` candidates for each of k places.
 
     `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
+    `graph`: the tree is unrolled from the candidates' lattice, by their weights; else its shape is fixed.
     """
 
     k: int
     probes: str | int = "root"
     nodes: int | None = None  # k where not given
     width: int = 1
+    graph: bool = False
 
     @property
     def most(self) -> int:
@@ -88,7 +91,10 @@ class FixedPolicy:
         """The likeliest paths. A lone root is always probed, since there is nothing else to do."""
         if candidates is None:
             return grow(root, (), (), ()), [0]
-        drafts = grow(root, candidates.ids[: left - 1], candidates.weights, [0.0] * self.drafted)
+        ids, weights = candidates.ids[: left - 1], candidates.weights
+        # A chain has one shape, and its weights say where it probably ends.
+        chances = weights if self.graph or self.width == 1 else by_rank(ids)
+        drafts = grow(root, ids, chances, [0.0] * self.drafted)
         count = len(drafts.tokens)
         if self.probes == "root":
             return drafts, [0] if count == 1 else []
@@ -118,14 +124,16 @@ def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
 class AdaptiveDrafter:
     """One sequence's drafts. The policy may serve several, and learns from all."""
 
-    def __init__(self, adaptive_ids: Sequence[int], policy: Policy) -> None:
-        self._probes, self._policy = probe_ids(adaptive_ids, policy.most), policy
+    def __init__(self, adaptive_ids: Sequence[int], policy: Policy, watch: Watch | None = None) -> None:
+        self._probes, self._policy, self._watch = probe_ids(adaptive_ids, policy.most), policy, watch
         self._candidates: Candidates | None = None
+        self._drafts = grow(0, (), (), ())
         self.max_rows, self.width = policy.max_rows, policy.width
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The drafts at hand, and probes for new ones as far as the text goes on."""
         drafts, sites = self._policy.shape(context[-1], self._candidates, left)
+        self._drafts = drafts
         tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
         # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
         k = min(self._policy.k, left - 2)
@@ -138,4 +146,7 @@ class AdaptiveDrafter:
         """The candidates behind the accepted path are the next drafts; verified ones are used up."""
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
         self._policy.learn(self._candidates, tokens, rows)
+        if self._watch and self._candidates:
+            graph = lattice(tree.tokens[0], self._candidates.ids, self._candidates.weights)
+            self._watch(Drawn(graph, self._drafts, list(path), tokens))
         self._candidates = drafts

@@ -42,7 +42,7 @@ def compare(
         **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
         **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
         "two sites k=3": FixedPolicy(3, 2),
-        "tree of 8, k=3": FixedPolicy(3, nodes=8, width=4),
+        "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4, graph=True),
     }
     makers = {
         "plain": PlainDrafter,

@@ -188,9 +188,12 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"stop": [3]}, r"decode.stop: wanted a list of texts, found \[3\]"),
         (
             {"method": "prompt_lookup", "nodes": 3},
-            "decode.nodes, decode.width, decode.probes: wanted decode.method=sdsat with them, found prompt_l",
+            "decode.nodes, decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them",
         ),
         ({"method": "plain", "probes": "all"}, "decode.probes: wanted decode.method=sdsat .* found plain"),
+        ({"method": "plain", "graph": True}, "decode.graph, .* wanted decode.method=sdsat .* found plain"),
+        ({"method": "gsd", "graph": True}, "decode.graph, .* wanted decode.method=sdsat with them, found gsd"),
+        ({"probes": "root", "graph": True}, "decode.graph: wanted decode.width above 1 .* found 1"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
 )

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer.drafters.adaptive import FixedPolicy
 from infer.lattice import grow
+from infer.reading import Candidates
 
 
 @st.composite
@@ -54,3 +56,20 @@ def test_a_node_is_drafted_while_its_chance_is_above_its_price() -> None:
     assert grow(0, ids, chances, [0.0, 0.5, 0.0]).tokens == [0, 1]
     assert grow(0, ids, chances, [0.1, 0.25, 0.25, 0.25]).tokens == [0, 1, 3, 2]
     assert grow(0, ids, chances, []).tokens == [0]
+
+
+def shapes_of(policy: FixedPolicy, candidates: Candidates) -> tuple[list[int], list[int]]:
+    """The tree's parents, and the ids that its candidates of place j and rank r have as 10 j + r."""
+    drafts, _ = policy.shape(99, candidates, left=20)
+    return drafts.parents, drafts.tokens
+
+
+def test_a_tree_of_fixed_shape_does_not_look_at_the_weights() -> None:
+    ids = [[10 * place + rank for rank in range(3)] for place in range(4)]
+    sure, unsure = ([[0.9, 0.05, 0.01]] * 4, [[0.4, 0.35, 0.25]] * 4)
+    fixed, lattice = FixedPolicy(4, "root", 9, 3), FixedPolicy(4, "root", 9, 3, graph=True)
+    shapes = [shapes_of(fixed, Candidates(ids, weights)) for weights in (sure, unsure)]
+    assert shapes[0] == shapes[1]
+    # One half for every place that the first candidate holds; 0.15 and 0.07 for the others.
+    assert shapes[0] == ([-1, 0, 1, 0, 2, 1, 3, 0, 4, 2], [99, 0, 10, 1, 20, 11, 10, 2, 30, 21])
+    assert shapes_of(lattice, Candidates(ids, sure)) != shapes_of(lattice, Candidates(ids, unsure))

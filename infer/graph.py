@@ -1,0 +1,86 @@
+"""python -m infer.graph: one draft of a text as a graph, on the terminal and as a picture.
+
+Which token was drafted behind which, what was merged, what the target was asked, and what it took.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from conf import UserError, run
+from infer import parallel
+from infer.api import Model, generate, load
+from infer.config import DecodeConfig, GraphConfig
+from infer.drawn import Drawn
+from infer.graph_picture import write_picture
+from infer.graph_view import print_graph, title
+
+NODES = 64  # verified of a draft model's graph, where decode.nodes is not given
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A draft, and the text that had been written when it was made."""
+
+    drawn: Drawn
+    before: str
+
+
+def main(config: GraphConfig) -> None:
+    """Decode, choose a draft, and show it."""
+    out = Path(config.out) if config.out else None
+    if out and (out.is_dir() or not out.parent.is_dir()):
+        found = "a folder" if out.is_dir() else f"no {out.parent}"
+        raise UserError(f"out={out}: wanted a file in a folder that exists, found {found}")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model = load(config.model, config.dtype, config.device, draft=config.draft)
+    if model.adaptive is None and model.draft is None:
+        raise UserError(
+            "decode.method: wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive tokens, "
+            "found neither, and drafts that are no graphs"
+        )
+    seen = drafts_of(model, config.prompt, config.decode)
+    chosen = choose([one.drawn for one in seen], config.step)
+    drawn, before = seen[chosen].drawn, config.prompt + seen[chosen].before
+    told = f"draft {chosen + 1} of {len(seen)}: {title(drawn, model.text)}"
+    if parallel.is_first():
+        print_graph(Console(), drawn, model.text, before=before, told=told)
+        if out:
+            write_picture(out, drawn, model.text, told=told)
+            print(f"wrote {out}", file=sys.stderr)
+
+
+def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:
+    """Every draft of the text but the last step's. A draft model's are drawn to their end, and are the same
+    on every machine: what pays on this one would be another picture every time.
+    """
+    if model.draft and decode.nodes is None and decode.method != "sdsat":
+        decode = replace(decode, nodes=NODES)
+    seen, texts = list[Seen](), list[str]()
+    for step in generate(model, prompt, decode, watch=lambda drawn: seen.append(Seen(drawn, "".join(texts)))):
+        texts.append(step.text)
+    return seen
+
+
+def choose(drafts: Sequence[Drawn], step: int | None) -> int:
+    """The index of the draft to show: of the first with merges, else of the one of most nodes.
+
+    Raises UserError for a step beyond the drafts, and where there are none.
+    """
+    if not drafts:
+        raise UserError("decode.max_new_tokens: wanted a text long enough for drafts, found none in it")
+    if step is not None:
+        if step > len(drafts):
+            raise UserError(f"step: wanted one of the text's {len(drafts)} drafts, found {step}")
+        return step - 1
+    merged = [index for index, drawn in enumerate(drafts) if drawn.graph.merged]
+    return merged[0] if merged else max(range(len(drafts)), key=lambda index: len(drafts[index].graph.tokens))
+
+
+if __name__ == "__main__":
+    run("graph", GraphConfig, main)

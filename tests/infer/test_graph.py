@@ -1,0 +1,183 @@
+"""One draft as a graph: what is shown of it, where, and for whom there is none."""
+
+import io
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from conf import UserError, run
+from infer import Model, generate, load
+from infer.config import DecodeConfig, GraphConfig
+from infer.drawn import Drawn, Fate
+from infer.graph import choose, main
+from infer.graph_picture import layout
+from infer.graph_view import print_graph
+from infer.token_graph import TokenGraph, unroll
+
+
+def figure_2() -> TokenGraph:
+    """GSD's Figure 2, as token_graph.py draws it: "a red" and "one red", the second merged into the first."""
+    graph = TokenGraph([20])
+    for parent, token, chance in ((0, 21, 0.6), (0, 22, 0.3), (1, 23, 0.7), (2, 23, 0.5), (3, 24, 0.4)):
+        graph.add(parent, token, chance)
+    graph.merge(4, 3)
+    return graph
+
+
+def drawn_of(path: list[int], nodes: int = 9) -> Drawn:
+    """Figure 2 with so many nodes verified, and this path of the tree accepted."""
+    graph = figure_2()
+    drafts = unroll(graph, [0.0] * nodes, depth=9)
+    return Drawn(graph, drafts, path, [drafts.tokens[node] for node in path[1:]] + [25])
+
+
+def test_a_node_fares_as_the_best_of_its_copies() -> None:
+    """The tree's nodes 0 to 6 are 0 1 3 2 5 4 5 of the graph."""
+    drawn = drawn_of([0, 3, 5, 6])
+    assert drawn.drafts.nodes == [0, 1, 3, 2, 5, 4, 5] and drawn.accepted == [0, 2, 4, 5]
+    yes, no, never = Fate
+    assert drawn.fates == [yes, no, yes, no, yes, yes]
+    assert drawn_of([0, 1], nodes=3).fates == [yes, yes, no, no, never, never]
+
+
+def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Model) -> None:
+    file = io.StringIO()
+    drawn = drawn_of([0, 3], nodes=4)
+    print_graph(Console(file=file, width=30), drawn, model.text, before="x\x1b[2J\n", told="told")
+    a, one, red, car = (repr(model.text.stream(opens=False)(id)) for id in range(21, 25))
+    assert file.getvalue().splitlines() == [
+        "told",
+        r"behind 'x\x1b[2J\n'",
+        "",
+        f"✓ 0 {model.text.stream(opens=False)(20)!r}",
+        f"├── ✗ 1 {a} 0.60",
+        f"│   └── ✗ 3 {red} 0.70",
+        f"│       └── ✗ 5 {car} 0.40",
+        f"└── ✓ 2 {one} 0.30",
+        f"    └── · 4 {red} 0.50 → 3",
+        "",
+        "✓ accepted  ✗ verified, rejected  · not verified  → goes on behind",
+    ]
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=40))
+def test_no_two_nodes_of_a_picture_overlap_and_none_is_above_its_parent(choices: list[int]) -> None:
+    graph = TokenGraph([0])
+    for choice in choices:
+        graph.add(choice % len(graph.tokens), 1, 0.5)
+    places = layout(graph)
+    assert len(set(places)) == len(places) and places[0] == (0, 0)
+    for node, parent in list(enumerate(graph.parents))[1:]:
+        assert places[node][0] == places[parent][0] + 1 and places[node][1] >= places[parent][1]
+
+
+def test_the_first_draft_with_merges_is_shown_else_the_one_of_most_nodes() -> None:
+    merged, small, large = drawn_of([0]), drawn_of([0]), drawn_of([0])
+    for one in (small, large):
+        one.graph.merged.clear()
+    large.graph.add(5, 26, 0.1)
+    assert choose([small, merged, large], None) == 1 and choose([small, large, small], None) == 1
+    assert choose([small, merged, large], 3) == 2
+    with pytest.raises(UserError, match="step: wanted one of the text's 2 drafts, found 3"):
+        choose([small, large], 3)
+
+
+@pytest.fixture(scope="module")
+def drafting(model_dir: Path) -> Model:
+    """The model, and its first layer to draft for it."""
+    return load(model_dir, "float32", draft="self:1")
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        DecodeConfig(method="gsd", nodes=16, tau=1, theta_prob=0.01, max_new_tokens=40),
+        DecodeConfig(method="ssd", nodes=4, max_new_tokens=40),
+        DecodeConfig(method="sdsat", probes="all", width=4, nodes=8, graph=True, max_new_tokens=40),
+        DecodeConfig(method="sdsat", probes="root", width=4, nodes=8, max_new_tokens=40),
+        DecodeConfig(method="sdsat", max_new_tokens=40),
+    ],
+    ids=lambda decode: f"{decode.method} {decode.probes} {decode.graph}",
+)
+def test_who_looks_on_is_told_what_was_drafted_and_what_came_of_it(
+    drafting: Model, decode: DecodeConfig
+) -> None:
+    """Told before the step comes, in the text's order; the tree's every edge is one of the graph."""
+    seen, told = list[Drawn](), list[int]()
+    for step in generate(drafting, "def f(x):", decode, watch=seen.append):
+        if len(seen) > len(told):
+            told.append(step.drafted)
+            assert seen[-1].tokens == step.tokens and len(seen[-1].path) - 1 == step.accepted
+            assert len(seen[-1].drafts.tokens) - 1 == step.drafted and not step.finished
+    assert len(seen) == len(told) and sum(told)
+    for drawn in seen:
+        graph, drafts = drawn.graph, drawn.drafts
+        assert [graph.tokens[node] for node in drafts.nodes] == drafts.tokens
+        edges = zip(drafts.parents[1:], drafts.nodes[1:])
+        assert all(node in graph.children[drafts.nodes[parent]] for parent, node in edges)
+        assert drawn.rows > 0 if decode.method in ("gsd", "ssd") else drawn.rows == 0
+
+
+def show(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    """As `python -m infer.graph` with these arguments."""
+    monkeypatch.setattr("sys.argv", ["graph", *map(str, arguments)])
+    run("graph", GraphConfig, main)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["draft=self:1", "decode=gsd", "decode.tau=1", "step=2"], ["decode=nucleus", "decode.k=3"], []],
+    ids=["gsd", "nucleus", "auto"],
+)
+def test_it_is_printed_and_drawn(
+    model_dir: Path, tmp_path: Path, arguments: list[str], monkeypatch, capsys
+) -> None:
+    first = [f"model={model_dir}", "prompt=def $f$(x):", "decode.max_new_tokens=24", *arguments]
+    for name, begins in (("graph.svg", b"<?xml"), ("graph.png", b"\x89PNG")):
+        show(monkeypatch, *first, f"out={tmp_path / name}")
+        told = capsys.readouterr()
+        assert (tmp_path / name).read_bytes().startswith(begins) and f"wrote {tmp_path / name}" in told.err
+    assert told.out.startswith("draft ") and "\n✓ 0 " in told.out and "✓ accepted" in told.out
+    assert ElementTree.parse(tmp_path / "graph.svg").getroot().tag.endswith("svg")
+    if "step=2" in arguments:
+        assert told.out.startswith("draft 2 of ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["decode=plain"],
+            "decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found plain",
+        ),
+        (["decode=prompt_lookup"], "found prompt_lookup"),
+        (["step=0"], "step: wanted the number of a draft, from 1 on, found 0"),
+        (["step=900"], "step: wanted one of the text's "),
+        (["decode.max_new_tokens=1"], "decode.max_new_tokens: wanted a text long enough for drafts"),
+        (["out=graph.pdf"], "out: wanted a file that ends in .svg or .png, found graph.pdf"),
+        (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg: wanted a file in a folder that exists"),
+        (["decode=gsd"], "decode.method=gsd: wanted a draft model (draft=DIR or draft=self:N), found none"),
+        (["dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else value[:30],
+)
+def test_a_mistake_is_one_line_and_code_2(
+    model_dir: Path, arguments: list[str], sentence: str, monkeypatch, capsys
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        show(monkeypatch, f"model={model_dir}", "prompt=def f(x):", *arguments)
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and sentence in told.err
+    assert told.err.startswith("error: ") and told.err.count("\n") == 1 and not told.out
+
+
+def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path, monkeypatch, capsys) -> None:
+    with pytest.raises(SystemExit):
+        show(monkeypatch, f"model={base_dir}", "prompt=def f(x):")
+    assert (
+        "wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
+    )
