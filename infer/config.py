@@ -189,6 +189,10 @@ class InferConfig:
             raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads: wanted at least 1, found {self.threads}")
+        if self.draft.model and self.decode.method not in (None, *DRAWN):
+            raise ValueError(
+                f"draft={self.draft.model}: wanted decode={'|'.join(DRAWN)} with it, found {self.decode.method}"
+            )
         asked = bool(self.infill.prefix or self.infill.suffix)
         if bool(self.prompt) == asked:
             found = "both" if asked else "an empty prompt"

@@ -21,5 +21,5 @@ python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side
 python -m train.export checkpoint="$out/draft_training" out="$out/draft"
 wait $!
 python -m infer.speed experiment=demo model="$out/model" out="$out/report" \
-    prompts.held_out.path="$out/data/held_out.jsonl"
+    draft="$out/draft" prompts.held_out.path="$out/data/held_out.jsonl"
 echo "demo: the report is $out/report/report.json, its plots lie beside it"

@@ -109,7 +109,9 @@ def test_a_lossy_report_fails_every_run(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(speed, "load_adaptive", lambda folder: Adaptive((6,), 3))
     monkeypatch.setattr(speed, "compare", lambda config, ids: lossy)
     config = settings(
-        "speed", SpeedConfig, ["experiment=demo", "model=absent", f"out={tmp_path}", "tracker.mode=disabled"]
+        "speed",
+        SpeedConfig,
+        ["experiment=demo", "model=absent", "draft=absent", f"out={tmp_path}", "tracker.mode=disabled"],
     )
     for _ in range(2):
         with pytest.raises(UserError, match="float32 outputs: wanted all identical .* sdsat k=2 on held_out"):
