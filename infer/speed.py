@@ -152,7 +152,7 @@ def _drawn(lm: PreTrainedModel, config: SpeedConfig, *, capacity: int) -> dict[t
         return drawing.drafters(decode, method, batch=1, capacity=capacity, left=config.max_new_tokens)
 
     found = {(name, 0): drawn(replace(draft, adaptive=None), name) for name in config.drawn}
-    return found | ({("draft's probes", 0): drawn(draft, "gsd")} if draft.adaptive else {})
+    return found | ({("gsd probes", 0): drawn(draft, "gsd")} if draft.adaptive else {})
 
 
 def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:

@@ -108,7 +108,7 @@ def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:
     keys = "decoder k dtype prompt_set tokens_per_second speedup acceptance_rate tokens_per_forward identical"
     assert all(set(keys.split()) | {"prompts"} <= row.keys() for row in report["rows"])
     assert len(report["rows"]) == 2 * 7 + 2 * 8  # bfloat16, and float32 with the library's generate
-    assert {"ssd", "gsd", "draft's probes"} <= {row["decoder"] for row in report["rows"]}
+    assert {"ssd", "gsd", "gsd probes"} <= {row["decoder"] for row in report["rows"]}
     for row in report["rows"]:
         if row["dtype"] == "float32":
             assert row["identical"] == row["prompts"]
