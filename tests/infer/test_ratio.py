@@ -11,9 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
+from infer.head import Logits
+from infer.layout import lay_out
+from infer.pick import Sampling, probabilities
 from infer.ratio import draw, law
+from infer.reading import LazyReading, Request
+from infer.runner import Runner
+from infer.tree import Tree
+from tests.conftest import tiny_llama
 
 Row = list[Fraction]
 
@@ -113,3 +121,55 @@ def test_draws_are_without_replacement_in_their_order(q: list[float], k: int) ->
     counts = [int((rows == torch.tensor([*ids, *[-1] * (k - len(ids))])).all(1).sum()) for ids, _ in space]
     assert sum(counts) == n
     assert len(space) == 1 or stats.chisquare(counts, [n * float(w) for _, w in space]).pvalue > 0.001
+
+
+def star(q: Tensor, generator: torch.Generator) -> Tree:
+    """A root, three candidates drawn for it and, for the first of them, two more."""
+    (first,) = draw(q[None], 3, generator).tolist()
+    (second,) = draw(q[None], 2, generator).tolist()
+    return Tree((1, *first, *second), (-1, 0, 0, 0, 1, 1), 6, drawn={0: q, 1: q})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "suppressed"),
+    [(Sampling(1.0), [2]), (Sampling(0.7, 5), []), (Sampling(1.5, 0, 0.9), [])],
+    ids=["processors", "top_k", "top_p"],
+)
+def test_a_reading_picks_by_what_the_draws_leave(sampling: Sampling, suppressed: list[int]) -> None:
+    """Chi-square over 500 seeds of the token after the root and of the one behind, wherever it stands:
+    both are the target's, cut by the library's processors and the sampling.
+    """
+    generator = torch.Generator().manual_seed(2)
+    p, q = 1.5 * torch.randn(2, 7, generator=generator)
+    processors = LogitsProcessorList([SuppressTokensLogitsProcessor(suppressed)]) if suppressed else None
+    q = probabilities(logits_of(q[None]), sampling)[0]
+    counts = torch.zeros(2, 7)
+    for seed in range(500):
+        tree = star(q, generator)
+        request = Request([0, 1], seed, processors)
+        rows = logits_of(p.expand(6, -1))
+        reading = LazyReading(rows, lay_out([tree], [1]), [tree], [request], sampling)
+        path, after = tree.walk(reading.chooser(0, [0, 1]))
+        tokens = [*(tree.tokens[node] for node in path[1:]), after]
+        counts[range(len(tokens[:2])), tokens[:2]] += 1
+    p[suppressed] = float("-inf")
+    wanted = probabilities(logits_of(p[None]), sampling)[0]
+    for row in counts:
+        assert row[wanted == 0].sum() == 0 and row.sum() > 100
+        assert stats.chisquare(row[wanted > 0], row.sum() * wanted[wanted > 0]).pvalue > 0.001
+
+
+def logits_of(values: Tensor) -> Logits:
+    return Logits(nn.Identity(), values, values)
+
+
+def test_in_fixed_shapes_the_same_tokens_are_picked() -> None:
+    lm, request = tiny_llama(seed=1), Request([5, 17, 3], 7)
+    q = torch.full((lm.config.vocab_size,), 1 / lm.config.vocab_size, dtype=torch.float64)
+    tree, walks = star(q, torch.Generator().manual_seed(4)), []
+    for static in (False, True):
+        runner = Runner(lm, capacity=20, max_rows=8, static=static)
+        runner.prefill([request.prompt])
+        reading = runner.forward([tree], [request], Sampling(1.0))
+        walks.append([reading.chooser(0, [5, 17, 3, 1])(node) for node in range(6)])
+    assert walks[0] == walks[1]
