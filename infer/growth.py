@@ -21,13 +21,18 @@ from infer.token_graph import TokenGraph
 
 @dataclass(frozen=True)
 class Rules:
-    """The paper's settings (Appendix A). `tau` None: nothing is merged."""
+    """The paper's settings (Appendix A). `tau` None: nothing is merged.
+
+    `within_level`: nodes are merged into such as have no children yet, those of their own level. So draws
+    need it, which are verified by ratio: a merge into a node whose children are known would tell of these.
+    """
 
     k: int = 4
     depth: int = 10
     theta_prob: float = 0.2
     theta_sib: float = 0.3
     tau: int | None = 2
+    within_level: bool = False
 
 
 class Growth:
@@ -50,10 +55,14 @@ class Growth:
         return sum(self._joint[node] for node in self.frontier)
 
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
-        """One level: the candidates behind each node of the frontier, in its order, the likeliest first."""
+        """One level: the candidates behind each node of the frontier, in its order, at most k: the likeliest
+        first, or in the order of drawing.
+        """
         rules, parents, self.frontier = self._rules, self.frontier, []
+        if rules.within_level:
+            self._ended.clear()
         for parent, tokens, odds in zip(parents, ids, chances):
-            least = max(rules.theta_prob, rules.theta_sib * odds[0])
+            least = max(rules.theta_prob, rules.theta_sib * max(odds))
             for token, chance in zip(tokens[: rules.k], odds):
                 node = self._add(parent, token, chance)
                 if chance >= least and not self._merge(node):

@@ -38,9 +38,10 @@ def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
 def law(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
     """(n, V) float64 distribution of the token after each node, given the candidates drawn for it.
 
-    `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`.
+    `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`: of the
+    first tokens, where the draft model lacks the others.
     """
-    r, q = p_nV.double(), q_nV.double()
+    r, q = p_nV.double(), F.pad(q_nV.double(), (0, p_nV.shape[1] - q_nV.shape[1]))
     found, rejected = torch.zeros_like(r), torch.ones_like(r[:, :1])  # (n, 1) the chance that all were
     for c in ids_nk.split(1, dim=1):
         tried, c = c >= 0, c.clamp(min=0)

@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList
 from infer.head import Logits
 from infer.layout import Layout
 from infer.pick import LEADERS, Sampling, candidates, likeliest, pick, probabilities
-from infer.ratio import law
+from infer.ratio import draw, law
 from infer.tree import Tree
 
 EMPTY = torch.empty(0, dtype=torch.int64)
@@ -62,6 +62,14 @@ class Reading(Protocol):
     def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """What may come behind each of these nodes of a draft model's tree b, which lie side by side; its
         weights are chances.
+        """
+        ...
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """Up to k tokens drawn behind each of these nodes, in their order, and (n, V) the distributions that
+        they were drawn from.
         """
         ...
 
@@ -110,6 +118,16 @@ class LazyReading:
         rows = self._rows(b, nodes)
         chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
         return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """See Reading."""
+        q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
+        drawn = draw(q, k, generator)
+        ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
+        chances = q.gather(1, drawn.clamp(min=0)).tolist()
+        return Candidates(ids, [row[: len(kept)] for row, kept in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
         """One call and one copy for the drafts of all trees."""
@@ -180,13 +198,13 @@ class Packed:
 
 
 def on_host(tree: Tree, request: Request) -> bool:
-    """Whether this tree's picks need the logits, one node after the other."""
+    """Whether this tree's picks need the logits, one node after the other, or draws for it do."""
     return bool(request.processors) or tree.drawn is not None
 
 
 class PackedReading:
-    """Looks up what was computed with the forward. Picks with processors and those by ratio are left to
-    a lazy reading.
+    """Looks up what was computed with the forward. Picks with processors and those by ratio, and the draws for
+    these, are left to a lazy reading.
     """
 
     def __init__(
@@ -224,3 +242,10 @@ class PackedReading:
         return Candidates(
             self._packed.ids[b, rows, :width].tolist(), self._packed.scores[b, rows, :width].tolist()
         )
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """See Reading."""
+        assert self._lazy is not None
+        return self._lazy.draws(b, nodes, k, generator)
