@@ -11,6 +11,7 @@ from infer.drafters.budget import Budget
 from infer.drafters.draft_model import DraftModelDrafters, Pending
 from infer.drawn import Watch
 from infer.growth import Growth, Rules
+from infer.reading import Candidates, Reading
 from infer.runner import Runner
 
 
@@ -48,8 +49,12 @@ class LevelDrafters(DraftModelDrafters):
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
             reading = self._forward(pending)
             for b, growth in growths.items():
-                found = reading.following(b, rows[b], self._rules.k)
+                found = self._behind(b, growth.frontier, rows[b], reading)
                 growth.grow(found.ids, found.weights)
+
+    def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
+        """The candidates behind these nodes of graph b, which are these rows of it."""
+        return reading.following(b, rows, self._rules.k)
 
     def _deepens(self, level: int, growth: Growth) -> bool:
         return self._budget.deepens(level, growth.reach, len(growth.frontier))
