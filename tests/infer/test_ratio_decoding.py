@@ -25,7 +25,7 @@ from infer.loop import Limits, Step, decode
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
-from infer.token_graph import TokenGraph, unroll, unroll_levels
+from infer.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 from tests.conftest import tiny_llama
 
 V, LENGTH, SAMPLING = 5, 3, Sampling(0.8)
@@ -43,8 +43,19 @@ def drafters(
     def take(batch: int) -> Runner:
         return Runner(lm, capacity=capacity, max_rows=80, batch=batch, static=static)
 
-    draft = Draft(lm, V, 512)
-    return RatioDrafters(draft, rules, FamilyBudget(nodes), most=12, take=take, give=lambda runner: None)
+    draft, budget = Draft(lm, V, 512), Watched(nodes)
+    return RatioDrafters(draft, rules, budget, most=12, take=take, give=lambda runner: None)
+
+
+class Watched(FamilyBudget):
+    """Counts trees in which nodes share children."""
+
+    shared = 0
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        drafts = super().verified(graph, depth=depth)
+        Watched.shared += len(set(drafts.nodes)) < len(drafts.nodes)
+        return drafts
 
 
 def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
@@ -71,14 +82,17 @@ def the_law(lm: PreTrainedModel, suppressed: Sequence[int]) -> Tensor:
 
 def texts(target: PreTrainedModel, new: Callable[[], RatioDrafters], requests: Sequence[Request]):
     """(n,) the three tokens behind each prompt in base V, and all steps."""
-    runner = Runner(target, capacity=12, max_rows=16, batch=100)
+    runner = Runner(target, capacity=12, max_rows=31, batch=100)
     found, steps = torch.zeros(len(requests), dtype=torch.int64), list[Step]()
     for first in range(0, len(requests), 100):
-        for some in decode(runner, requests[first : first + 100], new(), Limits(LENGTH), SAMPLING):
+        tokens: list[list[int]] = [[] for _ in requests[first : first + 100]]
+        # One more, so that a draft has levels enough for the last to lie behind merged nodes.
+        for some in decode(runner, requests[first : first + 100], new(), Limits(LENGTH + 1), SAMPLING):
             for step in some:
-                steps.append(step)
-                for token in step.tokens:
-                    found[first + step.sequence] = found[first + step.sequence] * V + token
+                tokens[step.sequence] += step.tokens
+            steps += some
+        digits = torch.tensor(tokens)[:, :LENGTH] * V ** torch.arange(LENGTH - 1, -1, -1)
+        found[first : first + 100] = digits.sum(1)
     return found, steps
 
 
@@ -89,9 +103,10 @@ def test_texts_are_distributed_as_the_targets(name: str, suppressed: list[int]) 
     """Chi-square over 1,000 texts; the two models differ, and drafts are accepted all the same."""
     target, draft = tiny(1), tiny(2)
     processors = LogitsProcessorList([SuppressTokensLogitsProcessor(suppressed)]) if suppressed else None
-    requests = [Request(PROMPT, seed, processors) for seed in range(1000)]
-    found, steps = texts(target, lambda: drafters(draft, RULES[name], 14), requests)
+    requests, before = [Request(PROMPT, seed, processors) for seed in range(1000)], Watched.shared
+    found, steps = texts(target, lambda: drafters(draft, RULES[name], 30), requests)
     assert sum(step.accepted for step in steps) > 0.2 * LENGTH * len(requests)
+    assert (Watched.shared - before > 300) == (name == "graph")
     law = the_law(target, suppressed)
     counts, expected = torch.bincount(found, minlength=V**LENGTH), len(requests) * law
     assert counts[expected == 0].sum() == 0

@@ -164,7 +164,8 @@ def with_other_children(levels: list[Level], change: Callable[[Level], Tensor]) 
 
 
 def test_the_test_has_teeth() -> None:
-    """The paper's forms, and a draft that moves or leaves out candidates once they are drawn, fail it."""
+    """The paper's forms fail it, and a draft that moves candidates once they are drawn, or lets them decide
+    whether they or all of their family are verified."""
     generator = torch.Generator().manual_seed(3)
     chain, tree = (drafted(SHAPES[name], generator) for name in ("chain", "tree"))
 
@@ -178,6 +179,10 @@ def test_the_test_has_teeth() -> None:
     def thinned(level: Level) -> Tensor:
         return torch.where(level.q.gather(2, level.children.clamp(min=0)) < 0.15, -1, level.children)
 
+    def chosen(level: Level) -> Tensor:
+        likeliest = level.q.gather(2, level.children.clamp(min=0)).amax(2, keepdim=True)
+        return torch.where(likeliest < 0.4, -1, level.children)
+
     several = [chain, *(drafted(SHAPES["chain"], generator) for _ in range(2))]
     found = {
         "no residual": walked(chain, no_residual, generator),
@@ -186,5 +191,6 @@ def test_the_test_has_teeth() -> None:
         "no residual, with replacement": walked(with_other_children(tree, replaced), no_residual, generator),
         "ranked by chance": walked(with_other_children(tree, ranked), by_ratio, generator),
         "thinned by chance": walked(with_other_children(tree, thinned), by_ratio, generator),
+        "families by chance": walked(with_other_children(tree, chosen), by_ratio, generator),
     }
     assert all(variation(texts) > 1.5 * noise_level() for texts in found.values())
