@@ -181,7 +181,7 @@ def test_the_test_has_teeth() -> None:
 
     def chosen(level: Level) -> Tensor:
         likeliest = level.q.gather(2, level.children.clamp(min=0)).amax(2, keepdim=True)
-        return torch.where(likeliest < 0.4, -1, level.children)
+        return torch.where(likeliest < level.q.amax(2, keepdim=True), -1, level.children)
 
     several = [chain, *(drafted(SHAPES["chain"], generator) for _ in range(2))]
     found = {
