@@ -64,7 +64,6 @@ class Drawing:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
 
         if decode.verify == "ratio":
-            rules = replace(rules, within_level=True)
             return RatioDrafters(draft, rules, budget, most=most, take=take, give=give)
         if draft.adaptive is None:
             return LevelDrafters(draft, rules, budget, most=most, take=take, give=give, watch=watch)

@@ -21,29 +21,26 @@ from infer.token_graph import TokenGraph
 
 @dataclass(frozen=True)
 class Rules:
-    """The paper's settings (Appendix A). `tau` None: nothing is merged.
-
-    `within_level`: nodes are merged into such as have no children yet, those of their own level. So draws
-    need it, which are verified by ratio: a merge into a node whose children are known would tell of these.
-    """
+    """The paper's settings (Appendix A). `tau` None: nothing is merged."""
 
     k: int = 4
     depth: int = 10
     theta_prob: float = 0.2
     theta_sib: float = 0.3
     tau: int | None = 2
-    within_level: bool = False
 
 
 class Growth:
     """A graph, and its nodes that get children next.
 
     `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
+    `within_level`: nodes are merged only into those of their own level, which have no children yet. Draws that
+    are verified by ratio need it (ratio.py): a merge into a node whose children are known may tell of these.
     """
 
-    def __init__(self, root: int, rules: Rules, *, most: int) -> None:
+    def __init__(self, root: int, rules: Rules, *, most: int, within_level: bool = False) -> None:
         self.graph, self.frontier = TokenGraph([root]), [0]
-        self._rules, self._left = rules, most - 1
+        self._rules, self._left, self._within_level = rules, most - 1, within_level
         self._joint = [1.0]  # the chance of the path from the root to each node
         self._above = [1]  # the nodes on all paths to each node, and itself, as bits
         self._grams: list[tuple[int, ...]] = [(root,)]  # the last τ tokens of the path to each node
@@ -59,7 +56,7 @@ class Growth:
         first, or in the order of drawing.
         """
         rules, parents, self.frontier = self._rules, self.frontier, []
-        if rules.within_level:
+        if self._within_level:
             self._ended.clear()
         for parent, tokens, odds in zip(parents, ids, chances):
             least = max(rules.theta_prob, rules.theta_sib * max(odds))

@@ -30,8 +30,9 @@ def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
     torch.multinomial races too, but does not say what it does where tokens run out.
     """
     q = q_nV.double()
-    # 1 / time of arrival: no time is 0, and only what cannot be drawn never arrives.
-    speeds, ids = (q / torch.empty_like(q).exponential_(generator=generator)).topk(min(k, q.shape[1]))
+    # Tensor.exponential_ takes three times as long. No time is 0; only what cannot be drawn never arrives.
+    times = -torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator).log()
+    speeds, ids = (q / times).topk(min(k, q.shape[1]))
     return F.pad(ids.masked_fill(speeds == 0, -1), (0, k - ids.shape[1]), value=-1)
 
 

@@ -18,7 +18,9 @@ from infer.tree import Tree
 
 
 class RatioDrafters(LevelDrafters):
-    """Wants rules that merge within a level and a budget of whole families (see ratio.py)."""
+    """Wants a budget of whole families (see ratio.py)."""
+
+    within_level = True
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Drafters."""

@@ -18,6 +18,8 @@ from infer.runner import Runner
 class LevelDrafters(DraftModelDrafters):
     """`most` bounds the draft model's rows for a sequence and step, but for the text's own tokens."""
 
+    within_level = False  # see Growth
+
     def __init__(
         self,
         draft: Draft,
@@ -36,7 +38,9 @@ class LevelDrafters(DraftModelDrafters):
         growths = dict[int, Growth]()
         for b, one in enumerate(pending):
             if one:
-                growths[b] = Growth(one.graph.tokens[0], self._rules, most=self._most)
+                growths[b] = Growth(
+                    one.graph.tokens[0], self._rules, most=self._most, within_level=self.within_level
+                )
                 one.graph = growths[b].graph
         for level in range(max(depths)):
             growths = {

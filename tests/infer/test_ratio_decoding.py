@@ -33,7 +33,7 @@ PROMPT = [3, 1, 4]
 RULES = {
     "sequence": Rules(k=1, depth=3, theta_prob=0.0, theta_sib=0.0, tau=None),
     "tree": Rules(k=3, depth=2, theta_prob=0.1, theta_sib=0.3, tau=None),
-    "graph": Rules(k=3, depth=3, theta_prob=0.05, theta_sib=0.1, tau=1, within_level=True),
+    "graph": Rules(k=3, depth=3, theta_prob=0.05, theta_sib=0.1, tau=1),
 }
 
 
@@ -139,9 +139,9 @@ def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
 def drawn(draw: st.DrawFn) -> tuple[TokenGraph, Rules]:
     """A graph that grew from draws of any order, its tokens few enough to recur."""
     rules = Rules(
-        draw(st.integers(1, 4)), draw(st.integers(1, 5)), 0.05, 0.2, draw(st.sampled_from([None, 1, 2])), True
+        draw(st.integers(1, 4)), draw(st.integers(1, 5)), 0.05, 0.2, draw(st.sampled_from([None, 1, 2]))
     )
-    growth = Growth(0, rules, most=draw(st.integers(1, 12)))
+    growth = Growth(0, rules, most=draw(st.integers(1, 12)), within_level=True)
     chances = st.floats(0.01, 1.0)
     for _ in range(rules.depth):
         ids = [draw(st.permutations(range(4)))[: rules.k] for _ in growth.frontier]
