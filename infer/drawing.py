@@ -63,10 +63,9 @@ class Drawing:
         def take(batch: int) -> Runner:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
 
-        if decode.verify == "ratio":
-            return RatioDrafters(draft, rules, budget, most=most, take=take, give=give)
         if draft.adaptive is None:
-            return LevelDrafters(draft, rules, budget, most=most, take=take, give=give, watch=watch)
+            by_levels = RatioDrafters if decode.verify == "ratio" else LevelDrafters
+            return by_levels(draft, rules, budget, most=most, take=take, give=give, watch=watch)
         depth = decode.depth or draft.adaptive.L + 1
         try:
             return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give, watch=watch)
