@@ -138,7 +138,8 @@ def generate(
     A prompt is a text, an `Infill`, or token ids (n,), also as a tensor or an array, which may be BOS
     alone. Each forward yields a step of every sequence that goes on. A sequence's tokens do not depend
     on `decode.method` nor on the sequences beside it: they are those of plain decoding with the same
-    seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). `processors`
+    seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). With
+    `decode.verify` "ratio" they are others, of the same distribution. `processors`
     are further ones of Transformers', applied as its `generate` does: functions of the ids (1, n)
     before a place and the scores (1, V) alone. `watch` is told each step's draft, where it is a graph,
     before the step comes.

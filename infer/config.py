@@ -31,6 +31,7 @@ class DecodeConfig:
     theta_sib: float | None = None  # and one less likely than this share of its best sibling; None: 0.3
     tau: int | None = None  # tokens that must recur for nodes to be merged; None: 2 of gsd, never of others
     draft_rows: int | None = None  # of the draft model in a step, at most; None: 1024
+    verify: str = "pick"  # or ratio: sampled text of the same distribution, but not the same (GSD 3)
     temperature: float = 0.0  # 0: the likeliest token
     top_p: float = 1.0
     top_k: int = 0  # 0: all
@@ -49,6 +50,10 @@ class DecodeConfig:
             raise ValueError(f"decode.{error}") from error
         if not self.temperature and (self.top_k or self.top_p < 1):
             raise ValueError("decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0")
+        if self.verify not in ("pick", "ratio"):
+            raise ValueError(f"decode.verify: wanted pick or ratio, found {self.verify}")
+        if self.verify == "ratio" and not self.temperature:
+            raise ValueError("decode.temperature: wanted above 0 with decode.verify=ratio, found 0")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"decode.seed: wanted a number of up to 63 bits, found {self.seed}")
         if not 0 < self.repetition_penalty < float("inf"):

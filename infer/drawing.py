@@ -9,9 +9,10 @@ from infer.checkpoint import context_length
 from infer.config import DecodeConfig
 from infer.costs import context_of, find_costs
 from infer.draft import Draft
-from infer.drafters.budget import AutoBudget, Budget, FixedBudget
+from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
+from infer.drafters.draws import RatioDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drawn import Watch
 from infer.growth import Rules
@@ -20,6 +21,7 @@ from infer.runner import Runner
 from infer.runners import Runners
 
 ROWS = 1024  # of the draft model in a step
+NODES = 64  # drafts that are verified by ratio
 RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
 
 
@@ -49,8 +51,8 @@ class Drawing:
     ) -> Drafters:
         """As Methods.drafters.
 
-        Raises UserError for a depth or a number of nodes that the context does not allow, and for
-        more places than the draft model has diverse tokens for.
+        Raises UserError for a depth or a number of nodes that the context does not allow, for more places
+        than the draft model has diverse tokens for, and for their candidates verified by ratio.
         """
         self._check(decode, left)
         draft, give = self._draft, self._runners.give
@@ -62,7 +64,8 @@ class Drawing:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
 
         if draft.adaptive is None:
-            return LevelDrafters(draft, rules, budget, most=most, take=take, give=give, watch=watch)
+            by_levels = RatioDrafters if decode.verify == "ratio" else LevelDrafters
+            return by_levels(draft, rules, budget, most=most, take=take, give=give, watch=watch)
         depth = decode.depth or draft.adaptive.L + 1
         try:
             return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give, watch=watch)
@@ -70,6 +73,10 @@ class Drawing:
             raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
 
     def _check(self, decode: DecodeConfig, left: int) -> None:
+        if decode.verify == "ratio" and self._draft.adaptive is not None:
+            raise UserError(
+                "decode.verify=ratio: wanted a draft model that draws token by token, found draft.adaptive=true"
+            )
         bounds = {"depth": (left, "tokens that the context has left")}
         bounds |= dict.fromkeys(
             ("nodes", "draft_rows"), (context_length(self._lm.config), "positions of the model")
@@ -80,6 +87,8 @@ class Drawing:
                 raise UserError(f"decode.{name}: wanted at most the {most} {what}, found {found}")
 
     def _budget(self, decode: DecodeConfig, method: str, batch: int, capacity: int) -> Budget:
+        if decode.verify == "ratio":
+            return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
         key = (method, batch, context_of(capacity))

@@ -34,11 +34,13 @@ class Growth:
     """A graph, and its nodes that get children next.
 
     `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
+    `within_level`: nodes are merged only into those of their own level, which have no children yet. Draws that
+    are verified by ratio need it (ratio.py): a merge into a node whose children are known may tell of these.
     """
 
-    def __init__(self, root: int, rules: Rules, *, most: int) -> None:
+    def __init__(self, root: int, rules: Rules, *, most: int, within_level: bool = False) -> None:
         self.graph, self.frontier = TokenGraph([root]), [0]
-        self._rules, self._left = rules, most - 1
+        self._rules, self._left, self._within_level = rules, most - 1, within_level
         self._joint = [1.0]  # the chance of the path from the root to each node
         self._above = [1]  # the nodes on all paths to each node, and itself, as bits
         self._grams: list[tuple[int, ...]] = [(root,)]  # the last τ tokens of the path to each node
@@ -50,10 +52,14 @@ class Growth:
         return sum(self._joint[node] for node in self.frontier)
 
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
-        """One level: the candidates behind each node of the frontier, in its order, the likeliest first."""
+        """One level: the candidates behind each node of the frontier, in its order, at most k: the likeliest
+        first, or in the order of drawing.
+        """
         rules, parents, self.frontier = self._rules, self.frontier, []
+        if self._within_level:
+            self._ended.clear()
         for parent, tokens, odds in zip(parents, ids, chances):
-            least = max(rules.theta_prob, rules.theta_sib * odds[0])
+            least = max(rules.theta_prob, rules.theta_sib * max(odds))
             for token, chance in zip(tokens[: rules.k], odds):
                 node = self._add(parent, token, chance)
                 if chance >= least and not self._merge(node):

@@ -160,7 +160,8 @@ def decode(
 ) -> Iterator[list[Step]]:
     """Decode prompts side by side; each forward yields a step of every sequence that goes on.
 
-    The tokens of a sequence's steps are exactly those of plain decoding, and of decoding it alone.
+    The tokens of a sequence's steps are exactly those of plain decoding, and of decoding it alone;
+    where drafts are verified by ratio, distributed as those of plain decoding.
     """
     runner.prefill([request.prompt[:-1] for request in requests])
     live = [

@@ -42,9 +42,15 @@ class Methods:
         prompts the context has `left` positions. `watch` is told what is drafted, where that is a graph.
 
         Raises UserError for sdsat without adaptive tokens, for ssd, tsd and gsd without a model that
-        drafts, and for a k, depth or number of nodes that the models or the context do not allow.
+        drafts, for a k, depth or number of nodes that the models or the context do not allow, and for
+        verification by ratio of what was not drawn from a distribution.
         """
         method = decode.method or ("gsd" if self._drawing else "sdsat" if self._adaptive else "plain")
+        if decode.verify == "ratio" and method not in DRAWN:
+            raise UserError(
+                f"decode.verify=ratio: wanted decode.method={'|'.join(DRAWN)}, whose drafts are drawn, found "
+                f"{method}"
+            )
         if method == "plain":
             return Each(PlainDrafter)
         if method in DRAWN:

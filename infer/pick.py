@@ -89,6 +89,13 @@ def likeliest(
     return (found - noisy.logsumexp(-1, keepdim=True)).exp(), ids
 
 
+def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
+    """(n, V) float64: what `pick` draws from, where it samples."""
+    values, ids = kept(logits, sampling)
+    shares = values.double().softmax(-1)
+    return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
+
+
 def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
     """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.

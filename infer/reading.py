@@ -17,7 +17,8 @@ from transformers import LogitsProcessorList
 
 from infer.head import Logits
 from infer.layout import Layout
-from infer.pick import LEADERS, Sampling, candidates, likeliest, pick
+from infer.pick import LEADERS, Sampling, candidates, likeliest, pick, probabilities
+from infer.ratio import draw, law
 from infer.tree import Tree
 
 EMPTY = torch.empty(0, dtype=torch.int64)
@@ -64,6 +65,14 @@ class Reading(Protocol):
         """
         ...
 
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """Up to k tokens drawn behind each of these nodes, in their order, and (n, V) the distributions that
+        they were drawn from.
+        """
+        ...
+
 
 class LazyReading:
     """Reads B * q rows of logits as far as it is asked. `agree` makes the answers those of all ranks."""
@@ -87,7 +96,7 @@ class LazyReading:
         processors = self._requests[b].processors
         if processors:
             return self._processed(b, list(context), processors)
-        if not self._sampling.cheap:
+        if self.trees[b].drawn is not None or not self._sampling.cheap:
             return lambda node: self._pick(b, node, self.logits[self._rows(b, [node])])
         if self._picks is None:
             self._picks = self._pick_all()
@@ -109,6 +118,16 @@ class LazyReading:
         rows = self._rows(b, nodes)
         chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
         return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """See Reading."""
+        q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
+        drawn = draw(q, k, generator)
+        ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
+        chances = q.gather(1, drawn.clamp(min=0)).tolist()
+        return Candidates(ids, [row[: len(kept)] for row, kept in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
         """One call and one copy for the drafts of all trees."""
@@ -135,8 +154,15 @@ class LazyReading:
         return choose
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
-        """The pick after one node, whose row this is."""
-        return int(self._agree(pick(logits, self._sampling, *self._keys(b, self._rows(b, [node])))))
+        """The pick after one node, whose row this is: of the target's distribution, or of that which the
+        draft's draws leave of it. The noise is the same, and independent of those draws.
+        """
+        tree, sampling = self.trees[b], self._sampling
+        if tree.drawn is not None and node in tree.drawn:
+            ids = torch.tensor([[tree.tokens[child] for child in tree.children(node)]], device=logits.device)
+            left = law(probabilities(logits, sampling), tree.drawn[node][None], ids)
+            logits, sampling = logits.replaced(left.log()), Sampling(1.0)
+        return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         """Rows of nodes that lie side by side."""
@@ -171,8 +197,15 @@ class Packed:
         )
 
 
+def on_host(tree: Tree, request: Request) -> bool:
+    """Whether this tree's picks need the logits, one node after the other, or draws for it do."""
+    return bool(request.processors) or tree.drawn is not None
+
+
 class PackedReading:
-    """Looks up what was computed with the forward. Picks with processors are left to a lazy reading."""
+    """Looks up what was computed with the forward. Picks with processors and those by ratio, and the draws for
+    these, are left to a lazy reading.
+    """
 
     def __init__(
         self,
@@ -187,7 +220,7 @@ class PackedReading:
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """See Reading."""
-        if self._lazy is not None and self._requests[b].processors:
+        if self._lazy is not None and on_host(self._trees[b], self._requests[b]):
             return self._lazy.chooser(b, context)
         return self._packed.picks[b].tolist().__getitem__
 
@@ -209,3 +242,10 @@ class PackedReading:
         return Candidates(
             self._packed.ids[b, rows, :width].tolist(), self._packed.scores[b, rows, :width].tolist()
         )
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """See Reading."""
+        assert self._lazy is not None
+        return self._lazy.draws(b, nodes, k, generator)

@@ -23,7 +23,7 @@ from infer.gate import CLOSED
 from infer.head import Logits
 from infer.layout import Layout, extent, lay_out
 from infer.pick import Sampling, leaders, likeliest, pick
-from infer.reading import LazyReading, Packed, PackedReading, Reading, Request
+from infer.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
 from infer.target import Target
 from infer.tree import Tree
 
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     width: int  # columns of the tree: its rows, and the nodes fed before
     columns: int
     sampling: Sampling
-    keeps_logits: bool  # for logits processors, which run on the host
+    keeps_logits: bool  # for picks that are made on the host
     draws: bool  # what may follow every row, for a draft model, instead of picks
 
 
@@ -87,7 +87,7 @@ class StaticForward:
             width,
             min(columns, target.cache.capacity),
             sampling,
-            any(request.processors for request in requests),
+            any(map(on_host, trees, requests)),
             fed is not None,
         )
         if shape not in self._graphs:

@@ -74,6 +74,14 @@ class Drafts:
             self.nodes[:count],
         )
 
+    def hang(self, graph: TokenGraph, node: int, parent: int) -> None:
+        """A node of the graph under a node of the tree."""
+        self.tokens.append(graph.tokens[node])
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.chances.append(self.chances[parent] * graph.chances[node])
+        self.nodes.append(node)
+
     def endings(self) -> list[float]:
         """The chance of each node to be the last accepted one."""
         found = list(self.chances)
@@ -100,13 +108,28 @@ def unroll(graph: TokenGraph, prices: Sequence[float], *, depth: int) -> Drafts:
     for price in prices:
         if not heap or -heap[0][0] <= price:
             break
-        negative, parent, rank = heapq.heappop(heap)
+        _, parent, rank = heapq.heappop(heap)
         node = graph.children[drafts.nodes[parent]][rank]
-        drafts.tokens.append(graph.tokens[node])
-        drafts.parents.append(parent)
-        drafts.depths.append(drafts.depths[parent] + 1)
-        drafts.chances.append(-negative)
-        drafts.nodes.append(node)
+        drafts.hang(graph, node, parent)
         offer(parent, rank + 1)
         offer(len(drafts.tokens) - 1, 0)
+    return drafts
+
+
+def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
+    """The graph as a tree of up to `most` drafts, level by level: of a level the likeliest nodes get their
+    children, all of them or none.
+
+    So verification by ratio wants it (ratio.py): what a node's children are, decides neither whether they
+    are verified nor which of them. Best first it would, where another copy of them competes.
+    """
+    drafts, level = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0]), [0]
+    for _ in range(depth):
+        first = len(drafts.tokens)
+        for parent in sorted(level, key=drafts.chances.__getitem__, reverse=True):
+            children = graph.children[drafts.nodes[parent]]
+            if len(drafts.tokens) + len(children) <= 1 + most:
+                for node in children:
+                    drafts.hang(graph, node, parent)
+        level = list(range(first, len(drafts.tokens)))
     return drafts

@@ -15,11 +15,12 @@ other nodes, one chain of them under each node of `probed`.
                                      4 attends 1 0 1 1 1
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from torch import Tensor
 
 Rows = np.ndarray
 
@@ -29,12 +30,15 @@ class Tree:
     """`tokens[i]` hangs under `parents[i]`, a smaller index; the root's parent is -1.
 
     Nodes from `probes_from` on are probes: chains of equal length, in the order of `probed`.
+    A tree with `drawn` is verified by ratio: it holds the distribution (V,) that each node's children
+    were drawn from, in their order here, for every node that has any (see ratio.py).
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probes_from: int
     probed: tuple[int, ...] = ()
+    drawn: Mapping[int, Tensor] | None = field(default=None, compare=False)
 
     @classmethod
     def chain(cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()) -> "Tree":
@@ -49,12 +53,16 @@ class Tree:
         for node in under:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
-        return Tree(tuple(tokens), tuple(parents), self.probes_from, tuple(under))
+        return Tree(tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn)
 
     @property
     def drafted(self) -> int:
         """Nodes that may be accepted."""
         return self.probes_from - 1
+
+    def children(self, node: int) -> list[int]:
+        """The drafts under a node."""
+        return [child for child in range(node + 1, self.probes_from) if self.parents[child] == node]
 
     def probes_of(self, node: int) -> range:
         """The probes under a node; empty where it has none."""

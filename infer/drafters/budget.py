@@ -17,7 +17,7 @@ from typing import Protocol
 from infer.costs import Costs
 from infer.drafters.auto import STEPS, Calibration, slopes
 from infer.drafters.credit import Credit
-from infer.token_graph import Drafts, TokenGraph, unroll
+from infer.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count
 
@@ -72,6 +72,14 @@ class FixedBudget:
 
     def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
         """Nothing changes."""
+
+
+class FamilyBudget(FixedBudget):
+    """The same number of nodes for verification by ratio: level by level, siblings together."""
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """The likeliest of each level get their children."""
+        return unroll_levels(graph, self.nodes, depth=depth)
 
 
 class AutoBudget:

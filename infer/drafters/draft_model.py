@@ -17,6 +17,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from infer.draft import Draft
 from infer.drafters.budget import Budget
 from infer.drawn import Drawn, Watch
@@ -42,6 +44,7 @@ class Pending:
     rows: dict[int, int]  # by node of the graph, of the nodes that were fed
     fed: int = 0
     drafts: Drafts | None = None
+    drawn: dict[int, Tensor] | None = None  # by node, where children are draws: what they were drawn from
 
     @classmethod
     def behind(cls, unread: list[int], root: int) -> "Pending":
@@ -61,7 +64,8 @@ class Pending:
     @property
     def tree(self) -> Tree:
         """All rows so far."""
-        return Tree(tuple(self.tokens), tuple(self.parents), len(self.tokens))
+        drawn = None if self.drawn is None else dict[int, Tensor]()  # the forward is asked for draws
+        return Tree(tuple(self.tokens), tuple(self.parents), len(self.tokens), drawn=drawn)
 
     def kept(self, path: Sequence[int]) -> list[int]:
         """The rows of the text and of the accepted path, as far as they were fed, and fed behind it."""

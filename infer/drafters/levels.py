@@ -11,11 +11,14 @@ from infer.drafters.budget import Budget
 from infer.drafters.draft_model import DraftModelDrafters, Pending
 from infer.drawn import Watch
 from infer.growth import Growth, Rules
+from infer.reading import Candidates, Reading
 from infer.runner import Runner
 
 
 class LevelDrafters(DraftModelDrafters):
     """`most` bounds the draft model's rows for a sequence and step, but for the text's own tokens."""
+
+    within_level = False  # see Growth
 
     def __init__(
         self,
@@ -35,7 +38,9 @@ class LevelDrafters(DraftModelDrafters):
         growths = dict[int, Growth]()
         for b, one in enumerate(pending):
             if one:
-                growths[b] = Growth(one.graph.tokens[0], self._rules, most=self._most)
+                growths[b] = Growth(
+                    one.graph.tokens[0], self._rules, most=self._most, within_level=self.within_level
+                )
                 one.graph = growths[b].graph
         for level in range(max(depths)):
             growths = {
@@ -48,8 +53,12 @@ class LevelDrafters(DraftModelDrafters):
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
             reading = self._forward(pending)
             for b, growth in growths.items():
-                found = reading.following(b, rows[b], self._rules.k)
+                found = self._behind(b, growth.frontier, rows[b], reading)
                 growth.grow(found.ids, found.weights)
+
+    def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
+        """The candidates behind these nodes of graph b, which are these rows of it."""
+        return reading.following(b, rows, self._rules.k)
 
     def _deepens(self, level: int, growth: Growth) -> bool:
         return self._budget.deepens(level, growth.reach, len(growth.frontier))
