@@ -246,13 +246,15 @@ class PromptSetConfig:
 
 @dataclass
 class SpeedConfig:
-    """python -m infer.speed: decode prompts plainly and with SDSAT, and report the difference."""
+    """python -m infer.speed: decode prompts plainly, with SDSAT, by a draft model; report the difference."""
 
     model: str
     out: str
     prompts: dict[str, PromptSetConfig]
     tracker: TrackerConfig
     k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    drawn: list[str] = field(default_factory=lambda: list(DRAWN))  # the draft model's methods
     dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
     rounds: int = 3  # alternations of all decoders over every prompt
     max_new_tokens: int = 128
@@ -268,5 +270,8 @@ class SpeedConfig:
             raise ValueError("dtypes: wanted float32 among them, the type in which outputs must be identical")
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
+        for method in self.drawn:
+            if method not in DRAWN:
+                raise ValueError(f"drawn: wanted some of {', '.join(DRAWN)}, found {method}")
         if self.rounds < 1 or self.max_new_tokens < 1:
             raise ValueError("rounds, max_new_tokens: wanted at least 1")

@@ -56,8 +56,7 @@ class Drawing:
         draft, give = self._draft, self._runners.give
         rules, most = rules_of(decode, method), decode.draft_rows or ROWS
         budget = self._budget(decode, method, batch, capacity)
-        # Beside its graph it may read what it lagged behind, and the last step's tokens.
-        rows = most + UNREAD + budget.max_rows + 2
+        rows = UNREAD + most  # the text's tokens, and those of the graph
 
         def take(batch: int) -> Runner:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
@@ -85,5 +84,8 @@ class Drawing:
             return FixedBudget(decode.nodes)
         key = (method, batch, context_of(capacity))
         if key not in self._learned:
-            self._learned[key] = AutoBudget(find_costs(self._lm, batch=batch, capacity=capacity))
+            target, draft = (
+                find_costs(lm, batch=batch, capacity=capacity) for lm in (self._lm, self._draft.lm)
+            )
+            self._learned[key] = AutoBudget(target, draft)
         return self._learned[key]

@@ -55,6 +55,14 @@ class DynamicForward:
         fed: Sequence[int] | None = None,
     ) -> LazyReading:
         """See Forward."""
+        target = self._target
+        layout, hidden_Bqd = self.hidden(trees, fed)
+        hidden = hidden_Bqd.flatten(0, 1)
+        logits = Logits(target.head, hidden, target.head(hidden))
+        return LazyReading(logits, layout, trees, requests, sampling, target.agree)
+
+    def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[Layout, Tensor]:
+        """The rows, and (B, q, d) what the decoder makes of them."""
         target, cache = self._target, self._target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         layout = lay_out(trees, cache.lengths, fed=fed, drafts=self._least - probes)
@@ -64,9 +72,8 @@ class DynamicForward:
                 torch.from_numpy(layout.ids).to(target.device),
                 torch.from_numpy(layout.positions).to(target.device),
                 self._masks(layout),
-            ).flatten(0, 1)
-        logits = Logits(target.head, hidden, target.head(hidden))
-        return LazyReading(logits, layout, trees, requests, sampling, target.agree)
+            )
+        return layout, hidden
 
     def _masks(self, layout: Layout) -> dict[str, Tensor] | None:
         """By kind of layer; none for a row that is alone and sees everything."""

@@ -82,7 +82,7 @@ def plot(rows: Sequence[dict[str, Any]], measure: str, path: Path) -> None:
             mine = [r for r in rows if r["prompt_set"] == name and r["dtype"] == dtype]
             drafts = sorted((r["k"], r[measure]) for r in mine if r["decoder"] == "sdsat")
             axis.plot(*zip(*drafts), marker="o", color=color, label=f"SDSAT, {dtype}")
-            for decoder, line in (("plain", ":"), ("auto", "--")):
+            for decoder, line in (("plain", ":"), ("auto", "--"), ("gsd", "-.")):
                 value = next((r[measure] for r in mine if r["decoder"] == decoder), None)
                 if value is not None:
                     axis.axhline(value, color=color, linestyle=line, label=f"{decoder}, {dtype}")

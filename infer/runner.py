@@ -1,4 +1,4 @@
-"""The target model as four verbs: prefill, forward, commit, drop.
+"""A model as verbs: prefill or read, forward, commit, drop.
 
 Knows the order in which a cache is filled; knows no drafting and no choosing.
 """
@@ -42,8 +42,9 @@ class Runner:
         self.static = static
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
         self._target = target = Target(lm, batch=batch, capacity=room)
+        self._dynamic = DynamicForward(target)
         self._forward: Forward = (
-            StaticForward(target, batch=batch, compile=compile) if static else DynamicForward(target)
+            StaticForward(target, batch=batch, compile=compile) if static else self._dynamic
         )
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
@@ -64,15 +65,22 @@ class Runner:
                 f"{len(prompts)} prompts of up to {longest} tokens do not fit a cache of {self._batch} x "
                 f"{self._capacity}"
             )
-        target = self._target
-        target.cache.clear(len(prompts))
-        if longest:
-            # Shorter prompts are filled up behind their end, where causal attention never looks.
-            ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+        self._target.cache.clear(len(prompts))
+        self.read(prompts)
+
+    @torch.inference_mode()
+    def read(self, texts: Sequence[Sequence[int]]) -> None:
+        """These tokens of each sequence behind those in the cache, for which there must be room."""
+        target, longest = self._target, max(map(len, texts))
+        if any(self.lengths) and longest:
+            self._dynamic.hidden([Tree.chain(text[0], text[1:]) if text else Tree.chain(0) for text in texts])
+        elif longest:
+            # Shorter texts are filled up behind their end, where causal attention never looks.
+            ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
             target.cache.place(longest)
-            positions = torch.arange(longest, device=target.device).expand(len(prompts), -1)
+            positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
             target.hidden(ids.to(target.device), positions, None)
-            target.cache.commit([range(len(prompt)) for prompt in prompts])
+        target.cache.commit([range(len(text)) for text in texts])
 
     @torch.inference_mode()
     def forward(

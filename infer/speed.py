@@ -1,4 +1,5 @@
-"""python -m infer.speed: plain greedy decoding and SDSAT, for several k and as it chooses, compared and timed.
+"""python -m infer.speed: plain greedy decoding, SDSAT for several k and as it chooses, and what a draft model
+draws, compared and timed.
 
 Every output of every round is compared with plain decoding of the same dtype, token by token; in float32
 all must be identical, and plain decoding must equal the library's own `generate`. The models
@@ -7,7 +8,7 @@ of all dtypes are in memory together, so that they can take turns.
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,11 +23,13 @@ from conf.stage import is_finished, made_from, staged, write_manifest
 from infer.api import check_compile
 from infer.attention import library_attention
 from infer.checkpoint import context_length, eos_ids, load_adaptive, load_model, load_text
-from infer.config import SpeedConfig
+from infer.config import DecodeConfig, SpeedConfig
 from infer.costs import find_costs
+from infer.draft import Draft, check_draft, load_draft
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
+from infer.drawing import Drawing
 from infer.loop import Drafters, Each, Limits
 from infer.measure import Decoder, Measured, Run, loop_decoder, measure
 from infer.prompts import load_prompts
@@ -93,7 +96,10 @@ def compare(config: SpeedConfig, adaptive_ids: Sequence[int]) -> list[dict[str, 
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:
-    return {"model": config.model} if (Path(config.model) / "manifest.json").is_file() else {}
+    named = {"model": config.model, "draft": config.draft.model}
+    return {
+        name: folder for name, folder in named.items() if folder and (Path(folder) / "manifest.json").is_file()
+    }
 
 
 def _decoders(
@@ -108,7 +114,7 @@ def _decoders(
             f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
             f"{limit} positions, found {longest}"
         )
-    drafters = _drafters(lm, adaptive_ids, config, capacity=longest)
+    drafters = _drafters(lm, adaptive_ids, config, capacity=longest) | _drawn(lm, config, capacity=longest)
     try:
         rows = max(one.max_rows for one in drafters.values())
     except ValueError as error:
@@ -131,6 +137,22 @@ def _drafters(
     policies: dict[tuple[str, int], Policy] = {**fixed, ("auto", most): auto}
     drafters = {which: Each(partial(AdaptiveDrafter, adaptive_ids, one)) for which, one in policies.items()}
     return {("plain", 0): Each(PlainDrafter), **drafters}
+
+
+def _drawn(lm: PreTrainedModel, config: SpeedConfig, *, capacity: int) -> dict[tuple[str, int], Drafters]:
+    """By the draft model, where there is one: its levels, and its own adaptive tokens where asked for."""
+    if config.draft.model is None:
+        return {}
+    rows = check_draft(config.draft, load_text(config.model))
+    draft = load_draft(config.draft, lm, rows=rows, adaptive=load_adaptive(config.model))
+
+    def drawn(by: Draft, method: str) -> Drafters:
+        drawing = Drawing(lm, by, compile=config.compile)
+        decode = DecodeConfig(method=method)
+        return drawing.drafters(decode, method, batch=1, capacity=capacity, left=config.max_new_tokens)
+
+    found = {(name, 0): drawn(replace(draft, adaptive=None), name) for name in config.drawn}
+    return found | ({("draft's probes", 0): drawn(draft, "gsd")} if draft.adaptive else {})
 
 
 def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job on this machine: data -> base model -> fine-tune -> export -> decode -> report.
+# The main job on this machine: data -> base model -> fine-tune and a draft model -> export -> decode -> report.
 # Finished stages are skipped; an interrupted demo continues where it stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,10 @@ python -m data_prep experiment=demo out="$out/data"
 train experiment=demo_base data.path="$out/data" out="$out/base"
 python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
 train experiment=demo data.path="$out/data" model.path="$out/base/model_directory" out="$out/tuned"
-python -m train.export checkpoint="$out/tuned" out="$out/model"
+train experiment=demo_draft data.path="$out/data" out="$out/draft_training"
+python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core
+python -m train.export checkpoint="$out/draft_training" out="$out/draft"
+wait $!
 python -m infer.speed experiment=demo model="$out/model" out="$out/report" \
     prompts.held_out.path="$out/data/held_out.jsonl"
 echo "demo: the report is $out/report/report.json, its plots lie beside it"

@@ -38,9 +38,9 @@ def command(*arguments: object, ranks: int = 0, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Base, its export, tuned and the final model, each made by its command."""
+    """Base, its export, tuned, the final model, and a draft model, each made by its command."""
     root = tmp_path_factory.mktemp("runs")
-    names = ("base", "base_model", "tuned", "model")
+    names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
     found = {name: root / name for name in names} | {"data": data_folder}
     data = f"data.path={data_folder}"
     recipe = ["experiment=demo_base", data, f"out={found['base']}"]
@@ -49,6 +49,8 @@ def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     recipe = ["experiment=demo", data, f"model.path={found['base_model']}", f"out={found['tuned']}"]
     command("train", *recipe, *SHORT, *BATCH, ranks=2)
     command("train.export", f"checkpoint={found['tuned']}", f"out={found['model']}", "dtype=float32")
+    command("train", "experiment=demo_draft", data, f"out={found['draft_training']}", *TINY, *SHORT, *BATCH)
+    command("train.export", f"checkpoint={found['draft_training']}", f"out={found['draft']}", "dtype=float32")
     return found
 
 
@@ -75,6 +77,13 @@ def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[st
     assert not (folders["base_model"] / "adaptive.json").exists()
     weights = load_file(model / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_a_draft_model_has_the_tokens_of_its_target(folders: dict[str, Path]) -> None:
+    draft, model = folders["draft"], folders["model"]
+    ours, theirs = (json.loads((folder / "adaptive.json").read_text()) for folder in (draft, model))
+    assert ours.pop("provenance") != theirs.pop("provenance") and ours == theirs
+    assert (draft / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
 
 
 def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ Fixed, after the paper; or by measurement. With λ tokens per millisecond earned
 
 - a node that is right with chance p is worth verifying where p > λ (L(q+1) - L(q)), L(q) being the
   target's cost of q rows;
-- another level is worth drafting where a > λ L', L' being the time of a level and a the chance that the text
-  goes on through the frontier and then through a child of it.
+- another level of q rows is worth drafting where a > λ L'(q), L' being the draft model's cost and a the chance
+  that the text goes on through the frontier and then through a child of it.
 
 The draft model's probabilities are calibrated to how often such drafts were right.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -36,16 +35,18 @@ class Budget(Protocol):
         """Whether anything is drafted now."""
         ...
 
-    def deepens(self, level: int, reach: float) -> bool:
-        """Whether a level is drafted, when the text goes on through its parents with chance `reach`."""
+    def deepens(self, level: int, reach: float, rows: int) -> bool:
+        """Whether a level of so many rows is drafted; the text goes on through them with chance `reach`."""
         ...
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """What of a graph is verified, down to a depth."""
         ...
 
-    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, ms: float) -> None:
-        """What a forward of so many rows emitted, what had been drafted for it, and in what time."""
+    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
+        """What a forward of so many rows emitted, what had been drafted for it, and the rows of the draft
+        model's forwards.
+        """
         ...
 
 
@@ -61,7 +62,7 @@ class FixedBudget:
         """With the root."""
         return 1 + self.nodes
 
-    def deepens(self, level: int, reach: float) -> bool:
+    def deepens(self, level: int, reach: float, rows: int) -> bool:
         """The graph itself says when it ends."""
         return True
 
@@ -69,21 +70,19 @@ class FixedBudget:
         """Best first, by the draft model's probabilities."""
         return unroll(graph, [0.0] * self.nodes, depth=depth)
 
-    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, ms: float) -> None:
+    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
         """Nothing changes."""
 
 
 class AutoBudget:
     """By measurement; goes on learning from one text to the next."""
 
-    def __init__(self, costs: Costs) -> None:
-        """`costs` are the target's."""
-        self._costs, self.max_rows = costs, costs.rows[-1]
-        self._slopes = slopes([0.0, *(costs(q) for q in range(1, self.max_rows + 1))])[1:]
-        self._calibration, self._credit = Calibration(), Credit(costs(1))
-        self._earned, self._spent = 1.0, costs(1)  # tokens and milliseconds of late
+    def __init__(self, target: Costs, draft: Costs) -> None:
+        self._costs, self._draft, self.max_rows = target, draft, target.rows[-1]
+        self._slopes = slopes([0.0, *(target(q) for q in range(1, self.max_rows + 1))])[1:]
+        self._calibration, self._credit = Calibration(), Credit(target(1))
+        self._earned, self._spent = 1.0, target(1)  # tokens and milliseconds of late
         self._followed = 0.5  # how often the text went on through one of a node's children
-        self._level, self._since, self._level_ms = 0, 0.0, 0.0
 
     @property
     def drafting(self) -> bool:
@@ -95,14 +94,9 @@ class AutoBudget:
         """λ; plain decoding's at least."""
         return max(self._earned / self._spent, 1 / self._costs(1))
 
-    def deepens(self, level: int, reach: float) -> bool:
+    def deepens(self, level: int, reach: float, rows: int) -> bool:
         """The first level always: the credit answers for it."""
-        now = time.perf_counter()
-        if level > self._level:
-            self._level_ms += PACE * (1e3 * (now - self._since) - self._level_ms)
-        if level != self._level:
-            self._level, self._since = level, now
-        return level == 0 or reach * self._followed > self.rate * self._level_ms
+        return level == 0 or reach * self._followed > self.rate * self._draft(rows)
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """Every node that is worth its row."""
@@ -110,9 +104,9 @@ class AutoBudget:
         calibrated = replace(graph, chances=[chance(weight) for weight in graph.chances])
         return unroll(calibrated, [rate * slope for slope in self._slopes], depth=depth)
 
-    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, ms: float) -> None:
+    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
         """Follow the rate, and what became of the candidates."""
-        spent = self._costs(rows) + ms
+        spent = self._costs(rows) + sum(map(self._draft, drawn))
         if self.drafting:
             fade = 1 - 1 / STEPS
             self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + spent

