@@ -8,9 +8,10 @@ from infer.token_graph import Drafts, TokenGraph
 
 
 class Fate(Enum):
-    """Of a node of the graph: `DRAFTED` is one that was not verified."""
+    """Of a node of the graph. `SHARED` is an accepted one that the path came to through a merged node."""
 
     ACCEPTED = "accepted"
+    SHARED = "accepted behind a merged node"
     REJECTED = "verified, rejected"
     DRAFTED = "not verified"
 
@@ -42,8 +43,11 @@ class Drawn:
         found = [Fate.DRAFTED] * len(self.graph.tokens)
         for node in self.drafts.nodes:
             found[node] = Fate.REJECTED
-        for node in self.accepted:
-            found[node] = Fate.ACCEPTED
+        fate, path = Fate.ACCEPTED, self.accepted
+        for before, node in zip([-1, *path], path):
+            if self.graph.parents[node] != before:
+                fate = Fate.SHARED
+            found[node] = fate
         return found
 
 

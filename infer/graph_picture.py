@@ -1,7 +1,8 @@
 """A draft's graph as a picture: a column for each depth, the likeliest on top.
 
 Solid lines lead to children, dashed ones from a merged node to the one that it goes on behind, and thick
-ones along the accepted path, which may cross from a merged node to the other's children.
+ones along the accepted path, which may cross from a merged node to the other's children: from there on it
+is blue, as in the paper's Figure 6 (GSD).
 """
 
 from pathlib import Path
@@ -16,8 +17,9 @@ from infer.graph_view import spelled
 from infer.text import Text
 from infer.token_graph import TokenGraph
 
-FILLS = {Fate.ACCEPTED: "#cdeed3", Fate.REJECTED: "#fbdcd8", Fate.DRAFTED: "#f0f2f4"}
-EDGE, PATH, MERGE = "#b3bac2", "#1a7f37", "#0969da"
+FILLS = {Fate.ACCEPTED: "#cdeed3", Fate.SHARED: "#cfe3fb", Fate.REJECTED: "#fbdcd8", Fate.DRAFTED: "#f0f2f4"}
+EDGE, MERGE = "#b3bac2", "#0969da"
+EDGES = {Fate.ACCEPTED: "#1a7f37", Fate.SHARED: MERGE}
 COLUMN, ROW = 1.5, 0.5  # inches
 WIDE, HIGH = 0.76, 0.72  # of a column and a row, taken by a node
 LONGEST = 14  # characters of a token that fit
@@ -45,7 +47,7 @@ def write_picture(path: Path, drawn: Drawn, text: Text, *, told: str) -> None:
     figure = Figure(figsize=(max(COLUMN * columns, 8.0), ROW * rows + 1.0), layout="constrained")
     axes = figure.add_subplot()
     axes.set_axis_off()
-    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.4, -0.6))
+    axes.set(xlim=(-0.5, columns - 0.3), ylim=(rows - 0.4, -0.6))
     axes.set_title(told, fontsize=9, loc="left", parse_math=False)
     _draw_edges(axes, drawn, places)
     for node, (place, fate) in enumerate(zip(places, drawn.fates)):
@@ -53,38 +55,43 @@ def write_picture(path: Path, drawn: Drawn, text: Text, *, told: str) -> None:
         _draw_node(axes, place, fate, spelled(text, graph.tokens[node]), f"{node}   {chance}".rstrip())
     patches = [Patch(facecolor=FILLS[fate], edgecolor=EDGE, label=fate.value) for fate in Fate]
     merged = Line2D([], [], color=MERGE, linestyle="--", label="goes on behind")
-    figure.legend(handles=[*patches, merged], loc="outside lower left", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles=[*patches, merged], loc="outside lower left", ncols=5, fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
 
 
 def _draw_edges(axes: Axes, drawn: Drawn, places: list[tuple[int, int]]) -> None:
-    graph, path = drawn.graph, drawn.accepted
+    graph, path, fates = drawn.graph, drawn.accepted, drawn.fates
     taken = list(zip(path, path[1:]))
     for node, parent in list(enumerate(graph.parents))[1:]:
         if (parent, node) not in taken:
             _join(axes, places[parent], places[node], color=EDGE, linewidth=0.8)
     for node, into in graph.merged.items():
-        (x, y), (to, at) = places[node], places[into]
-        down = 0.5 * HIGH if at > y else -0.5 * HIGH
+        start, end = _ends(places[node], places[into])
+        beside = places[node][0] == places[into][0]
+        shift = WIDE / 2 if beside else 0.0  # within a column around the nodes between the two
         arrow = FancyArrowPatch(
-            (x, y + down),
-            (to, at - down),
+            (start + shift, places[node][1]),
+            (end + shift, places[into][1]),
             arrowstyle="-|>",
             mutation_scale=9,
-            connectionstyle="arc3,rad=0.2",
+            connectionstyle=f"arc3,rad={0.3 if beside else 0.1}",
             color=MERGE,
             linestyle="--",
             linewidth=0.9,
         )
         axes.add_patch(arrow)
     for before, node in taken:
-        crossing = graph.parents[node] != before
-        _join(axes, places[before], places[node], color=MERGE if crossing else PATH, linewidth=2.4)
+        _join(axes, places[before], places[node], color=EDGES[fates[node]], linewidth=2.4)
 
 
 def _join(axes: Axes, start: tuple[int, int], end: tuple[int, int], *, color: str, linewidth: float) -> None:
-    across = (start[0] + WIDE / 2, end[0] - WIDE / 2)
-    axes.plot(across, (start[1], end[1]), color=color, linewidth=linewidth, zorder=0)
+    axes.plot(_ends(start, end), (start[1], end[1]), color=color, linewidth=linewidth, zorder=0)
+
+
+def _ends(start: tuple[int, int], end: tuple[int, int]) -> tuple[float, float]:
+    """Where a line begins and ends across: at the sides that face each other."""
+    side = WIDE / 2 * ((end[0] > start[0]) - (end[0] < start[0]))
+    return start[0] + side, end[0] - side
 
 
 def _draw_node(axes: Axes, place: tuple[int, int], fate: Fate, token: str, below: str) -> None:
@@ -95,7 +102,7 @@ def _draw_node(axes: Axes, place: tuple[int, int], fate: Fate, token: str, below
         HIGH,
         boxstyle="round,pad=0,rounding_size=0.06",
         facecolor=FILLS[fate],
-        edgecolor=PATH if fate is Fate.ACCEPTED else EDGE,
+        edgecolor=EDGES.get(fate, EDGE),
         linewidth=0.8,
     )
     axes.add_patch(box)

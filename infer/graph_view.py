@@ -1,5 +1,7 @@
 """A draft's graph on a terminal: a tree, whose merged nodes name the node that they go on behind.
 
+Blue, after the paper's Figure 6 (GSD), is what was accepted behind a merged node.
+
 ✓ 0 'def'
 ├── ✓ 1 ' f' 0.61
 │   ├── ✗ 3 '(' 0.80
@@ -15,13 +17,14 @@ from rich.tree import Tree
 from infer.drawn import Drawn, Fate
 from infer.text import Text
 
-MARKS = {Fate.ACCEPTED: "✓", Fate.REJECTED: "✗", Fate.DRAFTED: "·"}
+MARKS = {Fate.ACCEPTED: "✓", Fate.SHARED: "✓", Fate.REJECTED: "✗", Fate.DRAFTED: "·"}
 STYLES = {
     Fate.ACCEPTED: Style.parse("bold green"),
+    Fate.SHARED: Style.parse("bold blue"),
     Fate.REJECTED: Style.parse("red"),
     Fate.DRAFTED: Style.parse("bright_black"),
 }
-MERGED, GIVEN = Style.parse("bold blue"), Style.parse("bright_black")
+MERGED, GIVEN = Style.parse("blue"), Style.parse("bright_black")
 BEFORE = 60  # characters of the text before the draft that are shown
 
 
@@ -54,7 +57,7 @@ def tree_of(drawn: Drawn, text: Text) -> Tree:
     graph, fates = drawn.graph, drawn.fates
     shown = list[Tree]()
     for node, token in enumerate(graph.tokens):
-        line = Line(f"{MARKS[fates[node]]} {node} {spelled(text, token)}", STYLES[fates[node]])
+        line = Line.assemble((f"{MARKS[fates[node]]} {node} {spelled(text, token)}", STYLES[fates[node]]))
         if node:
             line.append(f" {graph.chances[node]:.2f}", GIVEN)
         if node in graph.merged:

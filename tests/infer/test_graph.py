@@ -39,8 +39,8 @@ def test_a_node_fares_as_the_best_of_its_copies() -> None:
     """The tree's nodes 0 to 6 are 0 1 3 2 5 4 5 of the graph."""
     drawn = drawn_of([0, 3, 5, 6])
     assert drawn.drafts.nodes == [0, 1, 3, 2, 5, 4, 5] and drawn.accepted == [0, 2, 4, 5]
-    yes, no, never = Fate
-    assert drawn.fates == [yes, no, yes, no, yes, yes]
+    yes, shared, no, never = Fate
+    assert drawn.fates == [yes, no, yes, no, yes, shared]
     assert drawn_of([0, 1], nodes=3).fates == [yes, yes, no, no, never, never]
 
 
@@ -60,7 +60,7 @@ def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Mode
         f"└── ✓ 2 {one} 0.30",
         f"    └── · 4 {red} 0.50 → 3",
         "",
-        "✓ accepted  ✗ verified, rejected  · not verified  → goes on behind",
+        "✓ accepted  ✓ accepted behind a merged node  ✗ verified, rejected  · not verified  → goes on behind",
     ]
 
 
