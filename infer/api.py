@@ -63,9 +63,9 @@ class Model:
 class TextStep(Step):
     """One forward's yield for one sequence, with the text that each of its tokens completes.
 
-    `sequence` is the prompt's index; the first `accepted` of `tokens` were drafted, `drafted` is how
-    many might have been; `finished` with the sequence's last step. A token in the middle of a
-    character has the text "".
+    `sequence` is the prompt's index; the first `accepted` of `tokens` were drafted, the last `shared` of these
+    behind a merged node; `drafted` is how many might have been; `finished` with the sequence's last
+    step. A token in the middle of a character has the text "".
     """
 
     texts: list[str]
@@ -190,7 +190,15 @@ def _steps(
         for steps in loop.decode(runner, requests, drafters, limits, sampling):
             for one in steps:
                 texts = outputs[one.sequence].take(finished=one.finished)
-                yield TextStep(one.sequence, one.tokens, one.drafted, one.accepted, one.finished, texts)
+                yield TextStep(
+                    one.sequence,
+                    one.tokens,
+                    one.drafted,
+                    one.accepted,
+                    one.finished,
+                    texts,
+                    shared=one.shared,
+                )
     model.runners.give(runner)
 
 

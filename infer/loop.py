@@ -112,8 +112,8 @@ class Limits:
 class Step:
     """One forward's yield for one sequence.
 
-    The first `accepted` of the tokens were drafted; the others are the model's own pick. `drafted`
-    counts the nodes that might have been accepted.
+    The first `accepted` of the tokens were drafted, the last `shared` of these behind a merged node of a graph;
+    the others are the model's own pick. `drafted` counts the nodes that might have been accepted.
     """
 
     sequence: int
@@ -121,6 +121,7 @@ class Step:
     drafted: int
     accepted: int
     finished: bool
+    shared: int = field(default=0, kw_only=True)
 
 
 @dataclass
@@ -148,7 +149,9 @@ class Live:
             if finished:
                 break
         self.context += tokens
-        return Step(self.index, tokens, tree.drafted, min(len(path) - 1, len(tokens)), finished)
+        accepted = path[1 : len(tokens) + 1]
+        shared = sum(node in tree.shared for node in accepted)
+        return Step(self.index, tokens, tree.drafted, len(accepted), finished, shared=shared)
 
 
 def decode(

@@ -82,6 +82,15 @@ class Drafts:
         self.chances.append(self.chances[parent] * graph.chances[node])
         self.nodes.append(node)
 
+    def shared(self, graph: TokenGraph) -> frozenset[int]:
+        """The nodes that a path comes to through a merged node."""
+        found = set[int]()
+        for node in range(1, len(self.nodes)) if graph.merged else ():
+            parent = self.parents[node]
+            if parent in found or graph.parents[self.nodes[node]] != self.nodes[parent]:
+                found.add(node)
+        return frozenset(found)
+
     def endings(self) -> list[float]:
         """The chance of each node to be the last accepted one."""
         found = list(self.chances)

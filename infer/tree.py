@@ -32,6 +32,7 @@ class Tree:
     Nodes from `probes_from` on are probes: chains of equal length, in the order of `probed`.
     A tree with `drawn` is verified by ratio: it holds the distribution (V,) that each node's children
     were drawn from, in their order here, for every node that has any (see ratio.py).
+    `shared` are the drafts that were drawn behind another node than they hang under (see token_graph.py).
     """
 
     tokens: tuple[int, ...]
@@ -39,6 +40,7 @@ class Tree:
     probes_from: int
     probed: tuple[int, ...] = ()
     drawn: Mapping[int, Tensor] | None = field(default=None, compare=False)
+    shared: frozenset[int] = frozenset()
 
     @classmethod
     def chain(cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()) -> "Tree":
@@ -53,7 +55,7 @@ class Tree:
         for node in under:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
-        return Tree(tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn)
+        return Tree(tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn, self.shared)
 
     @property
     def drafted(self) -> int:

@@ -12,8 +12,9 @@ from rich.text import Text
 from infer.api import TextStep
 from infer.summary import Summary
 
-GIVEN, DRAFTED = Style.parse("bright_black"), Style.parse("bold green")
+GIVEN, DRAFTED, SHARED = (Style.parse(style) for style in ("bright_black", "bold green", "bold blue"))
 LEGEND = Text.assemble(("given", GIVEN), "  the model's own  ", ("drafted and accepted", DRAFTED))
+OF_GRAPHS = Text.assemble(LEGEND, "  ", ("behind a merged node", SHARED))
 # No text may steer a terminal: control characters but tab and line end are shown as their pictures.
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -24,6 +25,7 @@ class View:
 
     def __init__(self, console: Console, before: str, after: str = "") -> None:
         self._console, self._after = console, after
+        self._shared = False
         self._figures = console if console.is_terminal else Console(stderr=True, quiet=console.quiet)
         if console.is_terminal:
             self._write(before.translate(PICTURES), GIVEN)
@@ -33,14 +35,17 @@ class View:
         if not self._console.is_terminal:
             self._write(step.text)
             return
-        for place, text in enumerate(step.texts):
-            self._write(text.translate(PICTURES), DRAFTED if place < step.accepted else None)
+        self._shared |= step.shared > 0
+        drawn = step.accepted - step.shared
+        styles = [*[DRAFTED] * drawn, *[SHARED] * step.shared, *[None] * (len(step.texts) - step.accepted)]
+        for text, style in zip(step.texts, styles, strict=True):
+            self._write(text.translate(PICTURES), style)
 
     def close(self, summary: Summary) -> None:
         """Show what follows the text, and a line of figures."""
         if self._console.is_terminal:
             self._write(self._after.translate(PICTURES), GIVEN)
-            self._console.print("\n\n", LEGEND, sep="")
+            self._console.print("\n\n", OF_GRAPHS if self._shared else LEGEND, sep="")
         else:
             self._write("\n")
         self._figures.print(str(summary), highlight=False, markup=False, soft_wrap=True)

@@ -209,7 +209,8 @@ class DraftModelDrafters(ABC):
         if pending is None:
             return Tree.chain(root)
         drafts = pending.drafts = self._budget.verified(pending.graph, depth=left - 1)
-        return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
+        shared = drafts.shared(pending.graph)
+        return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), shared=shared)
 
     def _commit(self) -> None:
         """The accepted paths' rows into the draft model's cache."""

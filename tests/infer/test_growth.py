@@ -187,3 +187,4 @@ def test_the_picture_in_the_modules_docstring() -> None:
     drafts = unroll(graph, [0.0] * 99, depth=9)
     assert [words[token] for token in drafts.tokens] == ["the", "a", "red", "car", "one", "red", "car"]
     assert drafts.nodes == [0, 1, 3, 5, 2, 4, 5] and drafts.parents == [-1, 0, 1, 2, 0, 4, 5]
+    assert drafts.shared(graph) == {6}  # the car behind the second red was drafted behind the first

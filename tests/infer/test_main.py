@@ -54,6 +54,20 @@ def test_on_a_terminal_drafts_have_a_colour_and_nothing_steers_it() -> None:
     assert "\x1b[2J" not in found and "␛[2J�" in found
 
 
+def test_what_was_drafted_behind_a_merged_node_has_a_colour_of_its_own(tmp_path: Path) -> None:
+    step = TextStep(0, [1, 2, 3], 9, 2, True, ["a", "b", "c"], shared=1)
+    file = io.StringIO()
+    view = View(Console(file=file, force_terminal=True, color_system="standard"), "")
+    view.step(step)
+    view.close(summary_of([step, step]))
+    assert "\x1b[1;32ma\x1b[0m\x1b[1;34mb\x1b[0mc" in file.getvalue() and "merged" in file.getvalue()
+    write_page(
+        tmp_path / "p.html", title="", before="", after="", steps=[step], summary=summary_of([step, step])
+    )
+    page = (tmp_path / "p.html").read_text()
+    assert '<span class="drafted">a</span><span class="shared">b</span>c' in page and "merged node" in page
+
+
 def test_in_a_pipe_it_is_the_new_text_alone(capsys) -> None:
     """The line of figures went to stdout too, into whatever read the text."""
     text = "".join(step.text for step in STEPS)
