@@ -29,15 +29,16 @@ K, PROMPT, NEW = 5, 64, 64
 
 
 class Clock:
-    """Seconds within the calls of a module."""
+    """Calls of a module, and the seconds within them."""
 
     def __init__(self, module: Callable[..., Any]) -> None:
-        self.module, self.seconds = module, 0.0
+        self.module, self.seconds, self.calls = module, 0.0, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         result = self.module(*args, **kwargs)
         self.seconds += time.perf_counter() - began
+        self.calls += 1
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Llamas of given sizes with random weights, for benchmarks: the sizes of stories15M and 110M, and 1.1B."""
+"""Llamas of given sizes with random weights, for benchmarks: a draft's, stories15M, stories110M, and 1.1B."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from infer.attention import NAME, register
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
+    "0.4M": (128, 1, 2, 352, 512),
     "5M": (256, 6, 4, 704, 512),
     "15M": (288, 6, 6, 768, 32000),
     "110M": (768, 12, 12, 2048, 32000),
