@@ -82,13 +82,13 @@ def loop_decoder(runner: Runner, drafters: Drafters, limits: Limits, sampling: S
     """Drafters in the decoding loop, as a function of the prompt."""
 
     def run(prompt: Sequence[int]) -> Run:
-        began, tokens, forwards, drafted, accepted = _clock(), list[int](), 0, 0, 0
+        began, tokens, forwards, drafted, accepted = clock(), list[int](), 0, 0, 0
         for (step,) in decode(runner, [Request(prompt)], drafters, limits, sampling):
             tokens += step.tokens
             forwards += 1
             drafted += step.drafted
             accepted += step.accepted
-        return Run(tokens, _clock() - began, forwards, drafted, accepted)
+        return Run(tokens, clock() - began, forwards, drafted, accepted)
 
     return run
 
@@ -119,7 +119,8 @@ def measure(
     return found
 
 
-def _clock() -> float:
+def clock() -> float:
+    """Seconds, when all that was asked of the device is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,0 +1,1 @@
+"""What the GSD paper measures of its drafts, on models and prompts at hand."""

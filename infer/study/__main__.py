@@ -1,0 +1,94 @@
+"""python -m infer.study: the GSD paper's measurements on a model and one that drafts for it.
+
+    python -m infer.study model=DIR draft=DIR2 prompts.held_out.path=FILE out=DIR [parts=[methods,ranks]]
+
+Tables on the terminal; report.json and a plot of each part in the folder. A finished folder is not
+measured again.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from conf import UserError, run
+from conf.stage import is_finished, made_from, staged, versions, write_json, write_manifest
+from infer.report import hardware, read_report
+from infer.study.ablation import measure_ablation, measure_ranks
+from infer.study.bench import Bench
+from infer.study.config import PARTS, StudyConfig
+from infer.study.merging import measure_merging
+from infer.study.methods import lossy, measure_methods
+from infer.study.plots import PLOTS
+from infer.study.recurrence import measure_recurrence
+from infer.study.step_time import measure_time
+from infer.study.tables import print_study
+
+MEASUREMENTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+    "methods": measure_methods,
+    "time": measure_time,
+    "recurrence": measure_recurrence,
+    "ablation": measure_ablation,
+    "merging": measure_merging,
+    "ranks": measure_ranks,
+}
+
+
+def main(config: StudyConfig) -> None:
+    """Measure and report, unless the folder already holds the report."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    made = made_from(config, _inputs(config))
+    if is_finished(config.out, "study", made):
+        print(f"study: {config.out} is finished: nothing to do")
+        report = read_report(Path(config.out))
+    else:
+        report = _measured(config, made)
+    print_study(report)
+    _check_identical(report)
+
+
+def _measured(config: StudyConfig, made: dict[str, Any]) -> dict[str, Any]:
+    """The report, written."""
+    with staged(config.out) as out:
+        bench = Bench(config)
+        report: dict[str, Any] = {
+            "schema": 1,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "hardware": hardware(),
+            "versions": versions(),
+            "settings": asdict(config),
+        }
+        with Progress() as progress:
+            parts = [part for part in PARTS if part in config.parts]
+            task = progress.add_task("", total=len(parts))
+            for part in parts:
+                progress.update(task, description=part)
+                report[part] = MEASUREMENTS[part](bench)
+                PLOTS[part](report[part], out / f"{part}.png")
+                progress.advance(task)
+        write_json(out / "report.json", report)
+        write_manifest(out, "study", made)
+    return report
+
+
+def _inputs(config: StudyConfig) -> dict[str, str]:
+    named = {"model": config.model, "draft.model": str(config.draft.model)}
+    return {name: folder for name, folder in named.items() if (Path(folder) / "manifest.json").is_file()}
+
+
+def _check_identical(report: dict[str, Any]) -> None:
+    """A study that shows a lossy method is written, and then fails the run, and every later one."""
+    found = lossy(report.get("methods", []))
+    if found and report["settings"]["dtype"] == "float32":
+        raise UserError(
+            f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}"
+        )
+
+
+if __name__ == "__main__":
+    run("study", StudyConfig, main)

@@ -1,0 +1,129 @@
+"""A model, what drafts for it, and prompts: every measurement of the study decodes with these."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+from conf import UserError
+from infer.api import load
+from infer.config import DecodeConfig, DraftConfig
+from infer.draft import Draft, check_draft, load_draft
+from infer.drawing import Drawing
+from infer.drawn import Drawn, Watch
+from infer.loop import Drafters, Limits
+from infer.measure import Decoder, loop_decoder
+from infer.methods import Methods
+from infer.pick import Sampling
+from infer.prompts import load_prompts
+from infer.runner import Runner
+from infer.study.config import StudyConfig
+from infer.study.fate import Fate
+from infer.study.rates import DraftedRun
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R", bound=Runner)
+
+
+class Way(NamedTuple):
+    """A way to decode; `own`: the model's own first layers draft, not the draft model."""
+
+    decode: DecodeConfig
+    own: bool = False
+
+
+class Bench:
+    """Loaded once. Raises UserError for what `load` and `load_prompts` refuse, and for texts that are
+    longer than the model's context.
+    """
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config, self.model = config, load(config.model, config.dtype, draft=config.draft)
+        self.prompts = {
+            name: load_prompts(name, prompt_set, self.model.text, seed=config.seed)
+            for name, prompt_set in config.prompts.items()
+        }
+        self._longest = max(map(len, self.all_prompts))
+        self.capacity = self._longest + config.max_new_tokens
+        if self.capacity > self.model.context:
+            raise UserError(
+                f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
+                f"{self.model.context} positions, found {self.capacity}"
+            )
+
+    @property
+    def all_prompts(self) -> list[list[int]]:
+        """Of all sets."""
+        return list(chain.from_iterable(self.prompts.values()))
+
+    @property
+    def draft(self) -> Draft:
+        """The draft model."""
+        assert self.model.draft is not None
+        return self.model.draft
+
+    def decode(self, method: str, **settings: Any) -> DecodeConfig:
+        """The paper's settings (Appendix A) but for those given; the study's number of nodes."""
+        drawn = {} if method == "plain" else {"nodes": self.config.nodes}
+        return DecodeConfig(
+            method=method, **({"max_new_tokens": self.config.max_new_tokens} | drawn | settings)
+        )
+
+    def drafters(self, way: Way, watch: Watch | None = None) -> Drafters:
+        """New ones, that have learned nothing yet."""
+        lm, draft = self.model.lm, self.own_layers() if way.own else self.draft
+        methods = Methods(lm, self.model.adaptive, Drawing(lm, draft))
+        left = self.model.context - self._longest
+        return methods.drafters(way.decode, batch=1, capacity=self.capacity, left=left, watch=watch)
+
+    def own_layers(self) -> Draft:
+        """The model's own first layers (Self-SSD)."""
+        config, model = DraftConfig(f"self:{self.config.self_layers}"), self.model
+        return load_draft(config, model.lm, rows=check_draft(config, model.text), adaptive=None)
+
+    def decoders(self, ways: Mapping[K, Way]) -> dict[K, Decoder]:
+        """Side by side on one runner of the model."""
+        fates = list[Fate]()
+
+        def watch(drawn: Drawn) -> None:
+            fates.append(Fate.of(drawn))
+
+        drafters = {key: self.drafters(way, watch) for key, way in ways.items()}
+        runner = self.runner(Runner, drafters.values())
+        return {key: self._decoder(runner, one, ways[key].decode, fates) for key, one in drafters.items()}
+
+    def runner(self, kind: type[R], drafters: Iterable[Drafters]) -> R:
+        """Of the model, for trees of any of these."""
+        rows = max(one.max_rows for one in drafters)
+        return kind(self.model.lm, capacity=self.capacity, max_rows=rows)
+
+    def limits(self) -> Limits:
+        """The end of a text."""
+        return Limits(self.config.max_new_tokens, self.model.eos)
+
+    def run(self, decode: DecodeConfig) -> list[DraftedRun]:
+        """All prompts once."""
+        (decoder,) = self.decoders({None: Way(decode)}).values()
+        return [decoder(prompt) for prompt in self.all_prompts]  # type: ignore[misc]
+
+    def drawn(self, decode: DecodeConfig, prompt: Sequence[int]) -> list[Drawn]:
+        """The graph of every step but the last, as a prompt is decoded."""
+        found = list[Drawn]()
+        drafters = self.drafters(Way(decode), found.append)
+        runner = self.runner(Runner, [drafters])
+        loop_decoder(runner, drafters, self.limits(), sampling_of(decode))(prompt)
+        return found
+
+    def _decoder(self, runner: Runner, drafters: Drafters, decode: DecodeConfig, fates: list[Fate]) -> Decoder:
+        decoder = loop_decoder(runner, drafters, self.limits(), sampling_of(decode))
+
+        def run(prompt: Sequence[int]) -> DraftedRun:
+            fates.clear()
+            return DraftedRun(**asdict(decoder(prompt)), fates=tuple(fates))
+
+        return run
+
+
+def sampling_of(decode: DecodeConfig) -> Sampling:
+    """The distribution that is drawn from."""
+    return Sampling(decode.temperature, decode.top_k, decode.top_p)

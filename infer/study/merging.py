@@ -1,0 +1,68 @@
+"""What merging changes of the draft model's predictions (GSD §5.3, Appendix C, Table 5).
+
+A merged node goes on as the node that it was merged into. By itself it would have gone on by its own
+path: with q the draft model's distribution of the next token behind a path,
+
+    KL(q(· | own path) ‖ q(· | path of the node merged into)), in nats.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from infer.pick import GREEDY
+from infer.reading import LazyReading, Request
+from infer.runner import Runner
+from infer.study.bench import Bench
+from infer.token_graph import TokenGraph
+from infer.tree import Tree
+
+TAUS, WIDTHS = (1, 2, 3, 4), (3, 5)
+
+
+def measure_merging(bench: Bench) -> list[dict[str, Any]]:
+    """By out-degree and τ, over all merged nodes of all graphs of GSD."""
+    rows = []
+    for k in WIDTHS:
+        for tau in TAUS:
+            found = _divergences(bench, k=k, tau=tau)
+            mean, middle = (fmean(found), median(found)) if found else (None, None)
+            rows.append({"k": k, "tau": tau, "mean_kl": mean, "median_kl": middle, "merged": len(found)})
+    return rows
+
+
+def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
+    """Of each merged node; row n is of what follows node n by its own path."""
+    if not graph.merged:
+        return []
+    own, into = (log_q_nV[list(nodes)] for nodes in (graph.merged.keys(), graph.merged.values()))
+    return (own.exp() * (own - into)).sum(-1).tolist()
+
+
+@torch.inference_mode()
+def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
+    decode, draft, found = bench.decode("gsd", k=k, tau=tau), bench.draft, list[float]()
+    for prompt in bench.all_prompts:
+        context = list(prompt)
+        for drawn in bench.drawn(decode, prompt):
+            if drawn.graph.merged:
+                found += divergences(log_q(draft.lm, draft.read(context), drawn.graph), drawn.graph)
+            context += drawn.tokens
+    return found
+
+
+def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Tensor:
+    """(n, V) float64 log-probabilities of what follows each node by its own path, behind a context that ends
+    with the root.
+    """
+    n = len(graph.tokens)
+    runner = Runner(lm, capacity=len(context), max_rows=n, static=False)
+    runner.prefill([context[:-1]])
+    tree = Tree((context[-1], *graph.tokens[1:]), tuple(graph.parents), n)
+    reading = runner.forward([tree], [Request(context)], GREEDY)
+    assert isinstance(reading, LazyReading)
+    return reading.logits[:n].whole().double().log_softmax(-1)

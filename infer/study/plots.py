@@ -1,0 +1,152 @@
+"""The study's plots, after the paper's figures and tables. Knows rows, not how they were measured."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from infer.study.ablation import CHILDREN
+
+Row = Mapping[str, Any]
+SHADES = {
+    "greedy": "#1f77b4",
+    "greedy measured": "#9ecae1",
+    "top-p": "#e6550d",
+    "top-p measured": "#fdbe85",
+}
+METHODS = {"ssd": "SSD", "tsd": "TSD", "gsd": "GSD", "self-ssd": "Self-SSD"}
+SETTINGS = {"k": "k, children of a node", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
+
+
+def plot_methods(rows: Sequence[Row], path: Path) -> None:
+    """Acceptance rate and speedup, a panel for each set of prompts (Table 1)."""
+    _bars_by_set(rows, path, lambda row: row["decoding"] + (" measured" if row["budget"] == "measured" else ""))
+
+
+def plot_time(rows: Sequence[Row], path: Path) -> None:
+    """One bar for each setting (Table 3)."""
+    figure, ((axis,),) = _figure(1, 1, width=6.4)
+    names = [f"{METHODS[row['method']]}, k={row['k']}" for row in rows]
+    left = [0.0] * len(rows)
+    for part in ("draft", "verification", "others"):
+        values = [row[part] or 0.0 for row in rows]
+        axis.barh(names, values, left=left, label=part, height=0.6)
+        left = [before + value for before, value in zip(left, values)]
+    axis.invert_yaxis()
+    axis.set(xlabel="milliseconds of a step, medians")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
+    axis.grid(alpha=0.3, axis="x")
+    figure.savefig(path, dpi=150)
+
+
+def plot_recurrence(rows: Sequence[Row], path: Path) -> None:
+    """Figure 3."""
+    figure, ((axis,),) = _figure(1, 1)
+    axis.bar([row["n"] for row in rows], [100 * (row["share"] or 0) for row in rows], width=0.6)
+    axis.set(xlabel="n", ylabel="tokens in recurring n-grams, %", ylim=(0, 100))
+    axis.grid(alpha=0.3, axis="y")
+    figure.savefig(path, dpi=150)
+
+
+def plot_ablation(rows: Sequence[Row], path: Path) -> None:
+    """Acceptance rate, and below it drafted tokens, against each setting (Figure 5)."""
+    settings = list(dict.fromkeys(row["setting"] for row in rows))
+    figure = Figure(figsize=(3.2 * len(settings), 5.6), layout="constrained")
+    axes = figure.subplots(2, len(settings), squeeze=False, sharex="col", sharey="row")
+    for column, setting in enumerate(settings):
+        for axis, measure in zip(axes[:, column], ("acceptance_rate", "drafted_per_token")):
+            for method, line in (("gsd", "-"), ("tsd", "--")):
+                mine = [row for row in rows if (row["setting"], row["method"]) == (setting, method)]
+                at, values = [row["value"] for row in mine], [row[measure] for row in mine]
+                axis.plot(at, values, linestyle=line, marker="o", label=METHODS[method] if mine else None)
+            axis.grid(alpha=0.3)
+        axes[1][column].set_xlabel(SETTINGS[setting])
+    axes[0][0].set_ylabel("acceptance rate")
+    axes[1][0].set_ylabel("drafted tokens by emitted token")
+    axes[1][0].set_yscale("log")
+    axes[1][0].yaxis.set_major_formatter("{x:g}")
+    axes[1][0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[1][0].yaxis.set_minor_locator(NullLocator())
+    axes[0][0].legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_merging(rows: Sequence[Row], path: Path) -> None:
+    """KL divergence against τ (Table 5)."""
+    figure, ((axis,),) = _figure(1, 1)
+    for color, k in zip(("C0", "C1", "C2"), dict.fromkeys(row["k"] for row in rows)):
+        for name, line in (("mean", "-"), ("median", "--")):
+            mine = [row for row in rows if row["k"] == k and row[f"{name}_kl"] is not None]
+            at, values = [row["tau"] for row in mine], [row[f"{name}_kl"] for row in mine]
+            axis.plot(at, values, color=color, linestyle=line, marker="o", label=f"k={k}, {name}")
+    axis.set(xlabel="τ", ylabel="KL divergence by merging, nats", yscale="log")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(fontsize="small")
+    axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def plot_ranks(rows: Sequence[Row], path: Path) -> None:
+    """Shares of the accepted drafts by their rank (Figures 7 and 8)."""
+    figure, axes = _figure(1, 2)
+    for axis, by, title in zip(axes[0], ("method", "theta_sib"), ("by method", "GSD")):
+        mine = [row for row in rows if row["by"] == by]
+        names = [METHODS.get(row["value"], str(row["value"])) for row in mine]
+        shares = [row["shares"] or [0.0] * CHILDREN for row in mine]
+        groups = {f"child {rank + 1}": [100 * one[rank] for one in shares] for rank in range(CHILDREN)}
+        _bars(axis, names, groups, {})
+        axis.set(title=title, ylabel="accepted drafts, %", ylim=(0, 100))
+    axes[0][1].set_xlabel("θ_sib")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+PLOTS: dict[str, Callable[[Sequence[Row], Path], None]] = {
+    "methods": plot_methods,
+    "time": plot_time,
+    "recurrence": plot_recurrence,
+    "ablation": plot_ablation,
+    "merging": plot_merging,
+    "ranks": plot_ranks,
+}
+
+
+def _figure(rows: int, columns: int, width: float = 4.6) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width * columns, 3.5 * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -> None:
+    sets = list(dict.fromkeys(row["prompt_set"] for row in rows))
+    figure, axes = _figure(2, len(sets), width=5.4)
+    for column, name in enumerate(sets):
+        mine = [row for row in rows if row["prompt_set"] == name and row["method"] != "plain"]
+        methods = list(dict.fromkeys(row["method"] for row in mine))
+        for axis, measure in zip(axes[:, column], ("acceptance_rate", "speedup")):
+            groups = {
+                label: [row[measure] or 0.0 for row in mine if group(row) == label]
+                for label in dict.fromkeys(map(group, mine))
+            }
+            _bars(axis, [METHODS[method] for method in methods], groups, SHADES)
+            axis.set(ylabel=measure.replace("_", " "), title=name.replace("_", " "))
+        axes[0][column].set_ylim(0, 1)
+        axes[1][column].axhline(1, color="black", linewidth=1, linestyle=":")
+        axes[1][column].set_ylabel("speedup over plain decoding")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _bars(
+    axis: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], colors: Mapping[str, str]
+) -> None:
+    """Groups of bars, a name below each group."""
+    width = 0.8 / len(groups)
+    for place, (label, values) in enumerate(groups.items()):
+        at = [index - 0.4 + width * (place + 0.5) for index in range(len(names))]
+        axis.bar(at, values, width, label=label, color=colors.get(label))
+    axis.set_xticks(range(len(names)), names)
+    axis.grid(alpha=0.3, axis="y")
+    axis.set_axisbelow(True)

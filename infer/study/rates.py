@@ -1,0 +1,76 @@
+"""The paper's figures of runs with drafts (Table 1, Figures 5, 7 and 8). Pure.
+
+Of a text's last step, whose tokens may be cut, the draft is not known: what is counted of graphs leaves that
+step out. Where nothing was drafted a figure is None.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from infer.measure import Run
+from infer.study.fate import Fate
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRun(Run):
+    """With what became of each draft but the last step's. Other steps without one drafted nothing."""
+
+    fates: tuple[Fate, ...]
+
+
+def acceptance_rate(runs: Sequence[Run]) -> float | None:
+    """The share of the emitted tokens that were drafted and accepted: a/(a+1) at a accepted drafts a step.
+
+    The paper names no formula; its 0.5 to 0.9, higher with more drafts in a step, can be nothing
+    else (of the drafted tokens TSD has hundreds rejected).
+    """
+    if not any(run.drafted for run in runs):
+        return None
+    return sum(run.accepted for run in runs) / sum(len(run.tokens) for run in runs)
+
+
+def accepted_per_step(runs: Sequence[Run]) -> float | None:
+    """Accepted drafts over verifications."""
+    if not any(run.drafted for run in runs):
+        return None
+    return sum(run.accepted for run in runs) / sum(run.forwards for run in runs)
+
+
+def drafted_per_token(runs: Sequence[DraftedRun]) -> float | None:
+    """Nodes of the graphs, each the draft model's candidate for a place, over emitted tokens."""
+    return _share(sum(fate.nodes for fate in fates_of(runs)), _tokens(runs))
+
+
+def fed_per_token(runs: Sequence[DraftedRun]) -> float | None:
+    """Rows of the draft model over emitted tokens: the nodes that got children, and the text itself."""
+    return _share(sum(fate.rows for fate in fates_of(runs)), _tokens(runs))
+
+
+def graph_success(runs: Sequence[DraftedRun]) -> float | None:
+    """The share of drafts whose accepted path goes on behind a merged node."""
+    fates = fates_of(runs)
+    return _share(sum(fate.succeeded for fate in fates), len(fates))
+
+
+def rank_shares(fates: Iterable[Fate], k: int) -> list[float] | None:
+    """The share of the accepted drafts that were their parent's child of rank 1 to k."""
+    counts = Counter(rank for fate in fates for rank in fate.ranks)
+    total = counts.total()
+    return [counts[rank] / total for rank in range(1, k + 1)] if total else None
+
+
+def fates_of(runs: Iterable[DraftedRun]) -> list[Fate]:
+    """Of all runs."""
+    return [fate for run in runs for fate in run.fates]
+
+
+def _tokens(runs: Sequence[DraftedRun]) -> int:
+    """Of all steps but the last ones; 0 where nothing was drafted. A step without a draft emits one token."""
+    fates = fates_of(runs)
+    bare = sum(run.forwards - 1 - len(run.fates) for run in runs)
+    return sum(fate.tokens for fate in fates) + bare if fates else 0
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,218 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf import UserError, settings
+from infer.api import Model
+from infer.costs import Costs
+from infer.drawn import Drawn
+from infer.measure import Measured
+from infer.study import methods, rates
+from infer.study.__main__ import main
+from infer.study.bench import Bench
+from infer.study.config import PARTS, StudyConfig
+from infer.study.fate import Fate
+from infer.study.merging import divergences, log_q
+from infer.study.methods import lossy
+from infer.study.recurrence import recurring
+from infer.token_graph import TokenGraph, unroll
+
+Y, A, B, C, D = range(5)
+
+
+def tree_of(*parents_and_tokens: tuple[int, int]) -> TokenGraph:
+    graph = TokenGraph([Y])
+    for parent, token in parents_and_tokens:
+        graph.add(parent, token, 0.5)
+    return graph
+
+
+def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
+    """The figure of fate.py: b's child a is merged into the root's."""
+    graph = tree_of((0, B), (0, A), (1, A), (2, C))
+    graph.merge(3, 2)
+    drafts = unroll(graph, [0.0] * 10, depth=10)
+    assert sorted(drafts.nodes) == [0, 1, 2, 3, 4, 4]
+
+    def fate(*nodes: int) -> Fate:
+        path = [0]
+        for node in nodes:
+            behind = (at for at, parent in enumerate(drafts.parents) if parent == path[-1])
+            path.append(next(at for at in behind if drafts.nodes[at] == node))
+        tokens = [*(drafts.tokens[at] for at in path[1:]), D]
+        return Fate.of(Drawn(graph, drafts, path, tokens, rows=4))
+
+    assert fate() == Fate(4, 4, 1, (), False)
+    assert fate(2, 4) == Fate(4, 4, 3, (2, 1), False)
+    assert fate(1, 3) == Fate(4, 4, 3, (1, 1), False)  # merged itself, but no copy
+    assert fate(1, 3, 4) == Fate(4, 4, 4, (1, 1, 1), True)
+
+
+def test_n_grams_recur_in_other_branches() -> None:
+    """The figure of recurrence.py."""
+    tree = tree_of((0, A), (1, B), (2, C), (0, D), (4, A), (5, B), (6, C))
+    assert recurring(tree, 1) == recurring(tree, 2) == recurring(tree, 3) == {1, 2, 3, 5, 6, 7}
+    assert recurring(tree, 4) == set()
+
+
+def test_what_repeats_itself_along_a_path_does_not_recur() -> None:
+    chain = tree_of((0, A), (1, A), (2, A), (3, A))
+    assert recurring(chain, 1) == recurring(chain, 2) == set()
+    assert recurring(tree_of((0, A), (1, A), (0, B), (3, A)), 1) == {1, 2, 4}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=24), st.integers(1, 4))
+def test_recurrence_is_that_of_all_pairs_of_paths(nodes: list[tuple[int, int]], n: int) -> None:
+    tree = tree_of(*((parent % (index + 1), token) for index, (parent, token) in enumerate(nodes)))
+    paths = [[]]
+    for node in range(1, len(tree.tokens)):
+        paths.append([*paths[tree.parents[node]], node])
+    wanted = set()
+    for one in range(1, len(paths)):
+        for other in range(1, len(paths)):
+            related = one in paths[other] or other in paths[one]
+            grams = [[tree.tokens[node] for node in path[-n:]] for path in (paths[one], paths[other])]
+            if not related and len(grams[0]) == n and grams[0] == grams[1]:
+                wanted |= {*paths[one][-n:], *paths[other][-n:]}
+    assert recurring(tree, n) == wanted
+
+
+def test_rates_are_those_of_the_runs() -> None:
+    """Of five steps the last has no fate, and one drafted nothing."""
+    fates = (Fate(12, 3, 2, (2,), False), Fate(8, 2, 3, (1, 1), True), Fate(4, 1, 2, (1,), False))
+    runs = [rates.DraftedRun([1] * 10, 1.0, 5, 20, 5, fates)]
+    assert rates.acceptance_rate(runs) == 0.5 and rates.accepted_per_step(runs) == 1.0
+    assert rates.drafted_per_token(runs) == 24 / 8 and rates.fed_per_token(runs) == 6 / 8
+    assert rates.graph_success(runs) == 1 / 3
+    assert rates.rank_shares(fates, 3) == [0.75, 0.25, 0]
+
+
+def test_nothing_drafted_has_no_rates() -> None:
+    runs = [rates.DraftedRun([1, 2], 1.0, 2, 0, 0, ())]
+    assert rates.acceptance_rate(runs) is None and rates.accepted_per_step(runs) is None
+    assert rates.drafted_per_token(runs) is None and rates.fed_per_token(runs) is None
+    assert rates.graph_success(runs) is None and rates.rank_shares((), 4) is None
+
+
+def test_only_what_promised_the_same_tokens_is_lossy() -> None:
+    row = {"prompt_set": "a", "decoding": "top-p", "method": "gsd", "prompts": 3, "identical": 2}
+    found = lossy([row | {"verify": "ratio"}, row | {"verify": "pick"}, row | {"verify": None, "identical": 3}])
+    assert found == ["top-p gsd on a"]
+
+
+def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Model) -> None:
+    context = [7, 50, 9, 100]
+    graph = tree_of((0, 50), (0, 9), (1, 9), (2, 60))
+    graph.tokens[0] = context[-1]
+    graph.merge(3, 2)
+    paths = [context, [*context, 50], [*context, 9], [*context, 50, 9], [*context, 9, 60]]
+    with torch.inference_mode():
+        wanted = torch.stack(
+            [model.lm(torch.tensor([path])).logits[0, -1].double().log_softmax(-1) for path in paths]
+        )
+        found = log_q(model.lm, context, graph)
+    assert torch.allclose(found, wanted, atol=1e-4)
+    kl = torch.nn.functional.kl_div(wanted[2], wanted[3], log_target=True, reduction="sum")
+    assert divergences(found, graph) == pytest.approx([float(kl)], rel=1e-3)
+    assert divergences(found, tree_of((0, 50))) == []
+
+
+@pytest.fixture
+def given_settings(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The model's first layer drafts for it, on two texts."""
+    costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
+    monkeypatch.setattr("infer.drawing.find_costs", lambda *args, **kwargs: costs)
+    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return [
+        f"model={model_dir}",
+        "draft=self:1",
+        f"out={tmp_path / 'study'}",
+        "experiment=demo",
+        "~prompts.humaneval",
+        f"prompts.held_out.path={tmp_path / 'texts.jsonl'}",
+        "prompts.held_out.key=text",
+        "prompts.held_out.count=2",
+        "rounds=1",
+        "max_new_tokens=8",
+        "nodes=12",
+    ]
+
+
+def test_a_study_measures_each_part_once(
+    given_settings: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings("study", StudyConfig, given_settings)
+    main(config)
+    out = Path(config.out)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert {path.stem for path in out.glob("*.png")} == set(PARTS) <= report.keys()
+    assert report["date"] and report["hardware"]["cores"]
+    first = capsys.readouterr().out
+    assert "held_out" in first and "(Table 5)" in first and "…" not in first
+    assert all(row["identical"] == row["prompts"] == 2 for row in report["methods"])
+    for row in report["time"]:
+        assert row["steps"] and row["draft"] > 0 and row["verification"] > 0 and row["others"] > 0
+    gsd = {row["value"]: row for row in report["ablation"] if row["setting"] == "theta_prob"}
+    assert gsd[0.1]["drafted_per_token"] >= gsd[0.6]["drafted_per_token"]
+    monkeypatch.setattr("infer.study.__main__.Bench", None)
+    main(config)
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
+    """Every step but the last has its fate, and the graph that `drawn` gives is the one counted."""
+    bench = Bench(settings("study", StudyConfig, given_settings))
+    decode = bench.decode("gsd", theta_prob=0.01)
+    runs = bench.run(decode)
+    for run, prompt in zip(runs, bench.all_prompts, strict=True):
+        assert len(run.fates) == run.forwards - 1
+        assert tuple(map(Fate.of, bench.drawn(decode, prompt))) == run.fates
+        assert sum(fate.tokens for fate in run.fates) < len(run.tokens)
+        accepted = sum(len(fate.ranks) for fate in run.fates)
+        assert accepted == sum(fate.tokens - 1 for fate in run.fates) <= run.accepted
+        assert all(fate.nodes >= fate.rows > 0 for fate in run.fates[1:])
+
+
+def test_a_lossy_method_fails_the_study_and_every_later_one(
+    given_settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = methods.measure
+    monkeypatch.setattr(methods, "measure", lambda *args, **kwargs: spoiled(real(*args, **kwargs)))
+
+    def spoiled(found: dict[methods.Key, Measured]) -> dict[methods.Key, Measured]:
+        key = next(key for key in found if key.method == "gsd")
+        found[key].rounds[0][0].tokens.append(1)
+        return found
+
+    config = settings("study", StudyConfig, [*given_settings, "parts=[methods]"])
+    for _ in range(2):
+        with pytest.raises(UserError, match="wanted all identical .* greedy gsd on held_out"):
+            main(config)
+        assert (Path(config.out) / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["draft=null"], "draft: wanted a model that drafts, .* found none"),
+        (["draft.adaptive=true"], "draft.adaptive: wanted false, .* found true"),
+        (["parts=[methods,figures]"], "parts: wanted some of methods, .* found figures"),
+        (["parts=[]"], "parts: wanted some of methods, .* found none"),
+        (["dtype=int8"], "dtype: wanted one of .* found int8"),
+        (["rounds=0"], "rounds: wanted at least 1, found 0"),
+    ],
+)
+def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        settings("study", StudyConfig, [*given_settings, *overrides])
+
+
+def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
+    with pytest.raises(UserError, match="max_new_tokens=600: wanted .* the model's 512 positions, found 6"):
+        Bench(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
