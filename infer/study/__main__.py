@@ -22,7 +22,7 @@ from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
 from infer.study.merging import measure_merging
-from infer.study.methods import lossy, measure_methods
+from infer.study.methods import lossy, measure_methods, measure_sampling
 from infer.study.plots import PLOTS
 from infer.study.recurrence import measure_recurrence
 from infer.study.step_time import measure_time
@@ -30,6 +30,7 @@ from infer.study.tables import print_study
 
 MEASUREMENTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
     "methods": measure_methods,
+    "sampling": measure_sampling,
     "time": measure_time,
     "recurrence": measure_recurrence,
     "ablation": measure_ablation,
@@ -83,7 +84,7 @@ def _inputs(config: StudyConfig) -> dict[str, str]:
 
 def _check_identical(report: dict[str, Any]) -> None:
     """A study that shows a lossy method is written, and then fails the run, and every later one."""
-    found = lossy(report.get("methods", []))
+    found = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
     if found and report["settings"]["dtype"] == "float32":
         raise UserError(
             f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}"

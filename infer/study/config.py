@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from infer.config import DTYPES, DraftConfig, PromptSetConfig
 
-PARTS = ("methods", "time", "recurrence", "ablation", "merging", "ranks")
+PARTS = ("methods", "sampling", "time", "recurrence", "ablation", "merging", "ranks")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""SSD, TSD, GSD and Self-SSD against plain decoding (GSD, Tables 1 and 6 to 8).
+"""SSD, TSD, GSD and Self-SSD against plain decoding (GSD, Tables 1, 2 and 6 to 8).
 
 All take turns on every prompt in the one loop, greedily and by top-p sampling as in Appendix A; every
 output of keyed draws is compared with plain decoding, token by token.
@@ -49,6 +49,17 @@ def measure_methods(bench: Bench) -> list[dict[str, Any]]:
             if bench.config.draft.layers != bench.config.self_layers:
                 way = Way(bench.decode("ssd", **sampling, **nodes), own=True)
                 ways[Key(decoding, "self-ssd", budget, "pick")] = way
+    return _rows(bench, ways)
+
+
+def measure_sampling(bench: Bench) -> list[dict[str, Any]]:
+    """Table 2: keyed draws, whose output is plain decoding's, against ratios, whose distribution is."""
+    sampling = DECODINGS["top-p"]
+    ways = {Key("top-p", "plain", None, None): Way(bench.decode("plain", **sampling))}
+    for verify in ("pick", "ratio"):
+        for method in DRAWN:
+            way = Way(bench.decode(method, **sampling, verify=verify))
+            ways[Key("top-p", method, FIXED, verify)] = way
     return _rows(bench, ways)
 
 

@@ -16,6 +16,8 @@ SHADES = {
     "greedy measured": "#9ecae1",
     "top-p": "#e6550d",
     "top-p measured": "#fdbe85",
+    "keyed draws": "#e6550d",
+    "by ratio": "#756bb1",
 }
 METHODS = {"ssd": "SSD", "tsd": "TSD", "gsd": "GSD", "self-ssd": "Self-SSD"}
 SETTINGS = {"k": "k, children of a node", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
@@ -24,6 +26,11 @@ SETTINGS = {"k": "k, children of a node", "tau": "τ", "theta_prob": "θ_prob", 
 def plot_methods(rows: Sequence[Row], path: Path) -> None:
     """Acceptance rate and speedup, a panel for each set of prompts (Table 1)."""
     _bars_by_set(rows, path, lambda row: row["decoding"] + (" measured" if row["budget"] == "measured" else ""))
+
+
+def plot_sampling(rows: Sequence[Row], path: Path) -> None:
+    """The same of keyed draws and of verification by ratio (Table 2)."""
+    _bars_by_set(rows, path, lambda row: "by ratio" if row["verify"] == "ratio" else "keyed draws")
 
 
 def plot_time(rows: Sequence[Row], path: Path) -> None:
@@ -106,6 +113,7 @@ def plot_ranks(rows: Sequence[Row], path: Path) -> None:
 
 PLOTS: dict[str, Callable[[Sequence[Row], Path], None]] = {
     "methods": plot_methods,
+    "sampling": plot_sampling,
     "time": plot_time,
     "recurrence": plot_recurrence,
     "ablation": plot_ablation,

@@ -58,6 +58,7 @@ METHODS = {
 }
 TABLES: dict[str, tuple[str, Mapping[str, Callable[[Row], str]]]] = {
     "methods": ("Methods; drafted and fed are by emitted token (Table 1)", METHODS),
+    "sampling": ("Keyed draws and verification by ratio (Table 2)", METHODS),
     "time": (
         "Milliseconds of a step (Table 3)",
         {
