@@ -13,7 +13,7 @@ all on which it can be reached, through merged nodes too. So a merge never close
 where a (τ+1)-gram stands at two nodes, the τ-grams before it lie on one path: a text that repeats itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infer.token_graph import TokenGraph
@@ -36,20 +36,31 @@ class Growth:
     `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
     `within_level`: nodes are merged only into those of their own level, which have no children yet. Draws that
     are verified by ratio need it (ratio.py): a merge into a node whose children are known may tell of these.
+    `calibrated` makes of the draft model's chance how often such drafts were right.
     """
 
-    def __init__(self, root: int, rules: Rules, *, most: int, within_level: bool = False) -> None:
+    def __init__(
+        self,
+        root: int,
+        rules: Rules,
+        *,
+        most: int,
+        within_level: bool = False,
+        calibrated: Callable[[float], float] = float,
+    ) -> None:
         self.graph, self.frontier = TokenGraph([root]), [0]
         self._rules, self._left, self._within_level = rules, most - 1, within_level
-        self._joint = [1.0]  # the chance of the path from the root to each node
-        self._above = [1]  # the nodes on all paths to each node, and itself, as bits
-        self._grams: list[tuple[int, ...]] = [(root,)]  # the last τ tokens of the path to each node
-        self._ended: dict[tuple[int, ...], list[int]] = {}  # nodes that were not leaves, by their τ-gram
+        self._calibrated = calibrated
+        # Of nodes that are no leaves: the chance of the path from the root, and its last τ tokens.
+        self._joint = {0: 1.0}
+        self._grams: dict[int, tuple[int, ...]] = {0: (root,)}
+        self._ended: dict[tuple[int, ...], list[int]] = {}  # nodes by the τ-gram that they end
+        self._sharing: dict[int, list[int]] = {}  # by node, those that were merged into it
 
     @property
     def reach(self) -> float:
         """The chance that the text goes on through the frontier, merged nodes not counted."""
-        return sum(self._joint[node] for node in self.frontier)
+        return sum(map(self._joint.__getitem__, self.frontier))
 
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
         """One level: the candidates behind each node of the frontier, in its order, at most k: the likeliest
@@ -61,33 +72,42 @@ class Growth:
         for parent, tokens, odds in zip(parents, ids, chances):
             least = max(rules.theta_prob, rules.theta_sib * max(odds))
             for token, chance in zip(tokens[: rules.k], odds):
-                node = self._add(parent, token, chance)
-                if chance >= least and not self._merge(node):
+                node = self.graph.add(parent, token, chance)
+                if chance >= least and not self._merge(node, self._gram(parent, token)):
+                    self._joint[node] = self._joint[parent] * self._calibrated(chance)
                     self.frontier.append(node)
         if len(self.frontier) > self._left:
             likeliest = sorted(self.frontier, key=self._joint.__getitem__, reverse=True)
             self.frontier = sorted(likeliest[: self._left])
         self._left -= len(self.frontier)
 
-    def _add(self, parent: int, token: int, chance: float) -> int:
-        node = self.graph.add(parent, token, chance)
-        self._joint.append(self._joint[parent] * chance)
-        self._above.append(self._above[parent] | 1 << node)
-        if self._rules.tau:
-            self._grams.append((*self._grams[parent], token)[-self._rules.tau :])
-        return node
+    def _gram(self, parent: int, token: int) -> tuple[int, ...]:
+        """The last τ tokens, or fewer, of the path to a token behind a parent."""
+        return (*self._grams[parent], token)[-self._rules.tau :] if self._rules.tau else ()
 
-    def _merge(self, node: int) -> bool:
+    def _merge(self, node: int, gram: tuple[int, ...]) -> bool:
         """Merge a node that is τ-redundant; else its own τ-gram stands in the graph from now on."""
-        if not self._rules.tau or len(self._grams[node]) < self._rules.tau:
+        self._grams[node] = gram
+        if not self._rules.tau or len(gram) < self._rules.tau:
             return False
-        ended, above = self._ended.setdefault(self._grams[node], []), self._above
-        into = next((other for other in ended if not above[node] >> other & 1), None)
-        if into is None:
-            ended.append(node)
-            return False
-        self.graph.merge(node, into)
-        for other, bits in enumerate(above):
-            if bits >> into & 1:
-                above[other] = bits | above[node]
-        return True
+        ended = self._ended.setdefault(gram, [])
+        if ended:
+            above = self._above(node)
+            into = next((other for other in ended if other not in above), None)
+            if into is not None:
+                self.graph.merge(node, into)
+                self._sharing.setdefault(into, []).append(node)
+                return True
+        ended.append(node)
+        return False
+
+    def _above(self, node: int) -> set[int]:
+        """The nodes on all paths to a node, and itself: up to parents, and to what shares their children."""
+        found, above = {node}, [node]
+        while above:
+            one = above.pop()
+            for other in (self.graph.parents[one], *self._sharing.get(one, ())):
+                if other >= 0 and other not in found:
+                    found.add(other)
+                    above.append(other)
+        return found

@@ -94,11 +94,16 @@ def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
     and (n,) int64, the distance of each node from the root.
     """
     n = len(parents)
-    up, at = np.array([*parents, -1]), np.arange(n)
-    seen, depths = np.zeros((n - first, n + 1), bool), np.full(n, -1)
-    rows = np.arange(n - first)
-    while at.max() >= 0:
-        seen[rows, at[first:]] = True  # beyond the root in the last column
-        depths += at >= 0
-        at = up[at]
-    return seen[:, :n], depths
+    if parents == tuple(range(-1, n - 1)):
+        return np.tri(n - first, n, first, dtype=bool), np.arange(n)
+    depths, rows, columns = [0] * n, list[int](), list[int]()
+    for node in range(1, n):
+        depths[node] = depths[parents[node]] + 1
+    for node in range(first, n):
+        rows += [node - first] * (depths[node] + 1)
+        while node >= 0:
+            columns.append(node)
+            node = parents[node]
+    seen = np.zeros((n - first, n), bool)
+    seen[rows, columns] = True
+    return seen, np.array(depths)

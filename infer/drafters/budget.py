@@ -35,6 +35,10 @@ class Budget(Protocol):
         """Whether anything is drafted now."""
         ...
 
+    def chance(self, weight: float) -> float:
+        """How often drafts are right that have such a chance by the draft model."""
+        ...
+
     def deepens(self, level: int, reach: float, rows: int) -> bool:
         """Whether a level of so many rows is drafted; the text goes on through them with chance `reach`."""
         ...
@@ -61,6 +65,10 @@ class FixedBudget:
     def max_rows(self) -> int:
         """With the root."""
         return 1 + self.nodes
+
+    def chance(self, weight: float) -> float:
+        """The draft model's word."""
+        return weight
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
         """The graph itself says when it ends."""
@@ -102,14 +110,17 @@ class AutoBudget:
         """λ; plain decoding's at least."""
         return max(self._earned / self._spent, 1 / self._costs(1))
 
+    def chance(self, weight: float) -> float:
+        """Of late."""
+        return self._calibration.chance(weight)
+
     def deepens(self, level: int, reach: float, rows: int) -> bool:
         """The first level always: the credit answers for it."""
         return level == 0 or reach * self._followed > self.rate * self._draft(rows)
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """Every node that is worth its row."""
-        chance, rate = self._calibration.chance, self.rate
-        calibrated = replace(graph, chances=[chance(weight) for weight in graph.chances])
+        rate, calibrated = self.rate, replace(graph, chances=list(map(self.chance, graph.chances)))
         return unroll(calibrated, [rate * slope for slope in self._slopes], depth=depth)
 
     def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:

@@ -38,9 +38,7 @@ class LevelDrafters(DraftModelDrafters):
         growths = dict[int, Growth]()
         for b, one in enumerate(pending):
             if one:
-                growths[b] = Growth(
-                    one.graph.tokens[0], self._rules, most=self._most, within_level=self.within_level
-                )
+                growths[b] = self._growth(one.graph.tokens[0])
                 one.graph = growths[b].graph
         for level in range(max(depths)):
             growths = {
@@ -55,6 +53,15 @@ class LevelDrafters(DraftModelDrafters):
             for b, growth in growths.items():
                 found = self._behind(b, growth.frontier, rows[b], reading)
                 growth.grow(found.ids, found.weights)
+
+    def _growth(self, root: int) -> Growth:
+        return Growth(
+            root,
+            self._rules,
+            most=self._most,
+            within_level=self.within_level,
+            calibrated=self._budget.chance,
+        )
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
         """The candidates behind these nodes of graph b, which are these rows of it."""
