@@ -25,7 +25,11 @@ DECODINGS: Mapping[str, dict[str, float]] = {
     "top-p": {"temperature": 0.7, "top_p": 0.7},
 }
 DRAWN = ("ssd", "tsd", "gsd")
-FIXED, MEASURED = "fixed", "measured"
+FIXED, MEASURED, WIDE = "fixed", "measured", "wide"
+WIDELY = {
+    "theta_prob": 0.1,
+    "theta_sib": 0.1,
+}  # where the paper's thresholds leave a small model little to merge
 
 
 class Key(NamedTuple):
@@ -38,7 +42,9 @@ class Key(NamedTuple):
 
 
 def measure_methods(bench: Bench) -> list[dict[str, Any]]:
-    """Table 1: the nodes of the study, and as many as pay by measurement."""
+    """Table 1: the nodes of the study, and as many as pay by measurement; and with lower thresholds, where
+    trees are as large as the paper's.
+    """
     ways = dict[Key, Way]()
     for decoding, sampling in DECODINGS.items():
         ways[Key(decoding, "plain", None, None)] = Way(bench.decode("plain", **sampling))
@@ -49,6 +55,8 @@ def measure_methods(bench: Bench) -> list[dict[str, Any]]:
             if bench.config.draft.layers != bench.config.self_layers:
                 way = Way(bench.decode("ssd", **sampling, **nodes), own=True)
                 ways[Key(decoding, "self-ssd", budget, "pick")] = way
+    ways[Key("greedy", "tsd", WIDE, "pick")] = Way(bench.decode("tsd", **WIDELY))
+    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1))
     return _rows(bench, ways)
 
 

@@ -14,18 +14,20 @@ Row = Mapping[str, Any]
 SHADES = {
     "greedy": "#1f77b4",
     "greedy measured": "#9ecae1",
+    "greedy wide": "#08306b",
     "top-p": "#e6550d",
     "top-p measured": "#fdbe85",
     "keyed draws": "#e6550d",
     "by ratio": "#756bb1",
 }
+BUDGETS = {"measured": " measured", "wide": " wide"}
 METHODS = {"ssd": "SSD", "tsd": "TSD", "gsd": "GSD", "self-ssd": "Self-SSD"}
 SETTINGS = {"k": "k, children of a node", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
 
 
 def plot_methods(rows: Sequence[Row], path: Path) -> None:
     """Acceptance rate and speedup, a panel for each set of prompts (Table 1)."""
-    _bars_by_set(rows, path, lambda row: row["decoding"] + (" measured" if row["budget"] == "measured" else ""))
+    _bars_by_set(rows, path, lambda row: row["decoding"] + BUDGETS.get(row["budget"], ""))
 
 
 def plot_sampling(rows: Sequence[Row], path: Path) -> None:
@@ -134,8 +136,9 @@ def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -
         mine = [row for row in rows if row["prompt_set"] == name and row["method"] != "plain"]
         methods = list(dict.fromkeys(row["method"] for row in mine))
         for axis, measure in zip(axes[:, column], ("acceptance_rate", "speedup")):
+            found = {(group(row), row["method"]): row[measure] or 0.0 for row in mine}
             groups = {
-                label: [row[measure] or 0.0 for row in mine if group(row) == label]
+                label: [found.get((label, method), 0.0) for method in methods]
                 for label in dict.fromkeys(map(group, mine))
             }
             _bars(axis, [METHODS[method] for method in methods], groups, SHADES)
