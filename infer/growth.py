@@ -15,6 +15,7 @@ where a (τ+1)-gram stands at two nodes, the τ-grams before it lie on one path:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from infer.token_graph import TokenGraph
 
@@ -51,11 +52,12 @@ class Growth:
         self.graph, self.frontier = TokenGraph([root]), [0]
         self._rules, self._left, self._within_level = rules, most - 1, within_level
         self._calibrated = calibrated
-        # Of nodes that are no leaves: the chance of the path from the root, and its last τ tokens.
+        # Of nodes that are no leaves: the chance of the path from the root, its last τ tokens, and all nodes
+        # on the paths to them, themselves among them, as bits.
         self._joint = {0: 1.0}
         self._grams: dict[int, tuple[int, ...]] = {0: (root,)}
+        self._above = {0: 1}
         self._ended: dict[tuple[int, ...], list[int]] = {}  # nodes by the τ-gram that they end
-        self._sharing: dict[int, list[int]] = {}  # by node, those that were merged into it
 
     @property
     def reach(self) -> float:
@@ -73,7 +75,7 @@ class Growth:
             least = max(rules.theta_prob, rules.theta_sib * max(odds))
             for token, chance in zip(tokens[: rules.k], odds):
                 node = self.graph.add(parent, token, chance)
-                if chance >= least and not self._merge(node, self._gram(parent, token)):
+                if chance >= least and not self._merge(node, parents):
                     self._joint[node] = self._joint[parent] * self._calibrated(chance)
                     self.frontier.append(node)
         if len(self.frontier) > self._left:
@@ -81,33 +83,21 @@ class Growth:
             self.frontier = sorted(likeliest[: self._left])
         self._left -= len(self.frontier)
 
-    def _gram(self, parent: int, token: int) -> tuple[int, ...]:
-        """The last τ tokens, or fewer, of the path to a token behind a parent."""
-        return (*self._grams[parent], token)[-self._rules.tau :] if self._rules.tau else ()
-
-    def _merge(self, node: int, gram: tuple[int, ...]) -> bool:
+    def _merge(self, node: int, parents: Sequence[int]) -> bool:
         """Merge a node that is τ-redundant; else its own τ-gram stands in the graph from now on."""
-        self._grams[node] = gram
-        if not self._rules.tau or len(gram) < self._rules.tau:
+        tau, parent = self._rules.tau, self.graph.parents[node]
+        if not tau:
             return False
-        ended = self._ended.setdefault(gram, [])
-        if ended:
-            above = self._above(node)
-            into = next((other for other in ended if other not in above), None)
-            if into is not None:
-                self.graph.merge(node, into)
-                self._sharing.setdefault(into, []).append(node)
-                return True
-        ended.append(node)
-        return False
-
-    def _above(self, node: int) -> set[int]:
-        """The nodes on all paths to a node, and itself: up to parents, and to what shares their children."""
-        found, above = {node}, [node]
-        while above:
-            one = above.pop()
-            for other in (self.graph.parents[one], *self._sharing.get(one, ())):
-                if other >= 0 and other not in found:
-                    found.add(other)
-                    above.append(other)
-        return found
+        gram, above = (*self._grams[parent], self.graph.tokens[node])[-tau:], self._above[parent] | 1 << node
+        ended = self._ended.setdefault(gram, []) if len(gram) == tau else []
+        into = next((other for other in ended if not above >> other & 1), None)
+        if into is None:
+            ended.append(node)
+            self._grams[node], self._above[node] = gram, above
+            return False
+        self.graph.merge(node, into)
+        # What stands behind the other is behind this one too. Nobody asks again but those that get children.
+        for other in chain(parents, self.frontier):
+            if self._above[other] >> into & 1:
+                self._above[other] |= above
+        return True

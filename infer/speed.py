@@ -25,7 +25,7 @@ from infer.attention import library_attention
 from infer.checkpoint import context_length, eos_ids, load_adaptive, load_model, load_text
 from infer.config import DecodeConfig, SpeedConfig
 from infer.costs import find_costs
-from infer.draft import Draft, check_draft, load_draft
+from infer.draft import check_draft, load_draft
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
@@ -78,7 +78,9 @@ def compare(config: SpeedConfig, adaptive_ids: Sequence[int]) -> list[dict[str, 
         name: load_prompts(name, prompt_set, text, seed=config.seed)
         for name, prompt_set in config.prompts.items()
     }
+    shared = check_draft(config.draft, text) if config.draft.model else 0
     lms = {dtype: load_model(config.model, dtype=dtype) for dtype in config.dtypes}
+    drawings = {dtype: _drawings(lm, config, rows=shared) for dtype, lm in lms.items()}
     rows: list[dict[str, Any]] = []
     with Progress() as progress:
         for name, token_ids in prompts.items():
@@ -87,7 +89,7 @@ def compare(config: SpeedConfig, adaptive_ids: Sequence[int]) -> list[dict[str, 
             decoders = {
                 Key(dtype, *which): decoder
                 for dtype, lm in lms.items()
-                for which, decoder in _decoders(lm, adaptive_ids, token_ids, config).items()
+                for which, decoder in _decoders(lm, adaptive_ids, drawings[dtype], token_ids, config).items()
             }
             advance = partial(progress.advance, task)
             found = measure(decoders, token_ids, rounds=config.rounds, advance=advance)
@@ -103,9 +105,15 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 
 def _decoders(
-    lm: PreTrainedModel, adaptive_ids: Sequence[int], prompts: Sequence[Sequence[int]], config: SpeedConfig
+    lm: PreTrainedModel,
+    adaptive_ids: Sequence[int],
+    drawings: dict[str, tuple[Drawing, str]],
+    prompts: Sequence[Sequence[int]],
+    config: SpeedConfig,
 ) -> dict[tuple[str, int], Decoder]:
-    """Plain decoding, SDSAT by k and by itself, and in float32 the library's `generate`, by name and k."""
+    """Plain decoding, SDSAT by k and by itself, what the draft model draws, and in float32 the library's
+    `generate`, by name and k.
+    """
     check_compile(lm, config.compile)
     limit = context_length(lm.config)
     longest = max(map(len, prompts)) + config.max_new_tokens
@@ -114,7 +122,10 @@ def _decoders(
             f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
             f"{limit} positions, found {longest}"
         )
-    drafters = _drafters(lm, adaptive_ids, config, capacity=longest) | _drawn(lm, config, capacity=longest)
+    drafters = _drafters(lm, adaptive_ids, config, capacity=longest)
+    size = {"batch": 1, "capacity": longest, "left": config.max_new_tokens}
+    for name, (drawing, method) in drawings.items():
+        drafters[(name, 0)] = drawing.drafters(DecodeConfig(method=method), method, **size)  # type: ignore[arg-type]
     try:
         rows = max(one.max_rows for one in drafters.values())
     except ValueError as error:
@@ -139,20 +150,18 @@ def _drafters(
     return {("plain", 0): Each(PlainDrafter), **drafters}
 
 
-def _drawn(lm: PreTrainedModel, config: SpeedConfig, *, capacity: int) -> dict[tuple[str, int], Drafters]:
-    """By the draft model, where there is one: its levels, and its own adaptive tokens where asked for."""
+def _drawings(lm: PreTrainedModel, config: SpeedConfig, *, rows: int) -> dict[str, tuple[Drawing, str]]:
+    """What the draft model draws, where there is one, and the method: by its levels, and where asked for
+    by its own adaptive tokens. What they learn goes on from one set of prompts to the next.
+    """
     if config.draft.model is None:
         return {}
-    rows = check_draft(config.draft, load_text(config.model))
     draft = load_draft(config.draft, lm, rows=rows, adaptive=load_adaptive(config.model))
-
-    def drawn(by: Draft, method: str) -> Drafters:
-        drawing = Drawing(lm, by, compile=config.compile)
-        decode = DecodeConfig(method=method)
-        return drawing.drafters(decode, method, batch=1, capacity=capacity, left=config.max_new_tokens)
-
-    found = {(name, 0): drawn(replace(draft, adaptive=None), name) for name in config.drawn}
-    return found | ({("gsd probes", 0): drawn(draft, "gsd")} if draft.adaptive else {})
+    levels = replace(draft, adaptive=None)
+    found = {name: (Drawing(lm, levels, compile=config.compile), name) for name in config.drawn}
+    return found | (
+        {"gsd probes": (Drawing(lm, draft, compile=config.compile), "gsd")} if draft.adaptive else {}
+    )
 
 
 def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:

@@ -20,7 +20,7 @@ from the root is a hypothesis.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -99,7 +99,13 @@ class Drafts:
         return found
 
 
-def unroll(graph: TokenGraph, prices: Sequence[float], *, depth: int) -> Drafts:
+def unroll(
+    graph: TokenGraph,
+    prices: Sequence[float],
+    *,
+    depth: int,
+    calibrated: Callable[[float], float] = float,
+) -> Drafts:
     """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`.
 
     §5.4: merged nodes are parted again, and each gets a copy of what follows. Every node comes behind its
@@ -111,7 +117,9 @@ def unroll(graph: TokenGraph, prices: Sequence[float], *, depth: int) -> Drafts:
     def offer(parent: int, rank: int) -> None:
         behind = graph.children[drafts.nodes[parent]]
         if rank < len(behind) and drafts.depths[parent] < depth:
-            heapq.heappush(heap, (-drafts.chances[parent] * graph.chances[behind[rank]], parent, rank))
+            heapq.heappush(
+                heap, (-drafts.chances[parent] * calibrated(graph.chances[behind[rank]]), parent, rank)
+            )
 
     offer(0, 0)
     for price in prices:

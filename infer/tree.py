@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 Rows = np.ndarray
+SMALL = 128  # nodes of a tree that is worth keeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,20 @@ class Tree:
         return path, choice
 
 
-@lru_cache(maxsize=256)
 def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
     """(n - first, n) bool, where the row of node i, from `first` on, is True at i and at every ancestor of i;
     and (n,) int64, the distance of each node from the root.
     """
+    # A tree that grows is another one each time; those that are verified are often of the same shape.
+    return _lineage(parents, first) if first or len(parents) > SMALL else _cached(parents)
+
+
+@lru_cache(maxsize=256)
+def _cached(parents: tuple[int, ...]) -> tuple[Rows, Rows]:
+    return _lineage(parents, 0)
+
+
+def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
     n = len(parents)
     if parents == tuple(range(-1, n - 1)):
         return np.tri(n - first, n, first, dtype=bool), np.arange(n)

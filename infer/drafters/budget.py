@@ -7,11 +7,12 @@ Fixed, after the paper; or by measurement. With λ tokens per millisecond earned
 - another level of q rows is worth drafting where a > λ L'(q), L' being the draft model's cost and a the chance
   that the text goes on through the frontier and then through a child of it.
 
-The draft model's probabilities are calibrated to how often such drafts were right.
+The draft model's probabilities are calibrated to how often such drafts were right. Drafting lives on
+credit (credit.py); that the draft model reads the text, where it drafts for it, comes on top.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from infer.costs import Costs
@@ -40,7 +41,9 @@ class Budget(Protocol):
         ...
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """Whether a level of so many rows is drafted; the text goes on through them with chance `reach`."""
+        """Whether a level of so many rows is drafted; `reach` is the chance that a text goes on through them,
+        the mean of all sequences.
+        """
         ...
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
@@ -120,8 +123,8 @@ class AutoBudget:
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """Every node that is worth its row."""
-        rate, calibrated = self.rate, replace(graph, chances=list(map(self.chance, graph.chances)))
-        return unroll(calibrated, [rate * slope for slope in self._slopes], depth=depth)
+        rate = self.rate
+        return unroll(graph, [rate * slope for slope in self._slopes], depth=depth, calibrated=self.chance)
 
     def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
         """Follow the rate, and what became of the candidates."""

@@ -189,13 +189,16 @@ class DraftModelDrafters(ABC):
         self.runner.read([text[:-1] for text in found])
         return unread()
 
-    def _forward(self, pending: Sequence[Pending | None], probes: Sequence[int] = ()) -> Reading:
-        """One forward of all rows that were not fed yet, with probes under the last. A sequence without any is
-        a row all the same: its last one again.
+    def _forward(
+        self, pending: Sequence[Pending | None], probes: Sequence[Sequence[int]] | None = None
+    ) -> Reading:
+        """One forward of all rows that were not fed yet, and of each sequence's probes under the last. One without
+        any is a row all the same: its last one again.
         """
         trees = [one.tree if one else Tree.chain(0) for one in pending]
-        if probes:
-            trees = [tree.probe([tree.drafted], probes) for tree in trees]
+        for b, some in enumerate(probes or ()):
+            if some:
+                trees[b] = trees[b].probe([trees[b].drafted], some)
         fed = [min(one.fed, len(one.tokens) - 1) if one else 0 for one in pending]
         self._drawn.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
         reading = self.runner.forward(trees, self._requests, self._sampling, fed)

@@ -36,8 +36,7 @@ class ProbeDrafters(DraftModelDrafters):
         self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
 
     def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        probes = self._probes[: max(depths) - 1]
-        reading = self._forward(pending, probes)
+        reading = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
         for b, one in enumerate(pending):
             if one is None:
                 continue

@@ -4,7 +4,7 @@ Each level is one forward, in which only the new frontier's tokens are rows. gro
 grows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from infer.draft import Draft
 from infer.drafters.budget import Budget
@@ -41,12 +41,8 @@ class LevelDrafters(DraftModelDrafters):
                 growths[b] = self._growth(one.graph.tokens[0])
                 one.graph = growths[b].graph
         for level in range(max(depths)):
-            growths = {
-                b: growth
-                for b, growth in growths.items()
-                if level < depths[b] and growth.frontier and self._deepens(level, growth)
-            }
-            if not growths:
+            growths = {b: growth for b, growth in growths.items() if level < depths[b] and growth.frontier}
+            if not growths or not self._deepens(level, growths.values(), len(pending)):
                 break
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
             reading = self._forward(pending)
@@ -67,5 +63,7 @@ class LevelDrafters(DraftModelDrafters):
         """The candidates behind these nodes of graph b, which are these rows of it."""
         return reading.following(b, rows, self._rules.k)
 
-    def _deepens(self, level: int, growth: Growth) -> bool:
-        return self._budget.deepens(level, growth.reach, len(growth.frontier))
+    def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
+        """For all sequences together: a forward of one's frontier is one of all."""
+        reach = sum(growth.reach for growth in growths) / sequences
+        return self._budget.deepens(level, reach, max(len(growth.frontier) for growth in growths))
