@@ -159,9 +159,9 @@ def _drawings(lm: PreTrainedModel, config: SpeedConfig, *, rows: int) -> dict[st
     draft = load_draft(config.draft, lm, rows=rows, adaptive=load_adaptive(config.model))
     levels = replace(draft, adaptive=None)
     found = {name: (Drawing(lm, levels, compile=config.compile), name) for name in config.drawn}
-    return found | (
-        {"gsd probes": (Drawing(lm, draft, compile=config.compile), "gsd")} if draft.adaptive else {}
-    )
+    if draft.adaptive:
+        found["gsd probes"] = (Drawing(lm, draft, compile=config.compile), "gsd")
+    return found
 
 
 def _library_decoder(lm: PreTrainedModel, max_new_tokens: int) -> Decoder:

@@ -117,9 +117,8 @@ def unroll(
     def offer(parent: int, rank: int) -> None:
         behind = graph.children[drafts.nodes[parent]]
         if rank < len(behind) and drafts.depths[parent] < depth:
-            heapq.heappush(
-                heap, (-drafts.chances[parent] * calibrated(graph.chances[behind[rank]]), parent, rank)
-            )
+            chance = drafts.chances[parent] * calibrated(graph.chances[behind[rank]])
+            heapq.heappush(heap, (-chance, parent, rank))
 
     offer(0, 0)
     for price in prices:

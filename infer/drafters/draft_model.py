@@ -192,8 +192,8 @@ class DraftModelDrafters(ABC):
     def _forward(
         self, pending: Sequence[Pending | None], probes: Sequence[Sequence[int]] | None = None
     ) -> Reading:
-        """One forward of all rows that were not fed yet, and of each sequence's probes under the last. One without
-        any is a row all the same: its last one again.
+        """One forward of all rows that were not fed yet, and of each sequence's probes under the last. One
+        without any is a row all the same: its last one again.
         """
         trees = [one.tree if one else Tree.chain(0) for one in pending]
         for b, some in enumerate(probes or ()):
