@@ -186,8 +186,8 @@ class Reader:
 @pytest.mark.parametrize("prompt", [[5, 17, 3], [*range(2, 42)]])
 def test_the_cache_keeps_what_was_accepted_and_is_never_rebuilt(prompt: list[int]) -> None:
     """Every token of a text is a row of the draft model once, but for drafts that were not accepted: the
-    target itself drafts trees without merges, all of whose accepted nodes but leaves were fed, so that a step reads the
-    target's own token, and a leaf before it. A prompt is read by itself from some length on.
+    target itself drafts trees, in which nothing is merged and all accepted nodes but leaves were fed, so
+    that a step reads the target's own token, and a leaf before it. A long prompt is read by itself.
     """
     lm = tiny_llama(seed=1).double()
     drafters = Reader(drafters_of(a_draft_of(lm, 0.0), "tsd", FixedBudget(16)), [len(prompt)])
