@@ -21,7 +21,7 @@ from infer.runner import Runner
 from infer.runners import Runners
 
 ROWS = 1024  # of the draft model in a step
-NODES = 64  # drafts that are verified by ratio
+NODES = 64  # drafts that are verified where nothing is measured: by ratio, and to be shown
 RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
 
 
