@@ -113,7 +113,7 @@ def _check_adaptive(decode: DecodeConfig) -> None:
         )
     if decode.method == "tsd":
         raise UserError(
-            "decode.method: wanted gsd or ssd with draft.adaptive=true, whose places are no tree's, found tsd"
+            "decode.method: wanted gsd or ssd with draft.adaptive=true, which draws no trees, found tsd"
         )
     for name in ("theta_prob", "theta_sib", "tau", "draft_rows"):
         found = getattr(decode, name)
