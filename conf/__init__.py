@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 T = TypeVar("T")
 
@@ -40,12 +40,18 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     or a combination that the dataclass refuses.
     """
     OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
+    OmegaConf.register_new_resolver("required", _required, replace=True)
     try:
         return OmegaConf.to_object(_compose(entry, schema, overrides))  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, schema)) from error
     except (ValueError, TypeError) as error:
         raise UserError(f"settings of {entry}: {error}") from error
+
+
+def _required(name: str) -> None:
+    """`${required:NAME}` in the YAML: ??? for a setting that has a default, over which ??? is ignored."""
+    raise MissingMandatoryValue(f"Missing mandatory value: {name}")
 
 
 def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:

@@ -9,6 +9,8 @@ from infer.pick import Sampling
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 DRAWN = ("ssd", "tsd", "gsd")  # by a draft model
+GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
+MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
 METHODS = ("plain", "prompt_lookup", "sdsat", *DRAWN)
 
@@ -17,7 +19,8 @@ METHODS = ("plain", "prompt_lookup", "sdsat", *DRAWN)
 class DecodeConfig:
     """How tokens are drafted and chosen, and when a text ends.
 
-    Raises ValueError for a value out of range and for settings that contradict each other.
+    Raises ValueError for a value out of range, for settings that contradict each other, and for those that
+    the method does not have. Where no method is given the models decide on it: Methods.settled.
     """
 
     method: str | None = None  # one of METHODS; None: gsd with a draft model, sdsat with adaptive tokens
@@ -30,7 +33,7 @@ class DecodeConfig:
     theta_prob: float | None = None  # a node less likely than this gets no children; None: 0.2
     theta_sib: float | None = None  # and one less likely than this share of its best sibling; None: 0.3
     tau: int | None = None  # tokens that must recur for nodes to be merged; None: 2 of gsd, never of others
-    draft_rows: int | None = None  # of the draft model in a step, at most; None: 1024
+    draft_rows: int | None = None  # of the draft model in a step, at most; None: 992
     verify: str = "pick"  # or ratio: sampled text of the same distribution, but not the same (GSD 3)
     temperature: float = 0.0  # 0: the likeliest token
     top_p: float = 1.0
@@ -54,6 +57,10 @@ class DecodeConfig:
             raise ValueError(f"decode.verify: wanted pick or ratio, found {self.verify}")
         if self.verify == "ratio" and not self.temperature:
             raise ValueError("decode.temperature: wanted above 0 with decode.verify=ratio, found 0")
+        if self.method in DRAWN:
+            self._check_drawn()
+        elif self.method:
+            self._check_undrawn()
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"decode.seed: wanted a number of up to 63 bits, found {self.seed}")
         if not 0 < self.repetition_penalty < float("inf"):
@@ -73,21 +80,40 @@ class DecodeConfig:
         if self.method not in (None, *METHODS):
             raise ValueError(f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method}")
         _check_least(self, k=1, nodes=1, width=1, depth=1, tau=1, draft_rows=1)
-        self._check_drawn()
+        if (self.draft_rows or 0) > MOST_ROWS:
+            raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
+        for name in ("theta_prob", "theta_sib"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"decode.{name}: wanted between 0 and 1, found {value}")
         self.probes = str(self.probes)  # a number of nodes may come as one
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
             )
-        if self.method in DRAWN:
-            if self.width > 1 or self.graph or self.probes != "auto":
-                raise ValueError(
-                    "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, "
-                    f"found {self.method}"
-                )
-            return
+
+    def _check_drawn(self) -> None:
+        if self.width > 1 or self.graph or self.probes != "auto":
+            raise ValueError(
+                "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, "
+                f"found {self.method}"
+            )
+        if self.tau is not None and self.method != "gsd":
+            raise ValueError(f"decode.tau: wanted decode.method=gsd, which merges, found {self.method}")
+        if self.method == "ssd" and self.k not in (None, 1):
+            raise ValueError(f"decode.k: wanted 1 with decode.method=ssd, a sequence, found {self.k}")
+        if self.method == "ssd" and self.theta_sib is not None:
+            raise ValueError("decode.theta_sib: wanted decode.method=tsd|gsd, which have siblings, found ssd")
+
+    def _check_undrawn(self) -> None:
+        drawn = f"wanted decode.method={'|'.join(DRAWN)}"
+        given = [name for name in GROWN if getattr(self, name) is not None]
+        if given:
+            raise ValueError(f"decode.{given[0]}: {drawn} with it, found {self.method}")
+        if self.verify == "ratio":
+            raise ValueError(f"decode.verify=ratio: {drawn}, whose drafts are drawn, found {self.method}")
         shaped = self.nodes or self.width > 1
-        if self.method in ("plain", "prompt_lookup") and (shaped or self.graph or self.probes != "auto"):
+        if self.method != "sdsat" and (shaped or self.graph or self.probes != "auto"):
             raise ValueError(
                 "decode.nodes, decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with "
                 f"them, found {self.method}"
@@ -99,25 +125,6 @@ class DecodeConfig:
             )
         if self.graph and self.probes != "auto" and self.width == 1:
             raise ValueError("decode.graph: wanted decode.width above 1 with it, rival candidates, found 1")
-
-    def _check_drawn(self) -> None:
-        for name in ("theta_prob", "theta_sib"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"decode.{name}: wanted between 0 and 1, found {value}")
-        given = [
-            name
-            for name in ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")
-            if getattr(self, name) is not None
-        ]
-        if given and self.method not in (None, *DRAWN):
-            raise ValueError(
-                f"decode.{given[0]}: wanted decode.method={'|'.join(DRAWN)} with it, found {self.method}"
-            )
-        if self.tau is not None and self.method in ("ssd", "tsd"):
-            raise ValueError(f"decode.tau: wanted decode.method=gsd, which merges, found {self.method}")
-        if self.method == "ssd" and self.k not in (None, 1):
-            raise ValueError(f"decode.k: wanted 1 with decode.method=ssd, a sequence, found {self.k}")
 
 
 def _check_least(config: DecodeConfig, **least: int) -> None:
@@ -174,6 +181,11 @@ class DraftConfig:
         return int(found[1]) if found else None
 
 
+def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
+    if draft.model and decode.method not in (None, *DRAWN):
+        raise ValueError(f"draft={draft.model}: wanted decode={'|'.join(DRAWN)} with it, found {decode.method}")
+
+
 @dataclass
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
@@ -194,10 +206,7 @@ class InferConfig:
             raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads: wanted at least 1, found {self.threads}")
-        if self.draft.model and self.decode.method not in (None, *DRAWN):
-            raise ValueError(
-                f"draft={self.draft.model}: wanted decode={'|'.join(DRAWN)} with it, found {self.decode.method}"
-            )
+        _check_used(self.draft, self.decode)
         asked = bool(self.infill.prefix or self.infill.suffix)
         if bool(self.prompt) == asked:
             found = "both" if asked else "an empty prompt"
@@ -230,6 +239,7 @@ class GraphConfig:
             raise ValueError(
                 f"decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found {method}"
             )
+        _check_used(self.draft, self.decode)
         if self.step is not None and self.step < 1:
             raise ValueError(f"step: wanted the number of a draft, from 1 on, found {self.step}")
         if self.out is not None and not self.out.endswith(PICTURES):

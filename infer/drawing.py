@@ -19,9 +19,10 @@ from infer.growth import Rules
 from infer.loop import Drafters
 from infer.runner import Runner
 from infer.runners import Runners
+from infer.static import WIDTH
 
-ROWS = 1024  # of the draft model in a step
-NODES = 64  # drafts that are verified by ratio
+ROWS = 1024 - UNREAD  # of the draft model in a step; with the text's a power of two, as fixed shapes are
+NODES = 64  # drafts that are verified where nothing is measured: by ratio, and to be shown
 RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
 
 
@@ -51,12 +52,13 @@ class Drawing:
     ) -> Drafters:
         """As Methods.drafters.
 
-        Raises UserError for a depth or a number of nodes that the context does not allow, for more places
-        than the draft model has diverse tokens for, and for their candidates verified by ratio.
+        Raises UserError for a k, depth or number of nodes that cannot be; and with draft.adaptive for more
+        places than the draft model has diverse tokens for, for their candidates verified by ratio, and
+        for settings that do nothing.
         """
-        self._check(decode, left)
-        draft, give = self._draft, self._runners.give
         rules, most = rules_of(decode, method), decode.draft_rows or ROWS
+        self._check(decode, rules, left)
+        draft, give = self._draft, self._runners.give
         budget = self._budget(decode, method, batch, capacity)
         rows = UNREAD + most  # the text's tokens, and those of the graph
 
@@ -72,19 +74,23 @@ class Drawing:
         except ValueError as error:
             raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
 
-    def _check(self, decode: DecodeConfig, left: int) -> None:
-        if decode.verify == "ratio" and self._draft.adaptive is not None:
-            raise UserError(
-                "decode.verify=ratio: wanted a draft model that draws token by token, found draft.adaptive=true"
-            )
-        bounds = {"depth": (left, "tokens that the context has left")}
-        bounds |= dict.fromkeys(
-            ("nodes", "draft_rows"), (context_length(self._lm.config), "positions of the model")
-        )
+    def _check(self, decode: DecodeConfig, rules: Rules, left: int) -> None:
+        if self._draft.adaptive is not None:
+            _check_adaptive(decode)
+        bounds = {
+            "k": (WIDTH, "children that a node can have"),
+            "depth": (left, "tokens that the context has left"),
+            "nodes": (context_length(self._lm.config), "positions of the model"),
+        }
         for name, (most, what) in bounds.items():
             found = getattr(decode, name) or 0
             if found > most:
                 raise UserError(f"decode.{name}: wanted at most the {most} {what}, found {found}")
+        if decode.verify == "ratio" and (decode.nodes or NODES) < rules.k:
+            raise UserError(
+                f"decode.nodes: wanted at least decode.k={rules.k} with decode.verify=ratio, which verifies a "
+                f"node's children together, found {decode.nodes}"
+            )
 
     def _budget(self, decode: DecodeConfig, method: str, batch: int, capacity: int) -> Budget:
         if decode.verify == "ratio":
@@ -98,3 +104,21 @@ class Drawing:
             )
             self._learned[key] = AutoBudget(target, draft)
         return self._learned[key]
+
+
+def _check_adaptive(decode: DecodeConfig) -> None:
+    if decode.verify == "ratio":
+        raise UserError(
+            "decode.verify=ratio: wanted a draft model that draws token by token, found draft.adaptive=true"
+        )
+    if decode.method == "tsd":
+        raise UserError(
+            "decode.method: wanted gsd or ssd with draft.adaptive=true, which draws no trees, found tsd"
+        )
+    for name in ("theta_prob", "theta_sib", "tau", "draft_rows"):
+        found = getattr(decode, name)
+        if found is not None:
+            raise UserError(
+                f"decode.{name}: wanted none with draft.adaptive=true, which draws all in one forward, found "
+                f"{found}"
+            )

@@ -14,12 +14,11 @@ from rich.console import Console
 from conf import UserError, run
 from infer import parallel
 from infer.api import Model, generate, load
-from infer.config import DecodeConfig, GraphConfig
+from infer.config import DRAWN, DecodeConfig, GraphConfig
+from infer.drawing import NODES
 from infer.drawn import Drawn
 from infer.graph_picture import write_picture
 from infer.graph_view import print_graph, title
-
-NODES = 64  # verified of a draft model's graph, where decode.nodes is not given
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:
     """Every draft of the text but the last step's. A draft model's are drawn to their end, and are the same
     on every machine: what pays on this one would be another picture every time.
     """
-    if model.draft and decode.nodes is None and decode.method != "sdsat":
+    decode = model.methods.settled(decode)
+    if decode.method in DRAWN and decode.nodes is None:
         decode = replace(decode, nodes=NODES)
     seen, texts = list[Seen](), list[str]()
     for step in generate(model, prompt, decode, watch=lambda drawn: seen.append(Seen(drawn, "".join(texts)))):

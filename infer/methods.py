@@ -1,6 +1,7 @@
 """Drafters and logits processors by their settings."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -35,22 +36,31 @@ class Methods:
         self._lm, self._adaptive, self._drawing = lm, adaptive, drawing
         self._learned: dict[tuple[int, int, int], AutoPolicy] = {}
 
+    def settled(self, decode: DecodeConfig) -> DecodeConfig:
+        """The settings with the method that will run: where none is given gsd with a model that drafts,
+        sdsat with adaptive tokens, else plain.
+
+        Raises UserError for settings that this method does not have.
+        """
+        if decode.method:
+            return decode
+        try:
+            return replace(decode, method="gsd" if self._drawing else "sdsat" if self._adaptive else "plain")
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
     def drafters(
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
         """The drafters of `batch` sequences of up to `capacity` tokens, behind whose
         prompts the context has `left` positions. `watch` is told what is drafted, where that is a graph.
 
-        Raises UserError for sdsat without adaptive tokens, for ssd, tsd and gsd without a model that
-        drafts, for a k, depth or number of nodes that the models or the context do not allow, and for
-        verification by ratio of what was not drawn from a distribution.
+        Raises UserError for what `settled` refuses, for sdsat without adaptive tokens, for ssd, tsd and
+        gsd without a model that drafts, for a k, depth or number of nodes that the models or the context
+        do not allow, and for verification by ratio of what was not drawn from a distribution.
         """
-        method = decode.method or ("gsd" if self._drawing else "sdsat" if self._adaptive else "plain")
-        if decode.verify == "ratio" and method not in DRAWN:
-            raise UserError(
-                f"decode.verify=ratio: wanted decode.method={'|'.join(DRAWN)}, whose drafts are drawn, found "
-                f"{method}"
-            )
+        decode = self.settled(decode)
+        method = decode.method
         if method == "plain":
             return Each(PlainDrafter)
         if method in DRAWN:
@@ -61,12 +71,19 @@ class Methods:
             return self._drawing.drafters(
                 decode, method, batch=batch, capacity=capacity, left=left, watch=watch
             )
-        automatic = method == "sdsat" and decode.probes == "auto"
-        k = decode.k or (self._adaptive.L if method == "sdsat" and self._adaptive else LOOKED_UP)
+        sdsat = method == "sdsat"
+        automatic = sdsat and decode.probes == "auto"
+        k = decode.k or (self._adaptive.L if sdsat and self._adaptive else LOOKED_UP)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
             raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
-        if method == "prompt_lookup":
+        if not sdsat:
             return Each(partial(PromptLookupDrafter, k))
+        ids = self._ids(k)
+        policy = self._auto(k, batch, capacity) if automatic else fixed(decode, k)
+        return Each(partial(AdaptiveDrafter, ids, policy, watch))
+
+    def _ids(self, k: int) -> Sequence[int]:
+        """The adaptive ids, that suffice for k drafts."""
         if self._adaptive is None:
             raise UserError(
                 "decode.method=sdsat: wanted a model fine-tuned with adaptive tokens, found no adaptive.json "
@@ -76,8 +93,7 @@ class Methods:
             probe_ids(self._adaptive.ids, k)
         except ValueError as error:
             raise UserError(f"decode.{error}") from error
-        policy = self._auto(k, batch, capacity) if automatic else fixed(decode, k)
-        return Each(partial(AdaptiveDrafter, self._adaptive.ids, policy, watch))
+        return self._adaptive.ids
 
     def _auto(self, k: int, batch: int, capacity: int) -> Policy:
         key = (k, batch, context_of(capacity))

@@ -79,6 +79,18 @@ def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message:
     assert "\n" not in str(error.value)
 
 
+def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> None:
+    """Without the one it was refused for draft.adaptive, which the user had not given; without the others
+    HumanEval took their place in silence: ??? does not override a default.
+    """
+    given = ["experiment=demo", "model=m", "out=o", "prompts.held_out.path=p", "draft=d"]
+    assert settings("speed", SpeedConfig, given).draft == DraftConfig("d", adaptive=True)
+    with pytest.raises(UserError, match="^setting 'draft' is required: give it as draft=VALUE$"):
+        settings("speed", SpeedConfig, given[:-1])
+    with pytest.raises(UserError, match="^setting 'prompts.held_out.path' is required: give it as prompts"):
+        settings("speed", SpeedConfig, [*given[:3], given[-1]])
+
+
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(UserError, match="setting 'model' is required"):
         settings("infer", InferConfig, ["prompt=x"])

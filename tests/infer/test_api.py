@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,7 +179,10 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
             "decode.method: wanted one of plain, prompt_lookup, sdsat, ssd, tsd, gsd, found sdsd",
         ),
         ({"probes": "0"}, "decode.probes: wanted auto, root, all or a number of nodes from 1 on, found 0"),
-        ({"width": 4}, "decode.nodes, decode.width: wanted decode.probes=root, all or a number"),
+        (
+            {"method": "sdsat", "width": 4},
+            "decode.nodes, decode.width: wanted decode.probes=root, all or a number",
+        ),
         ({"max_new_tokens": 0}, "decode.max_new_tokens: wanted at least 1, found 0"),
         ({"min_new_tokens": 300}, "decode.min_new_tokens: wanted at most decode.max_new_tokens=256"),
         ({"repetition_penalty": 0.0}, "decode.repetition_penalty: wanted above 0, found 0.0"),
@@ -193,13 +197,44 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"method": "plain", "probes": "all"}, "decode.probes: wanted decode.method=sdsat .* found plain"),
         ({"method": "plain", "graph": True}, "decode.graph, .* wanted decode.method=sdsat .* found plain"),
         ({"method": "gsd", "graph": True}, "decode.graph, .* wanted decode.method=sdsat with them, found gsd"),
-        ({"probes": "root", "graph": True}, "decode.graph: wanted decode.width above 1 .* found 1"),
+        (
+            {"method": "sdsat", "probes": "root", "graph": True},
+            "decode.graph: wanted decode.width above 1 .* found 1",
+        ),
+        ({"method": "ssd", "theta_sib": 0.5}, r"decode.theta_sib: wanted decode.method=tsd\|gsd.* found ssd"),
+        ({"draft_rows": 4097}, "decode.draft_rows: wanted at most 4096, found 4097"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
 def test_settings_out_of_range_are_named(chosen: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DecodeConfig(**chosen)
+
+
+@pytest.mark.parametrize(
+    ("draft", "chosen", "sentence"),
+    [
+        ("self:1", {"width": 4, "probes": "root"}, "decode.width, .* wanted decode.method=sdsat .* found gsd"),
+        ("self:1", {"graph": True}, "decode.graph, .* wanted decode.method=sdsat .* found gsd"),
+        (None, {"tau": 3}, r"decode.tau: wanted decode.method=ssd\|tsd\|gsd with it, found sdsat"),
+        (None, {"depth": 3, "theta_prob": 0.4}, r"decode.depth: wanted decode.method=ssd\|.* found sdsat"),
+        (None, {"width": 4}, "decode.nodes, decode.width: wanted decode.probes=root, all or a number"),
+        (None, {"probes": "root", "graph": True}, "decode.graph: wanted decode.width above 1 .* found 1"),
+    ],
+)
+def test_settings_are_held_against_the_method_that_runs(
+    model_dir: Path, draft: str | None, chosen: dict, sentence: str
+) -> None:
+    """Where no method was given, what it does not have was taken and ignored."""
+    with pytest.raises(UserError, match=sentence):
+        generate(load(model_dir, "float32", draft=draft), "x", DecodeConfig(**chosen))
+
+
+def test_nodes_need_no_method_beside_a_draft_model(model_dir: Path) -> None:
+    """They were refused with a sentence on decode.probes, which is none of gsd's settings."""
+    model = load(model_dir, "float32", draft="self:1")
+    steps = list(generate(model, [20, 30], DecodeConfig(nodes=16, max_new_tokens=8)))
+    assert any(step.drafted for step in steps)
 
 
 def test_k_beyond_the_diverse_ids_is_refused(model: Model) -> None:

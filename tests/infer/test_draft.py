@@ -15,11 +15,14 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from conf import UserError
-from infer import DraftConfig, Model, load
+from conf import UserError, settings
+from infer import DecodeConfig, DraftConfig, Model, generate, load
 from infer.attention import NAME
 from infer.checkpoint import load_model
+from infer.config import InferConfig
 from infer.draft import STAND_IN, Draft, first_layers, rows_of_both
+from infer.drafters.draft_model import UNREAD
+from infer.drawing import ROWS as ROWS_IN_A_STEP
 from infer.families import check_tree
 from infer.gate import GatedLinear, ProbeGate
 from infer.runner import Runner
@@ -280,3 +283,47 @@ def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(model_dir: P
 def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DraftConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "chosen", "sentence"),
+    [
+        (False, {"method": "gsd", "k": 17}, "decode.k: wanted at most the 16 children .* found 17"),
+        (False, {"method": "tsd", "k": 17}, "decode.k: wanted at most the 16 children .* found 17"),
+        (False, {"nodes": 513}, "decode.nodes: wanted at most the 512 positions of the model, found 513"),
+        (
+            False,
+            {"nodes": 3, "temperature": 1.0, "verify": "ratio"},
+            "decode.nodes: wanted at least decode.k=4 with decode.verify=ratio, .* found 3",
+        ),
+        (True, {"method": "tsd"}, "decode.method: wanted gsd or ssd with draft.adaptive=true, .* found tsd"),
+        (True, {"theta_prob": 0.4}, "decode.theta_prob: wanted none with draft.adaptive=true, .* found 0.4"),
+        (True, {"theta_sib": 0.0}, "decode.theta_sib: wanted none with draft.adaptive=true, .* found 0.0"),
+        (True, {"tau": 3}, "decode.tau: wanted none with draft.adaptive=true, .* found 3"),
+        (True, {"draft_rows": 9}, "decode.draft_rows: wanted none with draft.adaptive=true, .* found 9"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
+)
+def test_settings_that_would_do_nothing_are_refused(
+    model_dir: Path, adaptive: bool, chosen: dict[str, Any], sentence: str
+) -> None:
+    """All were taken, and nothing was drafted, or not what had been asked for."""
+    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=adaptive))
+    with pytest.raises(UserError, match=sentence) as told:
+        generate(model, [5, 6, 7], DecodeConfig(**chosen))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("method", ["ssd", "gsd"])
+def test_the_presets_suit_adaptive_tokens_too(model_dir: Path, method: str) -> None:
+    """They gave settings of the levels, which a draft by adaptive tokens does not have."""
+    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+    given = ["model=m", "prompt=x", f"decode={method}", "decode.max_new_tokens=4"]
+    assert list(generate(model, [5, 6, 7], settings("infer", InferConfig, given).decode))
+
+
+def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
+    """They were bounded by the target's 512 positions, of which siblings share one."""
+    model = load(model_dir, "float32", draft="self:1")
+    assert list(generate(model, [5, 6, 7], DecodeConfig(draft_rows=1000, max_new_tokens=4)))
+    assert (UNREAD + ROWS_IN_A_STEP).bit_count() == 1

@@ -130,8 +130,13 @@ def show(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["draft=self:1", "decode=gsd", "decode.tau=1", "step=2"], ["decode=nucleus", "decode.k=3"], []],
-    ids=["gsd", "nucleus", "auto"],
+    [
+        ["draft=self:1", "decode=gsd", "decode.tau=1", "step=2"],
+        ["decode=nucleus", "decode.k=3"],
+        ["draft=self:1"],
+        [],
+    ],
+    ids=["gsd", "nucleus", "draft", "auto"],
 )
 def test_it_is_printed_and_drawn(
     model_dir: Path, tmp_path: Path, arguments: list[str], monkeypatch, capsys
@@ -161,6 +166,8 @@ def test_it_is_printed_and_drawn(
         (["out=graph.pdf"], "out: wanted a file that ends in .svg or .png, found graph.pdf"),
         (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg: wanted a file in a folder that exists"),
         (["decode=gsd"], "decode.method=gsd: wanted a draft model (draft=DIR or draft=self:N), found none"),
+        (["draft=self:1", "decode=sdsat"], "draft=self:1: wanted decode=ssd|tsd|gsd with it, found sdsat"),
+        (["decode.tau=3"], "decode.tau: wanted decode.method=ssd|tsd|gsd with it, found sdsat"),
         (["dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],

@@ -175,6 +175,17 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
             "draft=/nowhere (1): wanted a Transformers model directory, found",
         ),
         (["prompt=x", "draft=self:2"], "draft=self:2: wanted fewer layers than the model's 2"),
+        (
+            ["prompt=x", "draft=self:1", "decode.width=4", "decode.probes=root"],
+            "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, found gsd",
+        ),
+        (["prompt=x", "decode.tau=3"], "decode.tau: wanted decode.method=ssd|tsd|gsd with it, found sdsat"),
+        (["prompt=x", "draft=self:1", "decode=sdsat"], "draft=self:1: wanted decode=ssd|tsd|gsd with it"),
+        (
+            ["prompt=x", "draft=self:1", "draft.adaptive=true", "decode=gsd", "decode.tau=3"],
+            "decode.tau: wanted none with draft.adaptive=true, which draws all in one forward, found 3",
+        ),
+        (["prompt=x", "draft=self:1", "decode=gsd", "decode.k=17"], "decode.k: wanted at most the 16 children"),
         (["prompt=x", "draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],

@@ -111,7 +111,14 @@ def test_a_lossy_report_fails_every_run(tmp_path: Path, monkeypatch: pytest.Monk
     config = settings(
         "speed",
         SpeedConfig,
-        ["experiment=demo", "model=absent", "draft=absent", f"out={tmp_path}", "tracker.mode=disabled"],
+        [
+            "experiment=demo",
+            "model=absent",
+            "draft=absent",
+            "prompts.held_out.path=absent",
+            f"out={tmp_path}",
+            "tracker.mode=disabled",
+        ],
     )
     for _ in range(2):
         with pytest.raises(UserError, match="float32 outputs: wanted all identical .* sdsat k=2 on held_out"):
