@@ -74,12 +74,12 @@ class Drafts:
             self.nodes[:count],
         )
 
-    def hang(self, graph: TokenGraph, node: int, parent: int) -> None:
-        """A node of the graph under a node of the tree."""
+    def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
+        """A node of the graph under a node of the tree; `chance` is that of the path to it."""
         self.tokens.append(graph.tokens[node])
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
-        self.chances.append(self.chances[parent] * graph.chances[node])
+        self.chances.append(chance)
         self.nodes.append(node)
 
     def shared(self, graph: TokenGraph) -> frozenset[int]:
@@ -106,7 +106,8 @@ def unroll(
     depth: int,
     calibrated: Callable[[float], float] = float,
 ) -> Drafts:
-    """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`.
+    """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`;
+    `calibrated` makes of a node's chance behind its parent how often such drafts were right.
 
     §5.4: merged nodes are parted again, and each gets a copy of what follows. Every node comes behind its
     parent, so that the first n nodes are a tree, and the likeliest one of n nodes.
@@ -124,9 +125,9 @@ def unroll(
     for price in prices:
         if not heap or -heap[0][0] <= price:
             break
-        _, parent, rank = heapq.heappop(heap)
+        negative, parent, rank = heapq.heappop(heap)
         node = graph.children[drafts.nodes[parent]][rank]
-        drafts.hang(graph, node, parent)
+        drafts.hang(graph, node, parent, -negative)
         offer(parent, rank + 1)
         offer(len(drafts.tokens) - 1, 0)
     return drafts
@@ -146,6 +147,6 @@ def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
             children = graph.children[drafts.nodes[parent]]
             if len(drafts.tokens) + len(children) <= 1 + most:
                 for node in children:
-                    drafts.hang(graph, node, parent)
+                    drafts.hang(graph, node, parent, drafts.chances[parent] * graph.chances[node])
         level = list(range(first, len(drafts.tokens)))
     return drafts
