@@ -35,6 +35,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
 SECONDS = 3.0  # to measure in, more or less
 BURST = 4  # steps of the same rows on end
+TURNS = 9  # of two models
 SLOW = 0.3  # seconds of a forward from which the wait is announced
 SCHEMA = 3  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0
@@ -83,16 +84,59 @@ def _read(path: Path) -> Costs | None:
         return None
 
 
+def find_both(
+    target: PreTrainedModel, draft: PreTrainedModel, *, batch: int, capacity: int
+) -> tuple[Costs, Costs]:
+    """L(q) of a target and of what drafts for it, on one scale.
+
+    Their tables were measured at different moments of a machine that is now faster and now slower. What a
+    draft is worth hangs on the ratio of the two, so a row of each is timed again, in turns.
+    """
+    ours, theirs = (find_costs(lm, batch=batch, capacity=capacity) for lm in (target, draft))
+    context = min(context_of(capacity), *(context_length(lm.config) for lm in (target, draft)))
+    benches = [Bench(lm, batch=batch, context=context) for lm in (target, draft)]
+    for bench in benches:
+        bench.burst(1)  # warms up
+    times = np.array([[bench.burst(1) for bench in benches] for _ in range(TURNS)])
+    ratio = agreed_value(target, float(np.median(times[:, 1] / times[:, 0])))
+    scale = ratio * ours(1) / theirs(1)
+    return ours, Costs(theirs.rows, tuple(scale * ms for ms in theirs.ms))
+
+
+class Bench:
+    """Steps of a loop on a model, against the clock."""
+
+    def __init__(self, lm: PreTrainedModel, *, batch: int, context: int) -> None:
+        self._lm, self._runner = lm, Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
+        token = lm.config.vocab_size // 2
+        self._requests = [Request([token])] * batch
+        # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
+        self._runner.prefill([[token] * (context - ROWS[-1])] * batch)
+
+    def burst(self, q: int) -> float:
+        """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
+        caches as another number of rows has left them.
+        """
+        return statistics.median([self.step(q) for _ in range(BURST)][1:])
+
+    def step(self, q: int) -> float:
+        """Seconds of a forward of q rows, its picks, and the reading of drafts."""
+        token = self._requests[0].prompt[0]
+        tree = Tree.chain(token, probes=[token] * (q - 1))
+        began = time.perf_counter()
+        reading = self._runner.forward([tree] * len(self._requests), self._requests, GREEDY)
+        for b in range(len(self._requests)):
+            tree.walk(reading.chooser(b, ()))
+            reading.drafts(b, 0, 4)
+        return agreed_value(self._lm, time.perf_counter() - began)
+
+
 def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
     """Times of the rows in turns, so that a change of the machine's speed meets them alike."""
-    runner = Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
-    token = lm.config.vocab_size // 2
-    requests = [Request([token])] * batch
-    # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
-    runner.prefill([[token] * (context - ROWS[-1])] * batch)
+    bench = Bench(lm, batch=batch, context=context)
     rows, first = list[int](), 0.0
     for q in ROWS:
-        last = min(_step(lm, runner, requests, q) for _ in range(3))  # the first warms up
+        last = min(bench.step(q) for _ in range(3))  # the first warms up
         if not first and last > SLOW:
             print("measuring, once, what a forward of several rows costs here ...", file=sys.stderr)
         first = first or last
@@ -100,7 +144,7 @@ def measure_costs(lm: PreTrainedModel, *, batch: int, context: int) -> Costs:
         if last > ENOUGH * first and len(rows) > 2:
             break
     turns = max(3, min(15, int(SECONDS / (2 * BURST * first * len(rows)))))
-    times = np.array([[_burst(lm, runner, requests, q) for q in rows] for _ in range(turns)])
+    times = np.array([[bench.burst(q) for q in rows] for _ in range(turns)])
     # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
     shares = np.median(times / times.sum(1, keepdims=True), axis=0)
     ms = 1e3 * np.median(times.sum(1)) * rising(shares)
@@ -120,24 +164,6 @@ def rising(values: Sequence[float]) -> np.ndarray:
             counts[-2:] = [counts[-2] + counts[-1]]
             means[-2:] = [total / counts[-1]]
     return np.repeat(means, counts)
-
-
-def _burst(lm: PreTrainedModel, runner: Runner, requests: Sequence[Request], q: int) -> float:
-    """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
-    caches as another number of rows has left them.
-    """
-    return statistics.median([_step(lm, runner, requests, q) for _ in range(BURST)][1:])
-
-
-def _step(lm: PreTrainedModel, runner: Runner, requests: Sequence[Request], q: int) -> float:
-    token = requests[0].prompt[0]
-    tree = Tree.chain(token, probes=[token] * (q - 1))
-    began = time.perf_counter()
-    reading = runner.forward([tree] * len(requests), requests, GREEDY)
-    for b in range(len(requests)):
-        tree.walk(reading.chooser(b, ()))
-        reading.drafts(b, 0, 4)
-    return agreed_value(lm, time.perf_counter() - began)
 
 
 def device_name(lm: PreTrainedModel) -> str:

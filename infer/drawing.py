@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from conf import UserError
 from infer.checkpoint import context_length
 from infer.config import DecodeConfig
-from infer.costs import context_of, find_costs
+from infer.costs import context_of, find_both
 from infer.draft import Draft
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.draft_model import UNREAD
@@ -99,9 +99,7 @@ class Drawing:
             return FixedBudget(decode.nodes)
         key = (method, batch, context_of(capacity))
         if key not in self._learned:
-            target, draft = (
-                find_costs(lm, batch=batch, capacity=capacity) for lm in (self._lm, self._draft.lm)
-            )
+            target, draft = find_both(self._lm, self._draft.lm, batch=batch, capacity=capacity)
             self._learned[key] = AutoBudget(target, draft)
         return self._learned[key]
 

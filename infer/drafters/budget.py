@@ -21,6 +21,7 @@ from infer.drafters.credit import Credit
 from infer.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count
+HOPED, HASTE = 0.8, 5  # at first, since who drafts one level only never sees what more are worth
 
 
 class Budget(Protocol):
@@ -101,7 +102,7 @@ class AutoBudget:
         self._slopes = slopes([0.0, *(target(q) for q in range(1, self.max_rows + 1))])[1:]
         self._calibration, self._credit = Calibration(), Credit(target(1))
         self._earned, self._spent = 1.0, target(1)  # tokens and milliseconds of late
-        self._followed = 0.5  # how often the text went on through one of a node's children
+        self._followed, self._seen = HOPED, 0  # how often the text went on through one of a node's children
 
     @property
     def drafting(self) -> bool:
@@ -142,7 +143,9 @@ class AutoBudget:
             for child in behind:
                 self._calibration.record(graph.chances[child], graph.tokens[child] == token)
             found = next((child for child in behind if graph.tokens[child] == token), None)
-            self._followed += PACE * ((found is not None) - self._followed)
+            self._seen += 1
+            pace = max(PACE, 1 / (HASTE + self._seen))
+            self._followed += pace * ((found is not None) - self._followed)
             if found is None:
                 break
             node = found

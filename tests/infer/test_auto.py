@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from infer.checkpoint import Adaptive
 from infer.config import DecodeConfig
-from infer.costs import Costs, find_costs, rising
+from infer.costs import Bench, Costs, find_both, find_costs, rising
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
 from infer.layout import extent
@@ -243,3 +243,14 @@ def test_a_batch_may_have_more_rows_than_any_tree() -> None:
     before = policy._credit._left
     policy.learn(None, [1], 2 * policy.max_rows)
     assert policy._credit._left == pytest.approx(before + CPU(1) - CPU(2 * policy.max_rows))
+
+
+def test_a_draft_models_costs_are_on_the_scale_of_its_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two tables come from other moments: one was measured while the machine did something else, and a
+    draft model that paid was never asked.
+    """
+    target, draft = tiny_llama(), tiny_llama(seed=1)
+    tables = {id(target): Costs((1, 8), (10.0, 20.0)), id(draft): Costs((1, 8), (9.0, 18.0))}
+    monkeypatch.setattr("infer.costs.find_costs", lambda lm, **kwargs: tables[id(lm)])
+    monkeypatch.setattr(Bench, "burst", lambda self, q: 0.004 if self._lm is target else 0.001)
+    assert find_both(target, draft, batch=1, capacity=100) == (tables[id(target)], Costs((1, 8), (2.5, 5.0)))

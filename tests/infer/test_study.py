@@ -125,7 +125,7 @@ def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Mo
 def given_settings(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model's first layer drafts for it, on two texts."""
     costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
-    monkeypatch.setattr("infer.drawing.find_costs", lambda *args, **kwargs: costs)
+    monkeypatch.setattr("infer.drawing.find_both", lambda *args, **kwargs: (costs, costs))
     texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
     lines = [json.dumps({"text": text}) for text in texts]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
