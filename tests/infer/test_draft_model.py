@@ -131,9 +131,9 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str, static: bool) 
         assert any(graph.merged for _, graph in drafters.graphs)
 
 
-def model_behind(lm: PreTrainedModel, context: list[int]) -> literal.Model:
+def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.Model:
     def likeliest(path: tuple[int, ...]) -> list[tuple[int, float]]:
-        chances, ids = by_library(lm, [*context, *path]).softmax(-1).topk(5)
+        chances, ids = by_library(lm, [*context, *path]).softmax(-1).topk(k)
         return [(int(id), float(chance)) for id, chance in zip(ids, chances)]
 
     return likeliest
