@@ -26,10 +26,11 @@ NODES = 64  # drafts that are verified where nothing is measured: by ratio, and 
 RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
 
 
-def rules_of(decode: DecodeConfig, method: str) -> Rules:
+def rules_of(decode: DecodeConfig) -> Rules:
     """How a graph grows, by the settings; as in the paper (Appendix A) where they are silent."""
+    assert decode.method in RULES
     given = {name: getattr(decode, name) for name in ("k", "depth", "theta_prob", "theta_sib", "tau")}
-    return replace(RULES[method], **{name: value for name, value in given.items() if value is not None})
+    return replace(RULES[decode.method], **{name: value for name, value in given.items() if value is not None})
 
 
 class Drawing:
@@ -43,23 +44,22 @@ class Drawing:
     def drafters(
         self,
         decode: DecodeConfig,
-        method: str,
         *,
         batch: int,
         capacity: int,
         left: int,
         watch: Watch | None = None,
     ) -> Drafters:
-        """As Methods.drafters.
+        """As Methods.drafters, for a method that is one of RULES.
 
         Raises UserError for a k, depth or number of nodes that cannot be; and with draft.adaptive for more
         places than the draft model has diverse tokens for, for their candidates verified by ratio, and
         for settings that do nothing.
         """
-        rules, most = rules_of(decode, method), decode.draft_rows or ROWS
+        rules, most = rules_of(decode), decode.draft_rows or ROWS
         self._check(decode, rules, left)
         draft, give = self._draft, self._runners.give
-        budget = self._budget(decode, method, batch, capacity)
+        budget = self._budget(decode, batch, capacity)
         rows = UNREAD + most  # the text's tokens, and those of the graph
 
         def take(batch: int) -> Runner:
@@ -92,12 +92,12 @@ class Drawing:
                 f"node's children together, found {decode.nodes}"
             )
 
-    def _budget(self, decode: DecodeConfig, method: str, batch: int, capacity: int) -> Budget:
+    def _budget(self, decode: DecodeConfig, batch: int, capacity: int) -> Budget:
         if decode.verify == "ratio":
             return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
-        key = (method, batch, context_of(capacity))
+        key = (str(decode.method), batch, context_of(capacity))
         if key not in self._learned:
             target, draft = find_both(self._lm, self._draft.lm, batch=batch, capacity=capacity)
             self._learned[key] = AutoBudget(target, draft)

@@ -68,9 +68,7 @@ class Methods:
                 raise UserError(
                     f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
                 )
-            return self._drawing.drafters(
-                decode, method, batch=batch, capacity=capacity, left=left, watch=watch
-            )
+            return self._drawing.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sdsat = method == "sdsat"
         automatic = sdsat and decode.probes == "auto"
         k = decode.k or (self._adaptive.L if sdsat and self._adaptive else LOOKED_UP)

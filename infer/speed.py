@@ -125,7 +125,7 @@ def _decoders(
     drafters = _drafters(lm, adaptive_ids, config, capacity=longest)
     size = {"batch": 1, "capacity": longest, "left": config.max_new_tokens}
     for name, (drawing, method) in drawings.items():
-        drafters[(name, 0)] = drawing.drafters(DecodeConfig(method=method), method, **size)  # type: ignore[arg-type]
+        drafters[(name, 0)] = drawing.drafters(DecodeConfig(method=method), **size)  # type: ignore[arg-type]
     try:
         rows = max(one.max_rows for one in drafters.values())
     except ValueError as error:

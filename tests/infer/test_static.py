@@ -163,10 +163,13 @@ def test_a_batchs_trees_fit_behind_the_longest_text() -> None:
     `max_rows`, and behind a text that was nearly done no room was left in the cache.
     """
     trees = [Tree.chain(1), Tree.chain(1, [2] * 5), Tree.chain(1, probes=[90] * 5)]
+    picks = []
     for static in (False, True):
         runner = Runner(tiny_llama(), capacity=10, max_rows=6, batch=3, static=static)
         runner.prefill([[1] * 9, [1] * 3, [1] * 3])
-        runner.forward(trees, requests(3), Sampling())
+        reading = runner.forward(trees, requests(3), Sampling())
+        picks.append([reading.chooser(b, [1])(node) for b in range(3) for node in range(trees[b].probes_from)])
+    assert picks[0] == picks[1]
 
 
 def _texts(found: list[list[Step]]) -> dict[int, list[int]]:
