@@ -26,7 +26,7 @@ from conf.stage import write_json
 from infer.checkpoint import context_length
 from infer.gate import GatedLinear
 from infer.parallel import agreed_value, shares
-from infer.pick import GREEDY
+from infer.pick import GREEDY, Sampling
 from infer.reading import Request
 from infer.runner import Runner
 from infer.tree import Tree
@@ -36,6 +36,7 @@ ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than
 SECONDS = 3.0  # to measure in, more or less
 BURST = 4  # steps of the same rows on end
 TURNS = 9  # of two models
+WIDTH = 4  # candidates read
 SLOW = 0.3  # seconds of a forward from which the wait is announced
 SCHEMA = 3  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0
@@ -85,16 +86,20 @@ def _read(path: Path) -> Costs | None:
 
 
 def find_both(
-    target: PreTrainedModel, draft: PreTrainedModel, *, batch: int, capacity: int
+    target: PreTrainedModel, draft: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling
 ) -> tuple[Costs, Costs]:
     """L(q) of a target and of what drafts for it, on one scale.
 
     Their tables were measured at different moments of a machine that is now faster and now slower. What a
-    draft is worth hangs on the ratio of the two, so a row of each is timed again, in turns.
+    draft is worth hangs on the ratio of the two, so a row of each is timed again, in turns; of the draft
+    model with what may follow it, which of sampled text takes longer.
     """
     ours, theirs = (find_costs(lm, batch=batch, capacity=capacity) for lm in (target, draft))
     context = min(context_of(capacity), *(context_length(lm.config) for lm in (target, draft)))
-    benches = [Bench(lm, batch=batch, context=context) for lm in (target, draft)]
+    benches = [
+        Bench(target, batch=batch, context=context),
+        Bench(draft, batch=batch, context=context, drafts=sampling),
+    ]
     for bench in benches:
         bench.burst(1)  # warms up
     times = np.array([[bench.burst(1) for bench in benches] for _ in range(TURNS)])
@@ -104,10 +109,13 @@ def find_both(
 
 
 class Bench:
-    """Steps of a loop on a model, against the clock."""
+    """Steps of a loop on a model, against the clock; with `drafts`, levels of a draft model."""
 
-    def __init__(self, lm: PreTrainedModel, *, batch: int, context: int) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, *, batch: int, context: int, drafts: Sampling | None = None
+    ) -> None:
         self._lm, self._runner = lm, Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
+        self._drafts = drafts
         token = lm.config.vocab_size // 2
         self._requests = [Request([token])] * batch
         # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
@@ -122,12 +130,17 @@ class Bench:
     def step(self, q: int) -> float:
         """Seconds of a forward of q rows, its picks, and the reading of drafts."""
         token = self._requests[0].prompt[0]
-        tree = Tree.chain(token, probes=[token] * (q - 1))
+        tree, batch = Tree.chain(token, probes=[token] * (q - 1)), len(self._requests)
         began = time.perf_counter()
-        reading = self._runner.forward([tree] * len(self._requests), self._requests, GREEDY)
-        for b in range(len(self._requests)):
-            tree.walk(reading.chooser(b, ()))
-            reading.drafts(b, 0, 4)
+        if self._drafts:
+            reading = self._runner.forward([tree] * batch, self._requests, self._drafts, [0] * batch)
+            for b in range(batch):
+                reading.following(b, [0], WIDTH)
+        else:
+            reading = self._runner.forward([tree] * batch, self._requests, GREEDY)
+            for b in range(batch):
+                tree.walk(reading.chooser(b, ()))
+                reading.drafts(b, 0, WIDTH)
         return agreed_value(self._lm, time.perf_counter() - began)
 
 

@@ -17,6 +17,7 @@ from infer.drafters.levels import LevelDrafters
 from infer.drawn import Watch
 from infer.growth import Rules
 from infer.loop import Drafters
+from infer.pick import Sampling
 from infer.runner import Runner
 from infer.runners import Runners
 from infer.static import WIDTH
@@ -39,7 +40,7 @@ class Drawing:
     def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
         self._lm, self._draft = lm, draft
         self._runners = Runners(draft.lm, compile=compile)
-        self._learned: dict[tuple[str, int, int], AutoBudget] = {}
+        self._learned: dict[tuple[str, int, int, Sampling], AutoBudget] = {}
 
     def drafters(
         self,
@@ -97,9 +98,12 @@ class Drawing:
             return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
-        key = (str(decode.method), batch, context_of(capacity))
+        sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
+        key = (str(decode.method), batch, context_of(capacity), sampling)
         if key not in self._learned:
-            target, draft = find_both(self._lm, self._draft.lm, batch=batch, capacity=capacity)
+            target, draft = find_both(
+                self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=sampling
+            )
             self._learned[key] = AutoBudget(target, draft)
         return self._learned[key]
 

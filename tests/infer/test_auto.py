@@ -14,6 +14,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
 from infer.layout import extent
 from infer.methods import Methods
+from infer.pick import Sampling
 from infer.reading import Candidates
 from tests.conftest import tiny_llama
 from tests.infer.test_families import tiny
@@ -253,4 +254,7 @@ def test_a_draft_models_costs_are_on_the_scale_of_its_targets(monkeypatch: pytes
     tables = {id(target): Costs((1, 8), (10.0, 20.0)), id(draft): Costs((1, 8), (9.0, 18.0))}
     monkeypatch.setattr("infer.costs.find_costs", lambda lm, **kwargs: tables[id(lm)])
     monkeypatch.setattr(Bench, "burst", lambda self, q: 0.004 if self._lm is target else 0.001)
-    assert find_both(target, draft, batch=1, capacity=100) == (tables[id(target)], Costs((1, 8), (2.5, 5.0)))
+    found = find_both(target, draft, batch=1, capacity=100, sampling=Sampling(1.0))
+    assert found == (tables[id(target)], Costs((1, 8), (2.5, 5.0)))
+    monkeypatch.undo()
+    assert Bench(draft, batch=2, context=256, drafts=Sampling(1.0, top_p=0.9)).step(2) > 0
