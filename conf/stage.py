@@ -241,3 +241,14 @@ def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str,
             yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
     elif wanted != found:
         yield name.removeprefix("settings."), wanted, found
+
+
+def file_to_write(setting: str, name: str | None) -> Path | None:
+    """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
+    no place.
+    """
+    path = Path(name) if name else None
+    if path and (path.is_dir() or not path.parent.is_dir()):
+        found = "a folder" if path.is_dir() else f"no {path.parent}"
+        raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
+    return path

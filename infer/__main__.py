@@ -1,12 +1,12 @@
 """python -m infer: continue one prompt, or write what lies between a prefix and a suffix."""
 
 import sys
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from conf import UserError, run
+from conf import run
+from conf.stage import file_to_write
 from infer import parallel
 from infer.api import generate, load
 from infer.config import InferConfig
@@ -17,10 +17,7 @@ from infer.view import View
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
-    page = Path(config.html) if config.html else None
-    if page and (page.is_dir() or not page.parent.is_dir()):
-        found = "a folder" if page.is_dir() else f"no {page.parent}"
-        raise UserError(f"html={page}: wanted a file in a folder that exists, found {found}")
+    page = file_to_write("html", config.html)
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(config.model, config.dtype, config.device, draft=config.draft, compile=config.compile)

@@ -6,12 +6,12 @@ Which token was drafted behind which, what was merged, what the target was asked
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from conf import UserError, run
+from conf.stage import file_to_write
 from infer import parallel
 from infer.api import Model, generate, load
 from infer.config import DRAWN, DecodeConfig, GraphConfig
@@ -31,10 +31,7 @@ class Seen:
 
 def main(config: GraphConfig) -> None:
     """Decode, choose a draft, and show it."""
-    out = Path(config.out) if config.out else None
-    if out and (out.is_dir() or not out.parent.is_dir()):
-        found = "a folder" if out.is_dir() else f"no {out.parent}"
-        raise UserError(f"out={out}: wanted a file in a folder that exists, found {found}")
+    out = file_to_write("out", config.out)
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(config.model, config.dtype, config.device, draft=config.draft)
