@@ -58,7 +58,7 @@ class Costs:
 
 def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
     """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
-    context = min(context_of(capacity), context_length(lm.config))  # learned positions end there
+    context = _context(capacity, lm)
     path = _folder() / f"costs-{_key(lm, batch, context)}.json"
     known = agreed_value(lm, _read(path))
     if known is not None:
@@ -72,6 +72,11 @@ def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int) -> Costs:
 def context_of(capacity: int) -> int:
     """The context measured at, for texts of up to `capacity` tokens: about half of it."""
     return min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
+
+
+def _context(capacity: int, *lms: PreTrainedModel) -> int:
+    """The same, as far as these models have positions: learned ones end."""
+    return min(context_of(capacity), *(context_length(lm.config) for lm in lms))
 
 
 def _read(path: Path) -> Costs | None:
@@ -95,7 +100,7 @@ def find_both(
     model with what may follow it, which of sampled text takes longer.
     """
     ours, theirs = (find_costs(lm, batch=batch, capacity=capacity) for lm in (target, draft))
-    context = min(context_of(capacity), *(context_length(lm.config) for lm in (target, draft)))
+    context = _context(capacity, target, draft)
     benches = [
         Bench(target, batch=batch, context=context),
         Bench(draft, batch=batch, context=context, drafts=sampling),
