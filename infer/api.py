@@ -9,7 +9,7 @@ Knows the order of things and refuses what cannot be done; what is done is the l
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
 
@@ -190,15 +190,8 @@ def _steps(
         for steps in loop.decode(runner, requests, drafters, limits, sampling):
             for one in steps:
                 texts = outputs[one.sequence].take(finished=one.finished)
-                yield TextStep(
-                    one.sequence,
-                    one.tokens,
-                    one.drafted,
-                    one.accepted,
-                    one.finished,
-                    texts,
-                    shared=one.shared,
-                )
+                told = {field.name: getattr(one, field.name) for field in fields(Step)}
+                yield TextStep(**told, texts=texts)
     model.runners.give(runner)
 
 

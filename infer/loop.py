@@ -113,7 +113,8 @@ class Step:
     """One forward's yield for one sequence.
 
     The first `accepted` of the tokens were drafted, the last `shared` of these behind a merged node of a graph;
-    the others are the model's own pick. `drafted` counts the nodes that might have been accepted.
+    the others are the model's own pick. `drafted` counts the nodes that might have been accepted, `depth` how
+    many at most; `rows` are all nodes of the sequence's tree, its root and its probes too.
     """
 
     sequence: int
@@ -122,6 +123,8 @@ class Step:
     accepted: int
     finished: bool
     shared: int = field(default=0, kw_only=True)
+    depth: int = field(default=0, kw_only=True)
+    rows: int = field(default=1, kw_only=True)
 
 
 @dataclass
@@ -151,7 +154,16 @@ class Live:
         self.context += tokens
         accepted = path[1 : len(tokens) + 1]
         shared = sum(node in tree.shared for node in accepted)
-        return Step(self.index, tokens, tree.drafted, len(accepted), finished, shared=shared)
+        return Step(
+            self.index,
+            tokens,
+            tree.drafted,
+            len(accepted),
+            finished,
+            shared=shared,
+            depth=tree.depth,
+            rows=len(tree.tokens),
+        )
 
 
 def decode(

@@ -1,5 +1,7 @@
 """Several processes on one model, under torchrun: tensor parallel by the library's own means.
 
+Measurements go the other way: each process has a whole model, and prompts of its own (crew.py).
+
 Every rank holds its share of each layer's heads and runs the whole loop on the same tokens. Ranks that
 chose differently would wait for each other for ever; so whatever decides (picks, drafts, costs) is
 rank 0's on every rank, and no kernel's rounding can part them.
@@ -21,9 +23,25 @@ from conf import UserError
 T = TypeVar("T")
 
 
+_alone = False
+
+
+def stand_alone() -> None:
+    """From now on each process that torchrun started loads whole models for itself."""
+    global _alone
+    _alone = True
+
+
 def processes() -> int:
-    """How many torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if _by_torchrun() else 1
+    """How many torchrun started to share a model; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if _by_torchrun() and not _alone else 1
+
+
+def place() -> tuple[int, int, int]:
+    """The rank of this process among those that torchrun started, their number, its rank on this machine."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    rank, world, local = (int(os.environ.get(name, "0")) if _by_torchrun() else 0 for name in names)
+    return rank, max(1, world), local
 
 
 def is_first() -> bool:

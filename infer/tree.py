@@ -63,6 +63,11 @@ class Tree:
         """Nodes that may be accepted."""
         return self.probes_from - 1
 
+    @property
+    def depth(self) -> int:
+        """Of the deepest draft: so many tokens may be accepted."""
+        return int(lineage(self.parents)[1][: self.probes_from].max())
+
     def children(self, node: int) -> list[int]:
         """The drafts under a node."""
         return [child for child in range(node + 1, self.probes_from) if self.parents[child] == node]

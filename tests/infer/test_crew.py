@@ -1,0 +1,49 @@
+"""Units of work: what is left of them, and who does it."""
+
+from pathlib import Path
+
+import pytest
+
+from conf import UserError
+from infer.crew import Members, Units, folder
+
+ALONE = Members(0, 1, 0)
+MADE = {"settings": {"x": 1}, "inputs": {}}
+
+
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    out, names = tmp_path / "out", ["a", "b", "c"]
+    with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
+        units = Units(partial / "units", names)
+        assert units.open(ALONE) == names
+        units.save("b", {"value": 2})
+        raise KeyboardInterrupt
+    assert not out.exists()
+    with folder(out, MADE, ALONE) as partial:
+        units = Units(partial / "units", names)
+        assert units.open(ALONE) == ["a", "c"] and units.read() == {"b": {"value": 2}}
+    assert (out / "units" / "b.json").is_file()
+
+
+def test_what_other_settings_left_is_refused_and_stays(tmp_path: Path) -> None:
+    out, other = tmp_path / "out", {"settings": {"x": 2}, "inputs": {}}
+    with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
+        Units(partial, ["a"]).save("a", 1)
+        raise KeyboardInterrupt
+    with pytest.raises(UserError, match="holds a result with x=1, now asked for with x=2"):
+        with folder(out, other, ALONE):
+            pass
+    assert Units(partial, ["a"]).read() == {"a": 1}
+
+
+def test_every_unit_has_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Members, "wait", lambda self: None)
+    names = [str(n) for n in range(7)]
+    shares = [Units(tmp_path, names).open(Members(rank, 3, rank)) for rank in range(3)]
+    assert sorted(sum(shares, [])) == names and {len(share) for share in shares} == {2, 3}
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UserError, match="wanted a new or empty folder"), folder(tmp_path, MADE, ALONE):
+        pass
