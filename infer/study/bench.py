@@ -1,12 +1,13 @@
 """A model, what drafts for it, and prompts: every measurement of the study decodes with these."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from conf import UserError
 from infer.api import load
+from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.config import DecodeConfig, DraftConfig
 from infer.draft import Draft, check_draft, load_draft
 from infer.drawing import Drawing
@@ -15,7 +16,6 @@ from infer.loop import Drafters, Limits
 from infer.measure import Decoder, loop_decoder
 from infer.methods import Methods
 from infer.pick import Sampling
-from infer.prompts import load_prompts
 from infer.runner import Runner
 from infer.study.config import StudyConfig
 from infer.study.fate import Fate
@@ -43,7 +43,7 @@ class Bench:
             name: load_prompts(name, prompt_set, self.model.text, seed=config.seed)
             for name, prompt_set in config.prompts.items()
         }
-        self._longest = max(map(len, self.all_prompts))
+        self._longest = max(len(prompt.ids) for prompt in self.all_prompts)
         self.capacity = self._longest + config.max_new_tokens
         if self.capacity > self.model.context:
             raise UserError(
@@ -52,7 +52,7 @@ class Bench:
             )
 
     @property
-    def all_prompts(self) -> list[list[int]]:
+    def all_prompts(self) -> list[TokenPrompt]:
         """Of all sets."""
         return list(chain.from_iterable(self.prompts.values()))
 
@@ -106,7 +106,7 @@ class Bench:
         (decoder,) = self.decoders({None: Way(decode)}).values()
         return [decoder(prompt) for prompt in self.all_prompts]  # type: ignore[misc]
 
-    def drawn(self, decode: DecodeConfig, prompt: Sequence[int]) -> list[Drawn]:
+    def drawn(self, decode: DecodeConfig, prompt: TokenPrompt) -> list[Drawn]:
         """The graph of every step but the last, as a prompt is decoded."""
         found = list[Drawn]()
         drafters = self.drafters(Way(decode), found.append)
@@ -117,7 +117,7 @@ class Bench:
     def _decoder(self, runner: Runner, drafters: Drafters, decode: DecodeConfig, fates: list[Fate]) -> Decoder:
         decoder = loop_decoder(runner, drafters, self.limits(), sampling_of(decode))
 
-        def run(prompt: Sequence[int]) -> DraftedRun:
+        def run(prompt: TokenPrompt) -> DraftedRun:
             fates.clear()
             return DraftedRun(**asdict(decoder(prompt)), fates=tuple(fates))
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from infer.benchmarks.prompts import TokenPrompt
 from infer.drawn import Drawn
 from infer.loop import Drafters, decode
 from infer.measure import clock
@@ -68,10 +69,10 @@ def measure_time(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _decode(
-    bench: Bench, runner: ClockedRunner, drafters: Drafters, watched: list[Drawn], prompt: Sequence[int]
+    bench: Bench, runner: ClockedRunner, drafters: Drafters, watched: list[Drawn], prompt: TokenPrompt
 ) -> list[Spent]:
     found, began = list[Spent](), None
-    for _ in decode(runner, [Request(prompt)], drafters, bench.limits()):
+    for _ in decode(runner, [Request(prompt.ids)], drafters, bench.limits()):
         ended = clock()
         if began is not None and watched:
             draft, verification = watched[-1].ms, runner.verified_ms
