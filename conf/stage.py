@@ -196,12 +196,16 @@ def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    """Write JSON as `write_bytes` does."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))  # a file's name need not be UTF-8
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    # A file's name need not be UTF-8.
-    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+    temporary.write_bytes(content)
     os.replace(temporary, path)
 
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from conf.stage import write_json
 from infer.checkpoint import context_length
 from infer.gate import GatedLinear
+from infer.hardware import processor
 from infer.parallel import agreed_value, shares
 from infer.pick import GREEDY, Sampling
 from infer.reading import Request
@@ -194,17 +195,10 @@ def device_name(lm: PreTrainedModel) -> str:
 def _key(lm: PreTrainedModel, batch: int, context: int) -> str:
     config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
     gated = any(isinstance(module, GatedLinear) for module in lm.modules())
-    facts = [SCHEMA, device_name(lm), processor(), shares(lm), torch.__version__]
+    # Two machines may share a home: where no processor has a name, the machine's tells them apart.
+    facts = [SCHEMA, device_name(lm), processor() or platform.node(), shares(lm), torch.__version__]
     facts += [str(lm.dtype), config, gated, batch, context]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def processor() -> str:
-    """The CPU by name: two machines may share a home."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.node())
 
 
 def _folder() -> Path:

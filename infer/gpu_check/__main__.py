@@ -14,12 +14,12 @@ import torch
 
 from conf import UserError, run
 from conf.stage import commit, versions, write_json
-from infer.costs import processor
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig
 from infer.gpu_check.parity import check_parity
 from infer.gpu_check.shapes import SHAPES, random_model
 from infer.gpu_check.show import show
+from infer.hardware import cpu
 from infer.speed.device import bandwidth
 from infer.speed.limit import Needs
 
@@ -91,7 +91,7 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float]) -> di
 def hardware(device: str) -> dict[str, Any]:
     """The device by name."""
     if device == "cpu":
-        return {"name": processor(), "threads": torch.get_num_threads()}
+        return {"name": cpu(), "threads": torch.get_num_threads()}
     found = torch.cuda.get_device_properties(0)
     return {
         "name": found.name,

@@ -33,7 +33,7 @@ from infer.drawing import Drawing
 from infer.loop import Drafters, Each, Limits
 from infer.measure import Decoder, Measured, Run, loop_decoder, measure
 from infer.prompts import load_prompts
-from infer.report import print_report, read_report, write_report
+from infer.report.old import print_report, read_report, write_report
 from infer.runner import Runner
 
 

@@ -6,6 +6,7 @@ Tables on the terminal; report.json and a plot of each part in the folder. A fin
 measured again.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from rich.progress import Progress
 
 from conf import UserError, run
 from conf.stage import is_finished, made_from, staged, versions, write_json, write_manifest
-from infer.report import hardware, read_report
+from infer.hardware import hardware
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
@@ -46,7 +47,7 @@ def main(config: StudyConfig) -> None:
     made = made_from(config, _inputs(config))
     if is_finished(config.out, "study", made):
         print(f"study: {config.out} is finished: nothing to do")
-        report = read_report(Path(config.out))
+        report = json.loads((Path(config.out) / "report.json").read_text(encoding="utf-8"))
     else:
         report = _measured(config, made)
     print_study(report)

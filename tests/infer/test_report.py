@@ -8,7 +8,7 @@ from infer import speed
 from infer.checkpoint import Adaptive
 from infer.config import SpeedConfig
 from infer.measure import Measured, Run, measure
-from infer.report import plot, print_report, summarise
+from infer.report.old import plot, print_report, summarise
 
 
 def row(prompt_set: str, dtype: str, decoder: str, k: int, rate: float, speedup: float) -> dict:

@@ -4,8 +4,6 @@ Knows rows of figures; knows nothing of how they were measured.
 """
 
 import json
-import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import torch
 import wandb
 from rich import box
 from rich.console import Console
@@ -22,6 +19,7 @@ from rich.table import Table
 
 from conf.stage import versions, write_json
 from conf.tracker import TrackerConfig
+from infer.hardware import hardware
 
 PLOTS = {"tokens_per_second": "tokens per second", "acceptance_rate": "acceptance rate"}
 
@@ -48,19 +46,6 @@ def write_report(
 def read_report(out: Path) -> dict[str, Any]:
     """The report of a finished folder."""
     return json.loads((out / "report.json").read_text(encoding="utf-8"))
-
-
-def hardware() -> dict[str, Any]:
-    """What the figures were measured on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

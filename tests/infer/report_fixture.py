@@ -1,0 +1,271 @@
+"""A folder of a report as infer.speed and infer.quality leave it, of plausible figures that a seed draws."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HARDWARE = {"cpu": "AMD EPYC 9354", "cores": 32, "threads": 1, "gpu": "NVIDIA H200"}
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2.4.6"}
+HEAD = {"date": "2026-11-21T18:00:00+00:00", "commit": "0123456789abcdef", "hardware": HARDWARE}
+KS = (1, 3, 5, 7, 9, 13)
+# decoder: chance of the first draft, what is left of it from place to place, depth, rows of a forward
+OWN = {
+    "auto": (0.93, 0.95, 9, 14.0),
+    "prompt lookup": (0.62, 0.85, 5, 6.0),
+    "ssd": (0.85, 0.93, 10, 11.0),
+    "tsd": (0.88, 0.93, 10, 40.0),
+    "gsd": (0.9, 0.94, 10, 60.0),
+    "gsd probes": (0.8, 0.9, 5, 20.0),
+}
+PEERS = {
+    "generate": (0.0, 0.0, 0, 1.0),
+    "generate prompt lookup": (0.55, 0.8, 5, 6.0),
+    "generate assisted": (0.8, 0.9, 8, 9.0),
+    "vllm": (0.88, 0.9, 5, 6.0),
+}
+SETS = {"humaneval": 1.0, "infilling": 0.93, "spec_bench": 0.8}
+LANGUAGES = {"cpp": 0.329, "java": 0.272, "php": 0.242, "ts": 0.333, "cs": 0.203, "sh": 0.089}
+
+
+def speed(
+    *,
+    sets: tuple[str, ...] = tuple(SETS),
+    dtypes: tuple[str, ...] = ("bfloat16",),
+    temperatures: tuple[float, ...] = (0.0, 0.2, 1.0),
+    rounds: int = 3,
+    prompts: int = 20,
+    peers: bool = True,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """speed.json. A second dtype is the slower one, in which all is identical."""
+    rng = np.random.default_rng(seed)
+    size = {"prompts": prompts, "rounds": rounds}
+    rows = [
+        row
+        for name in sets
+        for dtype in dtypes
+        for temperature in temperatures
+        for row in _group(rng, name, dtype, temperature, peers=peers, size=size)
+    ]
+    costs = [1, 2, 4, 8, 16, 32, 64]
+    return {
+        "schema": 2,
+        **HEAD,
+        "versions": VERSIONS,
+        "settings": {"model": "runs/7b/model", "max_new_tokens": 256, "rounds": rounds, "k": list(KS)},
+        "model": "7b",
+        "units": {"all": 60, "done": 60},
+        "ranks": 8,
+        "limits": [
+            {
+                "dtype": dtype,
+                "weights_bytes": 13_476_839_424,
+                "copy_bytes_per_second": 4.1e12,
+                "flops_per_second": 7.2e14,
+                "forward_ms": [[q, max(3.29, 0.018 * q)] for q in costs],
+            }
+            for dtype in dtypes
+        ],
+        "costs": [{"dtype": dtype, "rows": costs, "ms": [_cost(q) for q in costs]} for dtype in dtypes],
+        "rows": rows,
+        "samples": [_sample(name, dtypes[0]) for name in sets[:2]],
+    }
+
+
+def _cost(rows: float) -> float:
+    return 8.0 + 0.035 * rows
+
+
+def _group(
+    rng: np.random.Generator, name: str, dtype: str, temperature: float, *, peers: bool, size: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Every decoder on a set of prompts, plain decoding first."""
+    heat = SETS[name] * (1 - 0.2 * temperature)
+    slow = 1.0 if dtype == "bfloat16" else 0.6
+    drafts = {("sdsat", k): (0.9, 0.9, k, 1.0 + 2 * k) for k in KS}
+    drafts |= {(decoder, 0): shape for decoder, shape in OWN.items()}
+    drafts |= {(decoder, 0): shape for decoder, shape in PEERS.items()} if peers else {}
+    base = {"prompt_set": name, "dtype": dtype, "temperature": temperature, **size}
+    found = [_row(rng, base, "plain", 0, (0.0, 0.0, 0, 1.0), slow)]
+    found += [
+        _row(rng, base, decoder, k, (shape[0] * heat, *shape[1:]), slow, plain=found[0])
+        for (decoder, k), shape in drafts.items()
+    ]
+    return found
+
+
+def _row(
+    rng: np.random.Generator,
+    base: dict[str, Any],
+    decoder: str,
+    k: int,
+    shape: tuple[float, float, int, float],
+    slow: float,
+    plain: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    chance, kept, depth, rows = shape
+    places = [min(1.0, chance * kept**place) for place in range(depth)]
+    emitted = 1 + float(np.sum(np.cumprod(places)))
+    drawn = decoder in ("ssd", "tsd", "gsd", "generate assisted")
+    parts = {"ms_draft": 0.9 * depth if drawn else 0.05, "ms_forward": _cost(rows) / slow, "ms_rest": 0.6}
+    peer = decoder in PEERS
+    rate = 1e3 * emitted / sum(parts.values()) * (0.8 if peer and decoder != "vllm" else 1.0)
+    rate *= float(rng.normal(1, 0.01))
+    ratio = rate / plain["tokens_per_second"] if plain else 1.0
+    same = base["prompts"] - int(peer and base["temperature"] > 0) * 9
+    same -= int(decoder in ("gsd", "generate assisted") and base["dtype"] == "bfloat16")
+    return base | {
+        "decoder": decoder,
+        "k": k,
+        "peer": peer,
+        "tokens": 256 * base["prompts"] * base["rounds"],
+        "forwards": int(256 * base["prompts"] * base["rounds"] / emitted),
+        "tokens_per_second": rate,
+        "tokens_per_second_quartiles": [0.97 * rate, 1.02 * rate],
+        "speedup": ratio,
+        "speedup_interval": [0.97 * ratio, 1.03 * ratio] if plain else [1.0, 1.0],
+        "speedup_quartiles": [0.95 * ratio, 1.04 * ratio] if plain else [1.0, 1.0],
+        "speedup_whole": 0.98 * ratio if plain else 1.0,
+        "first_ms": 21.5 + 5 * drawn,
+        "acceptance_rate": float(np.mean(np.cumprod(places))) if depth else None,
+        "acceptance_by_position": np.cumprod(places).tolist(),
+        "tokens_per_forward": emitted,
+        "rows_per_forward": rows,
+        "ms_per_forward": sum(parts.values()),
+        **(parts if not peer else dict.fromkeys(parts)),
+        "drafted": depth * 256,
+        "drafted_nodes": 3100 if drawn else None,
+        "graph_success": 0.12 if decoder == "gsd" else None,
+        "peak_memory_bytes": 14_800_000_000 + (2_100_000_000 if drawn else 0),
+        "limit_share": None if peer else 3.29 / sum(parts.values()),
+        "identical": same,
+        "compared": base["prompts"],
+        "exact": same == base["prompts"],
+    }
+
+
+def _sample(name: str, dtype: str) -> dict[str, Any]:
+    pieces = [["own", "    best = "], ["drafted", "float('inf')\n    for i, a in"], ["own", " enumerate"]]
+    pieces += [["drafted", "(numbers):\n        for b in "], ["shared", "numbers[i + 1:]:\n"]]
+    pieces += [["own", "\t\x1b[2J<script>alert('&amp;')</script>"], ["drafted", "        return best"]]
+    return {
+        "prompt_set": name,
+        "id": f"{name}/0",
+        "dtype": dtype,
+        "temperature": 0.0,
+        "decoder": "gsd",
+        "k": 0,
+        "before": 'def closest(numbers: list[float]) -> float:\n    """The least difference."""\n',
+        "after": "\n\nprint(closest([1.0, 2.5]))" if name == "infilling" else "",
+        "pieces": pieces,
+    }
+
+
+def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
+    """quality.json."""
+    rng = np.random.default_rng(seed)
+    wanted = [("humaneval", "python", "pass@1", 0.311, 164), ("mbpp", "python", "pass@1", 0.498, 257)]
+    wanted += [("multipl_e", language, "pass@1", value, 160) for language, value in LANGUAGES.items()]
+    languages = zip(("python", "java", "js"), (0.723, 0.79, 0.821))
+    wanted += [("infilling", language, "exact match", value, 1033) for language, value in languages]
+    who = [("model", "plain"), ("model", "sdsat"), *([("base", "plain")] if base else [])]
+    rows = []
+    for benchmark, language, metric, value, problems in wanted:
+        found = {"model": value, "base": value + float(rng.normal(0, 0.012))}
+        rows += [
+            _score(benchmark, language, one, decoder, 0.0, metric, found[one], problems) for one, decoder in who
+        ]
+    rows += [
+        _score("humaneval", "python", "model", "plain", 0.8, f"pass@{k}", value, 164)
+        for k, value in ((1, 0.29), (10, 0.55))
+    ]
+    same = [(row["benchmark"], row["language"], row["problems"]) for row in rows if row["decoder"] == "sdsat"]
+    return {
+        "schema": 1,
+        **HEAD,
+        "versions": VERSIONS,
+        "settings": {"model": "runs/7b/model", "base": "codellama/7b" if base else None, "dtype": "float32"},
+        "units": {"all": 90, "done": 90},
+        "sandbox": {"level": "namespaces", "told": "confined by namespaces: no network, no files, 1 GB, 10 s"},
+        "rows": rows,
+        "same": [
+            {
+                "benchmark": benchmark,
+                "language": language,
+                "who": "model",
+                "decoder": "sdsat",
+                "against": "plain",
+                "identical": problems,
+                "compared": problems,
+            }
+            for benchmark, language, problems in same
+        ],
+        "skipped": [{"benchmark": "multipl_e", "language": "rs", "reason": "no rustc on this machine"}],
+        "rules": {
+            "humaneval": "The prompt is the problem's own. An answer ends before the next line that begins a "
+            "top-level class, def, # or if.",
+            "infilling": "Suffix-prefix-middle; the answer ends with EOT, and its first line counts.",
+        },
+        "samples": [
+            {
+                "benchmark": "humaneval",
+                "id": "HumanEval/0",
+                "who": "model",
+                "decoder": "sdsat",
+                "before": "def add(a, b):\n",
+                "after": "",
+                "pieces": [["own", "    return"], ["drafted", " a + b\n"]],
+                "verdict": "passed",
+            }
+        ],
+    }
+
+
+def _score(
+    benchmark: str,
+    language: str,
+    who: str,
+    decoder: str,
+    temperature: float,
+    metric: str,
+    value: float,
+    problems: int,
+) -> dict[str, Any]:
+    half = 1.96 * (value * (1 - value) / problems) ** 0.5
+    return {
+        "benchmark": benchmark,
+        "language": language,
+        "who": who,
+        "name": {"model": "7b", "base": "codellama-7b"}[who],
+        "decoder": decoder,
+        "temperature": temperature,
+        "metric": metric,
+        "value": value,
+        "interval": [value - half, value + half],
+        "problems": problems,
+        "samples": 1 if metric != "pass@10" else 20,
+    }
+
+
+def faster(found: dict[str, Any], factor: float, decoder: str = "auto") -> dict[str, Any]:
+    """The same speed.json with one decoder's rates, ratios and their intervals multiplied."""
+    other = copy.deepcopy(found)
+    for row in (row for row in other["rows"] if row["decoder"] == decoder):
+        for name in ("tokens_per_second", "speedup", "speedup_whole"):
+            row[name] *= factor
+        for name in ("tokens_per_second_quartiles", "speedup_interval", "speedup_quartiles"):
+            row[name] = [factor * value for value in row[name]]
+    return other
+
+
+def write_parts(folder: Path, **parts: dict[str, Any] | None) -> Path:
+    """The stage folders `speed` and `quality` of a report, finished; returns the folder."""
+    for kind, part in parts.items():
+        if part is not None:
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            (folder / kind / f"{kind}.json").write_text(json.dumps(part))
+            (folder / kind / "manifest.json").write_text(json.dumps({"schema": 1, "kind": kind}))
+    return folder
