@@ -8,8 +8,6 @@ every text of ours must be that of plain decoding, or the run fails, once its re
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,13 @@ import torch
 from rich.progress import Progress
 
 from conf import LoneError, UserError, run
-from conf.stage import commit, is_finished, made_from, versions, write_json, write_manifest
+from conf.stage import is_finished, made_from, write_json, write_manifest
 from infer.crew import Members, Units, folder, muster
 from infer.hardware import hardware
 from infer.speed.aggregate import HEADER, UNITS, read
 from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
+from infer.speed.header import header
 from infer.speed.prepare import prepare
 from infer.speed.show import show
 from infer.speed.work import Unit, Worker, units_of
@@ -53,29 +52,14 @@ def measure(config: SpeedConfig, made: Mapping[str, Any], members: Members) -> N
     # Pairs of one machine do not belong with those of another.
     with folder(Path(config.out) / KIND, {**made, "hardware": hardware()}, members) as partial:
         if members.first and not (partial / HEADER).is_file():
-            write_json(partial / HEADER, header(config, bench, members, all_=len(found)))
-        units, worker = Units(partial / UNITS, list(found)), Worker(bench, prepared.prompts)
+            told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
+            write_json(partial / HEADER, told)
+        units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
         _do(units, found, worker, members)
         members.wait()
         if members.first:
             write_json(partial / RESULT, read(partial))
             write_manifest(partial, KIND, made)
-
-
-def header(config: SpeedConfig, bench: Bench, members: Members, *, all_: int) -> dict[str, Any]:
-    """What all units share."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "settings": asdict(config),
-        "model": Path(config.model).resolve().name,
-        "ranks": members.world,
-        "all": all_,
-        "limits": [],
-        "costs": [],
-    }
 
 
 def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:

@@ -39,6 +39,10 @@ class Own:
     limits: Limits
     sampling: Sampling
 
+    def decoder(self, seed: int) -> Decoder:
+        """As a function of the prompt."""
+        return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
+
 
 class Bench:
     """Models of all dtypes are in memory together, so that they can take turns; `device` is this rank's GPU.
@@ -72,19 +76,10 @@ class Bench:
         """Tokens of the longest text."""
         return max(len(prompt.ids) for prompt in prompts) + self._config.max_new_tokens
 
-    def decoders(self, name: str) -> dict[Group, dict[Way, Decoder]]:
-        """Of a set of prompts, by dtype and temperature; those of the set before are no longer used."""
-        seed = self._config.seed
-        return {
-            group: {
-                way: loop_decoder(own.runner, own.drafters, own.limits, own.sampling, seed=seed)
-                for way, own in found.items()
-            }
-            for group, found in self.own(name).items()
-        }
-
     def own(self, name: str) -> dict[Group, dict[Way, Own]]:
-        """Our ways to decode a set: the model's, on one runner for each dtype, and the base model's."""
+        """Our ways to decode a set, the model's and the base model's; those of the set before are no longer
+        used.
+        """
         for runners, runner in self._lent:
             runners.give(runner)
         self._lent = []

@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.measure import Decoder
-from infer.speed.bench import Bench
+from infer.speed.bench import Bench, Own
+from infer.speed.config import SpeedConfig
+from infer.speed.prepare import Prepared
+from infer.speed.samples import sample, shown
 from infer.speed.units import Group, Way, run_turn
 
 
 class Unit(NamedTuple):
-    """A turn of a prompt; without one, what is looked at once in a set: parts of the time, and sample texts."""
+    """A turn of a prompt; without one, what is looked at once in a set: sample texts."""
 
     prompt_set: str
     round: int | None = None
@@ -36,27 +39,52 @@ def units_of(prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int) -> dict[
 class Worker:
     """Does units; warms up where a set begins."""
 
-    def __init__(self, bench: Bench, prompts: Mapping[str, Sequence[TokenPrompt]]) -> None:
-        self._bench, self._prompts = bench, prompts
+    def __init__(self, config: SpeedConfig, prepared: Prepared, bench: Bench) -> None:
+        self._config, self._prepared, self._bench = config, prepared, bench
+        self._own = dict[Group, dict[Way, Own]]()
         self._decoders = dict[Group, dict[Way, Decoder]]()
-        self._set: str | None = None
+        self._set, self._warm = "", False
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         """What is kept of it."""
-        prompts = self._prompts[unit.prompt_set]
         with self._bench.enough_memory():
+            if unit.prompt_set != self._set:
+                self._begin(unit.prompt_set)
+            prompts = self._prepared.prompts[unit.prompt_set]
             if unit.round is None or unit.prompt is None:
-                return {"parts": [], "samples": []}
-            prompt = prompts[unit.prompt]
-            self._begin(unit.prompt_set, prompt)
-            groups = run_turn(self._decoders, prompt, unit.round + unit.prompt)
-        return {"prompt_set": unit.prompt_set, "prompt": prompt.id, "round": unit.round, "groups": groups}
+                return self._look(prompts[0])
+            return self._turn(prompts[unit.prompt], unit.round, unit.round + unit.prompt)
 
-    def _begin(self, name: str, prompt: TokenPrompt) -> None:
-        if name == self._set:
-            return
-        self._decoders = self._bench.decoders(name)
-        for ways in self._decoders.values():
-            for decoder in ways.values():
-                decoder(prompt)
-        self._set = name
+    def _begin(self, name: str) -> None:
+        self._set, self._own, self._warm = name, self._bench.own(name), False
+        self._decoders = {
+            group: {way: own.decoder(self._config.seed) for way, own in ways.items()}
+            for group, ways in self._own.items()
+        }
+
+    def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:
+        if not self._warm:
+            for ways in self._decoders.values():
+                for decoder in ways.values():
+                    decoder(prompt)
+            self._warm = True
+        groups = run_turn(self._decoders, prompt, turn)
+        return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
+
+    def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
+        """The sample texts are of the first dtype and the lowest temperature."""
+        group = Group(self._config.dtypes[0], min(self._config.temperatures))
+        samples = [
+            {
+                "prompt_set": self._set,
+                "id": prompt.id,
+                **group._asdict(),
+                **way._asdict(),
+                "before": prompt.before,
+                "after": prompt.after,
+                "pieces": sample(own, prompt, self._prepared.text, seed=self._config.seed),
+            }
+            for way, own in self._own[group].items()
+            if way in shown(self._own[group])
+        ]
+        return {"parts": [], "samples": samples}
