@@ -133,14 +133,13 @@ class Bench:
         with told_as(setting, folder), enough_for_weights(folder, dtype, device):
             lm = load_model(folder, dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
-        prompts = [prompt for one in self._prepared.prompts.values() for prompt in one]
-        check_lengths(
-            [prompt.ids for prompt in prompts],
-            [prompt.id for prompt in prompts],
-            new=self._config.max_new_tokens,
-            context=context_length(lm.config),
-            setting="max_new_tokens",
-        )
+        named = {
+            f"{prompt.id} of prompts.{name}": prompt.ids
+            for name, prompts in self._prepared.prompts.items()
+            for prompt in prompts
+        }
+        new, context = self._config.max_new_tokens, context_length(lm.config)
+        check_lengths(list(named.values()), list(named), new=new, context=context, setting="max_new_tokens")
         return lm
 
     def _draft(self, lm: PreTrainedModel) -> Draft:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
-from infer.config import DraftConfig, InferConfig, SpeedConfig
+from infer.config import DraftConfig, InferConfig
+from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
 
 

@@ -3,11 +3,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from conf import UserError, settings
-from infer import speed
-from infer.checkpoint import Adaptive
-from infer.config import SpeedConfig
-from infer.measure import Measured, Run, measure
 from infer.report.old import plot, print_report, summarise
 
 
@@ -86,70 +81,3 @@ def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys: pytest.
     print_report({"hardware": machine, "rows": rows, "summary": {}})
     printed = capsys.readouterr().out
     assert "sdsat k=2" in printed and "short: the texts were too short for drafts." in printed
-
-
-def test_every_round_counts() -> None:
-    """Outputs, acceptance and tokens per forward were the first round's alone: a policy that drafts
-    otherwise in the second one was never compared, and its rate stood beside another's acceptance.
-    """
-    plain = Measured([[Run([1, 2, 3, 4], 1.0, 4, 0, 0)] * 2] * 2)
-    right, wrong = Run([1, 2, 3, 4], 1.0, 3, 4, 1), Run([1, 2, 3, 5], 1.0, 1, 4, 3)
-    found = Measured([[right, right], [right, wrong]])
-    assert [ours == theirs for ours, theirs in zip(found.outputs, plain.outputs)] == [True, False]
-    assert found.acceptance_rate == 6 / 16 and found.tokens_per_forward == 16 / 10
-    rows = speed._rows(
-        {speed.Key("float32", "plain", 0): plain, speed.Key("float32", "auto", 3): found}, prompt_set="a"
-    )
-    assert [(row["identical"], row["prompts"], row["tokens"]) for row in rows] == [(2, 2, 16), (1, 2, 16)]
-
-
-def test_a_lossy_report_fails_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report is written before the check, and the second run said "nothing to do" and succeeded."""
-    lossy = [row | {"identical": 3} if row["decoder"] == "sdsat" else row for row in ROWS]
-    monkeypatch.setattr(speed, "load_adaptive", lambda folder: Adaptive((6,), 3))
-    monkeypatch.setattr(speed, "compare", lambda config, ids: lossy)
-    config = settings(
-        "speed",
-        SpeedConfig,
-        [
-            "experiment=demo",
-            "model=absent",
-            "draft=absent",
-            "prompts.held_out.path=absent",
-            f"out={tmp_path}",
-            "tracker.mode=disabled",
-        ],
-    )
-    for _ in range(2):
-        with pytest.raises(UserError, match="float32 outputs: wanted all identical .* sdsat k=2 on held_out"):
-            speed.main(config)
-        assert (tmp_path / "manifest.json").is_file()
-        monkeypatch.setattr(speed, "compare", None)
-
-
-def test_measured_figures_are_those_of_the_runs() -> None:
-    plain = Measured([[Run([1, 2, 3, 4], 4.0, 4, 0, 0)] * 2, [Run([1, 2, 3, 4], 2.0, 4, 0, 0)] * 2])
-    drafted = Measured([[Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2, [Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2])
-    assert plain.tokens_per_second == [1.0, 2.0]
-    assert drafted.speedups(plain) == [2.0, 1.0]
-    assert plain.acceptance_rate is None and drafted.acceptance_rate == 0.5
-    assert (plain.tokens_per_forward, drafted.tokens_per_forward) == (1.0, 2.0)
-
-
-def test_decoders_take_turns_after_a_warm_up() -> None:
-    calls: list[tuple[str, int]] = []
-
-    def decoder(name: str):
-        def run(prompt) -> Run:
-            calls.append((name, prompt[0]))
-            return Run([0], 1.0, 1, 0, 0)
-
-        return run
-
-    done = []
-    found = measure(
-        {"a": decoder("a"), "b": decoder("b")}, [[1], [2]], rounds=2, advance=lambda: done.append(1)
-    )
-    assert calls[:2] == [("a", 1), ("b", 1)]  # warm-up, uncounted
-    assert calls[2:] == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert len(done) == 4 and [len(r) for r in found["a"].rounds] == [2, 2]
