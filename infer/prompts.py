@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from conf import UserError
-from infer.config import PromptSetConfig
+from infer.benchmarks.config import PromptSetConfig
 from infer.text import Text
 
 
@@ -17,7 +17,7 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
 
     Raises UserError for an unknown set, a malformed line, or too few prompts of fitting length.
     """
-    texts = _humaneval() if config.path is None else _jsonl(name, Path(config.path), config.key)
+    texts = _humaneval() if config.path is None else _jsonl(name, Path(config.path), str(config.key))
     random.Random(seed).shuffle(texts)
     prompts: list[list[int]] = []
     for whole in texts:

@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 from infer.reading import Request
-from infer.runner import Runner
 from infer.speed.profile import Spent, timed
 from infer.study.bench import Bench, Way
 
@@ -24,12 +23,12 @@ PARTS = ("draft", "verification", "others")
 def measure_time(bench: Bench) -> list[dict[str, Any]]:
     """A row for each of Table 3's."""
     drafters = {(method, k): bench.drafters(Way(bench.decode(method, k=k))) for method, k in SETTINGS}
-    runner = bench.runner(Runner, drafters.values())
+    runner = bench.runner(drafters.values())
     found = {setting: list[Spent]() for setting in SETTINGS}
     for round_ in range(1 + bench.config.rounds):  # the first warms up
         for prompt in bench.all_prompts:
             for setting, one in drafters.items():
-                steps = timed(runner, one, Request(prompt), bench.limits())
+                steps = timed(runner, one, Request(prompt.ids), bench.limits())
                 drawn = [spent for step, spent in steps[1:-1] if step.drafted]
                 found[setting] += drawn if round_ else []
     return [
