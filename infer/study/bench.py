@@ -22,7 +22,6 @@ from infer.study.fate import Fate
 from infer.study.rates import DraftedRun
 
 K = TypeVar("K", bound=Hashable)
-R = TypeVar("R", bound=Runner)
 
 
 class Way(NamedTuple):
@@ -89,13 +88,13 @@ class Bench:
             fates.append(Fate.of(drawn))
 
         drafters = {key: self.drafters(way, watch) for key, way in ways.items()}
-        runner = self.runner(Runner, drafters.values())
+        runner = self.runner(drafters.values())
         return {key: self._decoder(runner, one, ways[key].decode, fates) for key, one in drafters.items()}
 
-    def runner(self, kind: type[R], drafters: Iterable[Drafters]) -> R:
+    def runner(self, drafters: Iterable[Drafters]) -> Runner:
         """Of the model, for trees of any of these."""
         rows = max(one.max_rows for one in drafters)
-        return kind(self.model.lm, capacity=self.capacity, max_rows=rows)
+        return Runner(self.model.lm, capacity=self.capacity, max_rows=rows)
 
     def limits(self) -> Limits:
         """The end of a text."""
@@ -110,7 +109,7 @@ class Bench:
         """The graph of every step but the last, as a prompt is decoded."""
         found = list[Drawn]()
         drafters = self.drafters(Way(decode), found.append)
-        runner = self.runner(Runner, [drafters])
+        runner = self.runner([drafters])
         loop_decoder(runner, drafters, self.limits(), sampling_of(decode))(prompt)
         return found
 
