@@ -11,7 +11,6 @@ from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
 from infer.cache import shape
 from infer.checkpoint import context_length, eos_ids, load_model
-from infer.config import DecodeConfig
 from infer.draft import Draft, load_draft, told_as
 from infer.drafters.plain import PlainDrafter
 from infer.drawing import Drawing
@@ -86,9 +85,9 @@ class Bench:
         found = dict[Group, dict[Way, Own]]()
         for dtype, lm in self.lms.items():
             drafters = {
-                (temperature, way): self.drafters(name, Group(dtype, temperature), way, decode)
+                (temperature, way): self.drafters(name, Group(dtype, temperature), way)
                 for temperature in self._config.temperatures
-                for way, decode in ways(self._config, temperature).items()
+                for way in ways(self._config, temperature)
             }
             runner = self._runner(lm, name, max(one.max_rows for one in drafters.values()))
             for (temperature, way), one in drafters.items():
@@ -101,11 +100,10 @@ class Bench:
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
 
-    def drafters(
-        self, name: str, group: Group, way: Way, decode: DecodeConfig, watch: Watch | None = None
-    ) -> Drafters:
+    def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
         """Of a way, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
+        decode = ways(self._config, group.temperature)[way]
         methods = self._methods[group, way.decoder == GSD_PROBES]
         capacity = self.capacity(prompts)
         left = context_length(lm.config) - (capacity - decode.max_new_tokens)

@@ -1,19 +1,24 @@
 """The units of a run, and how a rank does one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.measure import Decoder
+from infer.drawn import Drawn
+from infer.measure import Decoder, seed_of
+from infer.reading import Request
 from infer.speed.bench import Bench, Own
 from infer.speed.config import SpeedConfig
 from infer.speed.prepare import Prepared
+from infer.speed.profile import Profile, profile
 from infer.speed.samples import sample, shown
 from infer.speed.units import Group, Way, run_turn
+from infer.speed.ways import DRAFTED
 
 
 class Unit(NamedTuple):
-    """A turn of a prompt; without one, what is looked at once in a set: sample texts."""
+    """A turn of a prompt; without one, what is looked at once in a set: parts of the time, sample texts."""
 
     prompt_set: str
     round: int | None = None
@@ -62,17 +67,31 @@ class Worker:
             for group, ways in self._own.items()
         }
 
+    def _warm_up(self, prompt: TokenPrompt) -> None:
+        """Each decoder once, uncounted."""
+        for decoder in (decoder for ways in self._decoders.values() for decoder in ways.values()):
+            if not self._warm:
+                decoder(prompt)
+        self._warm = True
+
     def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:
-        if not self._warm:
-            for ways in self._decoders.values():
-                for decoder in ways.values():
-                    decoder(prompt)
-            self._warm = True
+        self._warm_up(prompt)
         groups = run_turn(self._decoders, prompt, turn)
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
         """The sample texts are of the first dtype and the lowest temperature."""
+        self._warm_up(prompt)
+        parts = [
+            {
+                "prompt_set": self._set,
+                **group._asdict(),
+                **way._asdict(),
+                **asdict(self._profile(prompt, group, way)),
+            }
+            for group, ways in self._own.items()
+            for way in ways
+        ]
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
         samples = [
             {
@@ -87,4 +106,18 @@ class Worker:
             for way, own in self._own[group].items()
             if way in shown(self._own[group])
         ]
-        return {"parts": [], "samples": samples}
+        return {"parts": parts, "samples": samples}
+
+    def _profile(self, prompt: TokenPrompt, group: Group, way: Way) -> Profile:
+        own, drawn = self._own[group][way], list[Drawn]()
+        if way.decoder in DRAFTED:
+            own = replace(own, drafters=self._bench.drafters(self._set, group, way, watch=drawn.append))
+        return profile(
+            own.runner,
+            own.drafters,
+            Request(prompt.ids, seed_of(prompt, self._config.seed)),
+            own.limits.also(prompt.ends),
+            own.sampling,
+            device=self._bench.lms[group.dtype].device,
+            drawn=drawn,
+        )
