@@ -61,15 +61,16 @@ def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
             answer=row.text("canonical_solution"),
             language="python",
             tests=f"{row.text('test')}\ncheck({row.text('entry_point')})\n",
-            known=_unsolved(row.text("prompt")),
+            known=_beside(row.text("prompt")),
         )
         for row in rows
     ]
 
 
-def _unsolved(prompt: str) -> str:
-    """A prompt of Python as a whole program: its imports and helpers, the function itself without a body."""
-    return f"{prompt}    pass\n"
+def _beside(prompt: str) -> str:
+    """What a prompt of Python has beside the function that is asked for, its last: imports and helpers."""
+    start = f"\n{prompt}".rfind("\ndef ")
+    return prompt[: max(0, start)]
 
 
 def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
@@ -134,7 +135,7 @@ def _multipl_e(row: Row) -> Problem:
         answer=row.values.get("canonical_solution"),
         language=language,
         tests=row.text("tests", "test"),
-        known=_unsolved(prompt) if python else "",
+        known=_beside(prompt) if python else "",
     )
 
 
