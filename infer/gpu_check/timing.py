@@ -56,27 +56,6 @@ def spread(values: Sequence[float]) -> Spread:
     return {"median": middle, "low": low, "high": high}
 
 
-def bandwidth(device: torch.device, *, size: int, rounds: int) -> dict[str, float]:
-    """Bytes per second that are copied (read and written) and that are read, tensors of `size` bytes."""
-    source = torch.ones(size // 2, dtype=torch.bfloat16, device=device)
-    target = torch.empty_like(source)
-    wide = source.view(torch.int32)
-    tasks = {"copy": lambda: target.copy_(source), "read": lambda: wide.amax()}
-    found = in_turns(tasks, rounds=rounds, device=device)
-    moved = {"copy": 2 * size, "read": size}
-    return {name: moved[name] / (1e-3 * ms["median"]) for name, ms in found.items()}
-
-
-def bytes_per_token(lm: PreTrainedModel, context: int) -> int:
-    """What a plain step has to read: every weight but the embedding's other rows, and the cache."""
-    config = lm.config
-    weights = sum(parameter.nbytes for parameter in lm.parameters())
-    if not config.tie_word_embeddings:
-        weights -= lm.get_input_embeddings().weight.nbytes  # type: ignore[operator, assignment]
-    row = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * lm.dtype.itemsize
-    return weights + context * row
-
-
 def cost_of_rows(lm: PreTrainedModel, *, context: int, rounds: int, compile: bool) -> dict[int, Spread]:
     """L(q) in milliseconds: a forward of q rows, its picks on the host."""
     runner = Runner(lm, capacity=context, max_rows=ROWS[-1], static=True, compile=compile)

@@ -38,7 +38,7 @@ MORE = {
     "tokens": lambda row: number(row["tokens"], ",d"),
     "forwards": lambda row: number(row["forwards"] or None, ",d"),
     "drafted tokens": lambda row: number(row["drafted"], ",d"),
-    "drafted nodes": lambda row: number(row["drafted_nodes"], ",d"),
+    "drafted nodes": lambda row: number(row["drafted_nodes"], ",.1f"),
     "steps that used a merged node": lambda row: percent(row["graph_success"], 1),
     "accepted by place": lambda row: " ".join(map(percent, row["acceptance_by_position"] or ())),
     "peak memory": lambda row: quantity(row["peak_memory_bytes"], "B"),

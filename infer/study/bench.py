@@ -1,12 +1,13 @@
 """A model, what drafts for it, and prompts: every measurement of the study decodes with these."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from conf import UserError
 from infer.api import load
+from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.config import DecodeConfig, DraftConfig
 from infer.draft import Draft, check_draft, load_draft
 from infer.drawing import Drawing
@@ -15,14 +16,12 @@ from infer.loop import Drafters, Limits
 from infer.measure import Decoder, loop_decoder
 from infer.methods import Methods
 from infer.pick import Sampling
-from infer.prompts import load_prompts
 from infer.runner import Runner
 from infer.study.config import StudyConfig
 from infer.study.fate import Fate
 from infer.study.rates import DraftedRun
 
 K = TypeVar("K", bound=Hashable)
-R = TypeVar("R", bound=Runner)
 
 
 class Way(NamedTuple):
@@ -43,7 +42,7 @@ class Bench:
             name: load_prompts(name, prompt_set, self.model.text, seed=config.seed)
             for name, prompt_set in config.prompts.items()
         }
-        self._longest = max(map(len, self.all_prompts))
+        self._longest = max(len(prompt.ids) for prompt in self.all_prompts)
         self.capacity = self._longest + config.max_new_tokens
         if self.capacity > self.model.context:
             raise UserError(
@@ -52,7 +51,7 @@ class Bench:
             )
 
     @property
-    def all_prompts(self) -> list[list[int]]:
+    def all_prompts(self) -> list[TokenPrompt]:
         """Of all sets."""
         return list(chain.from_iterable(self.prompts.values()))
 
@@ -89,13 +88,13 @@ class Bench:
             fates.append(Fate.of(drawn))
 
         drafters = {key: self.drafters(way, watch) for key, way in ways.items()}
-        runner = self.runner(Runner, drafters.values())
+        runner = self.runner(drafters.values())
         return {key: self._decoder(runner, one, ways[key].decode, fates) for key, one in drafters.items()}
 
-    def runner(self, kind: type[R], drafters: Iterable[Drafters]) -> R:
+    def runner(self, drafters: Iterable[Drafters]) -> Runner:
         """Of the model, for trees of any of these."""
         rows = max(one.max_rows for one in drafters)
-        return kind(self.model.lm, capacity=self.capacity, max_rows=rows)
+        return Runner(self.model.lm, capacity=self.capacity, max_rows=rows)
 
     def limits(self) -> Limits:
         """The end of a text."""
@@ -106,18 +105,18 @@ class Bench:
         (decoder,) = self.decoders({None: Way(decode)}).values()
         return [decoder(prompt) for prompt in self.all_prompts]  # type: ignore[misc]
 
-    def drawn(self, decode: DecodeConfig, prompt: Sequence[int]) -> list[Drawn]:
+    def drawn(self, decode: DecodeConfig, prompt: TokenPrompt) -> list[Drawn]:
         """The graph of every step but the last, as a prompt is decoded."""
         found = list[Drawn]()
         drafters = self.drafters(Way(decode), found.append)
-        runner = self.runner(Runner, [drafters])
+        runner = self.runner([drafters])
         loop_decoder(runner, drafters, self.limits(), sampling_of(decode))(prompt)
         return found
 
     def _decoder(self, runner: Runner, drafters: Drafters, decode: DecodeConfig, fates: list[Fate]) -> Decoder:
         decoder = loop_decoder(runner, drafters, self.limits(), sampling_of(decode))
 
-        def run(prompt: Sequence[int]) -> DraftedRun:
+        def run(prompt: TokenPrompt) -> DraftedRun:
             fates.clear()
             return DraftedRun(**asdict(decoder(prompt)), fates=tuple(fates))
 

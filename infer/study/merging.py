@@ -47,7 +47,7 @@ def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
 def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
     decode, draft, found = bench.decode("gsd", k=k, tau=tau), bench.draft, list[float]()
     for prompt in bench.all_prompts:
-        context = list(prompt)
+        context = list(prompt.ids)
         for drawn in bench.drawn(decode, prompt):
             if drawn.graph.merged:
                 found += divergences(log_q(draft.lm, draft.read(context), drawn.graph), drawn.graph)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from infer.benchmarks.prompts import TokenPrompt
 from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.costs import measure_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
@@ -30,11 +31,11 @@ from infer.runner import Runner
 
 
 def compare(
-    folder: str, ids: tuple[int, ...], prompts: list[list[int]], dtype: str, args: argparse.Namespace
+    folder: str, ids: tuple[int, ...], prompts: list[TokenPrompt], dtype: str, args: argparse.Namespace
 ) -> dict[str, Measured]:
     """All decoders of one model."""
     lm = load_model(folder, dtype=dtype)
-    capacity = max(map(len, prompts)) + args.new
+    capacity = max(len(prompt.ids) for prompt in prompts) + args.new
     costs = measure_costs(lm, batch=1, context=min(capacity, 1024))
     print(f"{dtype}: L(q) in ms", {q: round(ms, 2) for q, ms in zip(costs.rows, costs.ms)})
     auto = AutoPolicy(costs, 8)
@@ -101,7 +102,11 @@ def main() -> None:
     torch.set_num_threads(1)
     text, ids = load_text(args.model), load_adaptive(args.model).ids
     lines = [json.loads(line)[args.key] for line in Path(args.prompts).read_text("utf-8").splitlines()]
-    prompts = [text.encode(line[: len(line) // 2])[:300] for line in lines if len(line) > 200][: args.count]
+    halves = [line[: len(line) // 2] for line in lines if len(line) > 200][: args.count]
+    prompts = [
+        TokenPrompt(str(index), tuple(text.encode(half)[:300]), frozenset(), half, "")
+        for index, half in enumerate(halves)
+    ]
     results = {}
     for dtype in args.dtypes:
         for name, folder in (("adaptive", args.model), ("base", args.base)):

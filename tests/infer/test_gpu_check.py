@@ -10,7 +10,6 @@ from conf import UserError, settings
 from infer.gpu_check import parity, timing
 from infer.gpu_check.__main__ import main
 from infer.gpu_check.config import GpuCheckConfig
-from infer.gpu_check.shapes import SHAPES, random_model
 
 TINY = ["device=cpu", "shapes=[tiny]", "k=[2]", "context=40", "rounds=3", "prompts=2", "compile=false"]
 
@@ -59,14 +58,6 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
         check(tmp_path / "check.json")
     report = json.loads((tmp_path / "check.json").read_text())
     assert {row["decoder"] for row in report["parity"] if not row["passed"]} == {"tree"}
-
-
-def test_what_a_plain_step_reads() -> None:
-    """By hand: two layers of width 32, 4 heads of 8, 2 key-value heads, a head of 199 rows."""
-    lm = random_model(SHAPES["tiny"], dtype=torch.bfloat16, device="cpu")
-    layer = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 64 * 32 + 2 * 32
-    cache = 2 * 2 * 2 * 8
-    assert timing.bytes_per_token(lm, 100) == 2 * (2 * layer + 32 + 199 * 32 + 100 * cache)
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

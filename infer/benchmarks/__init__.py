@@ -1,0 +1,8 @@
+"""Benchmarks: problems with their answers and tests, and prompts to decode for speed.
+
+    problems = read_problems(name, config)                      infer.benchmarks.reading
+    prompts = load_prompts(name, config, text, seed=seed)       infer.benchmarks.prompts
+    rules(kind)                                                 infer.benchmarks.kinds
+
+Settings are in infer.benchmarks.config, Problem in infer.benchmarks.problem, TokenPrompt in .prompts.
+"""

@@ -1,0 +1,73 @@
+"""Which problems are read: settings of a set of prompts, and of a benchmark."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+EXECUTED = ("humaneval", "mbpp", "multipl_e")  # with tests
+JUDGED = (*EXECUTED, "infilling")
+KINDS = (*JUDGED, "gsm8k", "spec_bench", "alpaca", "xsum", "wmt14", "jsonl")
+ORDERS = ("spm", "psm")
+
+
+@dataclass
+class SourceConfig:
+    """Where problems come from, and how they are put to a model.
+
+    Raises ValueError for values out of range; which settings a kind has is told when it is read, by name.
+    """
+
+    group: ClassVar[str]  # what the settings are called on the command line
+    kinds: ClassVar[tuple[str, ...]]
+
+    kind: str | None = None  # one of KINDS; None: that of the set's own name, else jsonl
+    path: str | None = None  # a file; of multipl_e a folder too; None: the kind's own package or dataset
+    languages: list[str] | None = None  # of multipl_e and infilling; None: all there are
+    order: str | None = None  # of infilling: spm (None) or psm
+    shots: int | None = None  # of mbpp: solved tasks in the prompt; None: 3
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, *self.kinds):
+            raise ValueError(f"{self.group}.kind: wanted one of {', '.join(self.kinds)}, found {self.kind}")
+        if self.order not in (None, *ORDERS):
+            raise ValueError(f"{self.group}.order: wanted spm or psm, found {self.order}")
+        if self.shots is not None and not 0 <= self.shots <= 3:
+            raise ValueError(f"{self.group}.shots: wanted 0 to 3, found {self.shots}")
+        if self.languages is not None and not self.languages:
+            raise ValueError(f"{self.group}.languages: wanted some, found none")
+
+
+@dataclass
+class PromptSetConfig(SourceConfig):
+    """Prompts to decode for speed, of any kind; `prompts.mine.path=FILE` is any JSONL file."""
+
+    group: ClassVar[str] = "prompts"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+
+    key: str | None = None  # of jsonl: the field that holds the text; None: prompt
+    share: float = 1.0  # of jsonl: of the text's lines that are the prompt
+    count: int | None = 10  # prompts taken; null: all
+    max_tokens: int | None = None  # longer prompts are passed over
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.share <= 1:
+            raise ValueError(f"prompts.share: wanted a share above 0, up to 1, found {self.share}")
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"prompts.max_tokens: wanted at least 1, found {self.max_tokens}")
+
+
+@dataclass
+class BenchmarkConfig(SourceConfig):
+    """Problems whose answers are judged: by their tests, or by exact match."""
+
+    group: ClassVar[str] = "benchmarks"
+    kinds: ClassVar[tuple[str, ...]] = JUDGED
+
+    count: int | None = None  # problems taken, of each language, as the seed says; None: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"benchmarks.count: wanted at least 1, found {self.count}")

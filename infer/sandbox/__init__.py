@@ -1,0 +1,1 @@
+"""Untrusted programs, confined and judged."""

@@ -1,0 +1,99 @@
+"""python -m infer.speed: plain decoding and every other way side by side, on prompts, in pairs.
+
+    torchrun --nproc_per_node 8 -m infer.speed model=DIR [base=DIR0] [draft=DIR2] prompts=humaneval out=DIR
+
+Every rank has whole models of its own and a share of the turns; a run that was interrupted goes on. In float32
+every text of ours must be that of plain decoding, or the run fails, once its report is written.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from conf import LoneError, UserError, run
+from conf.stage import is_finished, made_from, write_json, write_manifest
+from infer.crew import Members, Units, folder, muster
+from infer.hardware import hardware
+from infer.report import print_report, write
+from infer.report.rows import label
+from infer.speed.aggregate import HEADER, UNITS, read
+from infer.speed.bench import Bench
+from infer.speed.config import SpeedConfig
+from infer.speed.header import header
+from infer.speed.prepare import prepare
+from infer.speed.work import Unit, Worker, units_of
+
+KIND = "speed"
+RESULT = "speed.json"
+
+
+def main(config: SpeedConfig) -> None:
+    """Measure and report, unless the folder already holds the measurements."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    members, out = muster(), Path(config.out) / KIND
+    made = made_from(config, _inputs(config), ignore=("tracker",))
+    if not is_finished(out, KIND, made):
+        measure(config, made, members)
+    elif members.first:
+        print(f"speed: {out} is finished: nothing to do")
+    if members.first:
+        _report(config)
+
+
+def measure(config: SpeedConfig, made: Mapping[str, Any], members: Members) -> None:
+    """The folder DIR/speed, made by all ranks."""
+    prepared = prepare(config)
+    bench = Bench(config, prepared, device=members.device())
+    found = units_of(prepared.prompts, config.rounds)
+    # Pairs of one machine do not belong with those of another.
+    with folder(Path(config.out) / KIND, {**made, "hardware": hardware()}, members) as partial:
+        if members.first and not (partial / HEADER).is_file():
+            told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
+            write_json(partial / HEADER, told)
+        units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
+        _do(units, found, worker, members)
+        members.wait()
+        if members.first:
+            write_json(partial / RESULT, read(partial))
+            write_manifest(partial, KIND, made)
+
+
+def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:
+    left = units.open(members)
+    with Progress(disable=not members.first) as progress:
+        for name in progress.track(left, description=KIND):
+            try:
+                units.save(name, worker(found[name]))
+            except UserError as error:
+                raise LoneError(str(error)) from error
+
+
+def _inputs(config: SpeedConfig) -> dict[str, str]:
+    named = {"model": config.model, "base": config.base, "draft.model": config.draft.model}
+    return {
+        name: folder for name, folder in named.items() if folder and (Path(folder) / "manifest.json").is_file()
+    }
+
+
+def _report(config: SpeedConfig) -> None:
+    """Written and shown; one that shows a lossy decoder fails the run after that, and every later one."""
+    found = write(Path(config.out), config.tracker)
+    print_report(found)
+    lossy = [f"{label(row)} on {row['prompt_set']}" for row in found["speed"]["rows"] if _is_lossy(row)]
+    if lossy:
+        raise LoneError(
+            "float32 outputs: wanted all identical to plain decoding, found differences in " + ", ".join(lossy)
+        )
+
+
+def _is_lossy(row: Mapping[str, Any]) -> bool:
+    promised = row["dtype"] == "float32" and not row["peer"]
+    return promised and row["identical"] < row["compared"]
+
+
+if __name__ == "__main__":
+    run("speed", SpeedConfig, main)

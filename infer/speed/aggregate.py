@@ -1,0 +1,204 @@
+"""Units to the rows of speed.json. Pure, but for `read`.
+
+A partial report is the same function of the units that there are.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infer.speed.config import PEERS
+from infer.speed.statistics import Estimate, Weighed, estimate
+
+SCHEMA = 2
+HEADER = "header.json"
+UNITS = "units"
+PARTS = ("ms_draft", "ms_forward", "ms_rest", "peak_memory_bytes", "drafted_nodes", "graph_success")
+ORDER = ("plain", "sdsat", "auto", "prompt lookup", "ssd", "tsd", "gsd", "gsd probes", "base", *PEERS.values())
+
+Record = Mapping[str, Any]  # of infer.speed.units
+
+
+class Key(NamedTuple):
+    """What a row is of."""
+
+    prompt_set: str
+    dtype: str
+    temperature: float
+    decoder: str
+    k: int
+
+
+class Pair(NamedTuple):
+    """A run, the run of plain decoding beside it, whether both texts are the same, and the round."""
+
+    run: Record
+    plain: Record
+    same: bool
+    round: int
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The report of a folder, whether it is finished or not; its header must be there."""
+    header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    files = sorted((folder / UNITS).glob("[!.]*.json"))
+    return aggregate({file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}, header)
+
+
+def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
+    """speed.json of the units that are done, in any order, and of the header: what all of them share.
+
+    A row's figures are of what came after a text's first step, but for those that say otherwise. Without pairs
+    whose texts went on after it, a rate and its speedup are None.
+    """
+    done = [units[name] for name in sorted(units)]
+    pairs = _pairs([unit for unit in done if "groups" in unit])
+    parts = {_key(part["prompt_set"], part, part): part for unit in done for part in unit.get("parts", [])}
+    kept = {name: value for name, value in header.items() if name != "all"}
+    return {
+        "schema": SCHEMA,
+        **kept,
+        "units": {"all": header["all"], "done": len(done)},
+        "rows": [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))],
+        "samples": [sample for unit in done for sample in unit.get("samples", [])],
+    }
+
+
+def _key(prompt_set: str, group: Record, way: Record) -> Key:
+    return Key(prompt_set, group["dtype"], group["temperature"], way["decoder"], way["k"])
+
+
+def _order(header: Mapping[str, Any]) -> Any:
+    """The settings' order of sets, types and temperatures; then the decoders'."""
+    settings = header["settings"]
+    sets, dtypes, temperatures = list(settings["prompts"]), settings["dtypes"], settings["temperatures"]
+    return lambda key: (
+        sets.index(key.prompt_set),
+        dtypes.index(key.dtype),
+        temperatures.index(key.temperature),
+        ORDER.index(key.decoder),
+        key.k,
+    )
+
+
+def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]]]:
+    """By row and prompt. Plain decoding is held against its first run on that prompt."""
+    found = dict[Key, dict[str, list[Pair]]]()
+    texts = dict[tuple[Key, str], str]()
+    for turn in turns:
+        for group, block in _blocks(turn):
+            plain = next(run for run in block if run["decoder"] == "plain")
+            first = texts.setdefault((_key(turn["prompt_set"], group, plain), turn["prompt"]), plain["text"])
+            for run in block:
+                key = _key(turn["prompt_set"], group, run)
+                same = run["text"] == (first if run is plain else plain["text"])
+                pair = Pair(run, plain, same, turn["round"])
+                found.setdefault(key, {}).setdefault(turn["prompt"], []).append(pair)
+    return found
+
+
+def _blocks(turn: Mapping[str, Any]) -> Iterator[tuple[Record, Sequence[Record]]]:
+    for group in turn["groups"]:
+        for block in group["blocks"]:
+            yield group, block
+
+
+def _row(
+    key: Key, by_prompt: Mapping[str, list[Pair]], part: Record | None, header: Mapping[str, Any]
+) -> dict[str, Any]:
+    pairs = [pair for rounds in by_prompt.values() for pair in rounds]
+    row = {
+        **key._asdict(),
+        "peer": key.decoder in PEERS.values(),
+        "prompts": len(by_prompt),
+        "rounds": len({pair.round for pair in pairs}),
+        **_speed(list(by_prompt.values())),
+        **_counts([pair.run for pair in pairs]),
+        **{name: part[name] if part else None for name in PARTS},
+        **_sameness(key, pairs),
+    }
+    return row | {"limit_share": _limit_share(row, header)}
+
+
+def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
+    """Rates and ratios, with their spread."""
+    later = [[pair for pair in rounds if _later(pair.run) and _later(pair.plain)] for rounds in prompts]
+    rate = estimate([[Weighed(_later(p.run), _rate(p.run)) for p in rounds] for rounds in later])
+    speedup = estimate([[Weighed(_decoding(p.plain), _rate(p.run) / _rate(p.plain)) for p in r] for r in later])
+    all_ = estimate([[Weighed(p.plain["seconds"], _all(p.run) / _all(p.plain)) for p in r] for r in prompts])
+    assert all_
+    return {
+        **_told("tokens_per_second", rate, interval=False),
+        **_told("speedup", speedup),
+        "speedup_whole": all_.value,
+        "speedup_whole_interval": all_.interval,
+        "first_ms": 1e3 * median(pair.run["first_seconds"] for rounds in prompts for pair in rounds),
+    }
+
+
+def _told(name: str, found: Estimate | None, *, interval: bool = True) -> dict[str, Any]:
+    told = {name: found and found.value, f"{name}_quartiles": found and found.quartiles}
+    return told | ({f"{name}_interval": found and found.interval} if interval else {})
+
+
+def _later(run: Record) -> int:
+    """Tokens behind the first step's."""
+    return run["tokens"] - run["first_tokens"]
+
+
+def _decoding(run: Record) -> float:
+    """Their seconds."""
+    return run["seconds"] - run["first_seconds"]
+
+
+def _rate(run: Record) -> float:
+    return _later(run) / _decoding(run)
+
+
+def _all(run: Record) -> float:
+    """Tokens per second, the prompt's time and the first step's included."""
+    return run["tokens"] / run["seconds"]
+
+
+def _counts(runs: Sequence[Record]) -> dict[str, Any]:
+    """What the forwards came to. A decoder that does not count its forwards has 0 of them."""
+    tokens, forwards, rows, drafted = (
+        sum(run[name] for run in runs) for name in ("tokens", "forwards", "rows", "drafted")
+    )
+    judged, right = (_summed([run[name] for run in runs]) for name in ("judged", "right"))
+    steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in runs if run["forwards"] > 1]
+    return {
+        "tokens": tokens,
+        "forwards": forwards,
+        "acceptance_rate": sum(run["accepted"] for run in runs) / drafted if drafted else None,
+        "acceptance_by_position": [a / b for a, b in zip_longest(right, judged, fillvalue=0)],
+        "tokens_per_forward": tokens / forwards if forwards else None,
+        "rows_per_forward": rows / forwards if forwards and rows else None,
+        "ms_per_forward": median(steps) if steps else None,
+        "drafted": drafted,
+    }
+
+
+def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(row) for row in zip_longest(*counts, fillvalue=0)]
+
+
+def _sameness(key: Key, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The base model's texts are its own, and compared with nothing."""
+    compared = 0 if key.decoder == "base" else len(pairs)
+    identical = sum(pair.same for pair in pairs) if compared else 0
+    return {"identical": identical, "compared": compared, "exact": 0 < compared == identical}
+
+
+def _limit_share(row: Record, header: Mapping[str, Any]) -> float | None:
+    """The least time that the row's mean forward could take on this machine, over what it took."""
+    limit = next((one for one in header["limits"] if one["dtype"] == row["dtype"]), None)
+    if limit is None or row["ms_per_forward"] is None or row["rows_per_forward"] is None:
+        return None
+    rows, ms = zip(*limit["forward_ms_by_set"][row["prompt_set"]])
+    return float(np.interp(row["rows_per_forward"], rows, ms)) / row["ms_per_forward"]

@@ -1,0 +1,153 @@
+"""The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from math import prod
+
+from transformers import PreTrainedModel
+
+from infer.api import check_compile
+from infer.benchmarks.prompts import TokenPrompt
+from infer.cache import shape
+from infer.checkpoint import context_length, eos_ids, load_model
+from infer.draft import Draft, load_draft, told_as
+from infer.drafters.plain import PlainDrafter
+from infer.drawing import Drawing
+from infer.drawn import Watch
+from infer.loop import Drafters, Each, Limits
+from infer.measure import Decoder, loop_decoder
+from infer.memory import enough_for_weights, enough_memory, gib
+from infer.methods import Methods
+from infer.pick import Sampling
+from infer.requests import check_lengths
+from infer.runner import Runner
+from infer.runners import Runners
+from infer.speed.config import SpeedConfig
+from infer.speed.prepare import Prepared
+from infer.speed.units import Group, Way
+from infer.speed.ways import GSD_PROBES, ways
+
+
+@dataclass(frozen=True)
+class Own:
+    """One of our ways, as the loop takes it."""
+
+    runner: Runner
+    drafters: Drafters
+    limits: Limits
+    sampling: Sampling
+
+    def decoder(self, seed: int) -> Decoder:
+        """As a function of the prompt."""
+        return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
+
+
+class Bench:
+    """Models of all dtypes are in memory together, so that they can take turns; `device` is this rank's GPU.
+
+    Raises UserError for what `load_model` and `load_draft` refuse, for texts that are longer than a model's
+    context, and where the memory does not suffice.
+    """
+
+    def __init__(self, config: SpeedConfig, prepared: Prepared, *, device: str | None = None) -> None:
+        self._config, self._prepared = config, prepared
+        self.lms = {dtype: self._load("model", config.model, dtype, device) for dtype in config.dtypes}
+        self._bases = {
+            dtype: self._load("base", config.base, dtype, device) for dtype in config.dtypes if config.base
+        }
+        drafts = {dtype: self._draft(lm) for dtype, lm in self.lms.items() if config.draft.model}
+        self._methods = dict[tuple[Group, bool], Methods]()
+        for dtype, lm in self.lms.items():
+            drawings = _drawings(lm, drafts.get(dtype), compile=config.compile)
+            for temperature in config.temperatures:
+                for probes, drawing in drawings.items():
+                    group = Group(dtype, temperature)
+                    self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing)
+        self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in self._models}
+        self._lent = list[tuple[Runners, Runner]]()
+
+    @property
+    def _models(self) -> list[PreTrainedModel]:
+        return [*self.lms.values(), *self._bases.values()]
+
+    def capacity(self, prompts: Sequence[TokenPrompt]) -> int:
+        """Tokens of the longest text."""
+        return max(len(prompt.ids) for prompt in prompts) + self._config.max_new_tokens
+
+    def own(self, name: str) -> dict[Group, dict[Way, Own]]:
+        """Our ways to decode a set, the model's and the base model's; those of the set before are no longer
+        used.
+        """
+        for runners, runner in self._lent:
+            runners.give(runner)
+        self._lent = []
+        found = dict[Group, dict[Way, Own]]()
+        for dtype, lm in self.lms.items():
+            drafters = {
+                (temperature, way): self.drafters(name, Group(dtype, temperature), way)
+                for temperature in self._config.temperatures
+                for way in ways(self._config, temperature)
+            }
+            runner = self._runner(lm, name, max(one.max_rows for one in drafters.values()))
+            for (temperature, way), one in drafters.items():
+                own = self._own(lm, runner, one, temperature)
+                found.setdefault(Group(dtype, temperature), {})[way] = own
+        for dtype, lm in self._bases.items():
+            runner = self._runner(lm, name, 1)
+            for temperature in self._config.temperatures:
+                own = self._own(lm, runner, Each(PlainDrafter), temperature)
+                found[Group(dtype, temperature)][Way("base")] = own
+        return found
+
+    def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
+        """Of a way, for the texts of a set."""
+        prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
+        decode = ways(self._config, group.temperature)[way]
+        methods = self._methods[group, way.decoder == GSD_PROBES]
+        capacity = self.capacity(prompts)
+        left = context_length(lm.config) - (capacity - decode.max_new_tokens)
+        return methods.drafters(decode, batch=1, capacity=capacity, left=left, watch=watch)
+
+    def enough_memory(self) -> AbstractContextManager[None]:
+        """Around whatever decodes."""
+        longest = max(self.capacity(prompts) for prompts in self._prepared.prompts.values())
+        size = sum(lm.dtype.itemsize * prod(shape(lm.config, 1, longest)) for lm in self._models)
+        wanted = f"{gib(size)} for caches of {longest} tokens beside the weights"
+        return enough_memory(wanted, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
+
+    def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> Own:
+        config = self._config
+        sampling = Sampling(temperature, config.top_k, config.top_p) if temperature else Sampling()
+        return Own(runner, drafters, Limits(config.max_new_tokens, eos_ids(lm)), sampling)
+
+    def _runner(self, lm: PreTrainedModel, name: str, rows: int) -> Runner:
+        runners, capacity = self._runners[id(lm)], self.capacity(self._prepared.prompts[name])
+        runner = runners.take(batch=1, capacity=capacity, max_rows=rows)
+        self._lent.append((runners, runner))
+        return runner
+
+    def _load(self, setting: str, folder: str, dtype: str, device: str | None) -> PreTrainedModel:
+        with told_as(setting, folder), enough_for_weights(folder, dtype, device):
+            lm = load_model(folder, dtype=dtype, device=device)
+            check_compile(lm, self._config.compile)
+        named = {
+            f"{prompt.id} of prompts.{name}": prompt.ids
+            for name, prompts in self._prepared.prompts.items()
+            for prompt in prompts
+        }
+        new, context = self._config.max_new_tokens, context_length(lm.config)
+        check_lengths(list(named.values()), list(named), new=new, context=context, setting="max_new_tokens")
+        return lm
+
+    def _draft(self, lm: PreTrainedModel) -> Draft:
+        prepared = self._prepared
+        return load_draft(self._config.draft, lm, rows=prepared.shared, adaptive=prepared.adaptive)
+
+
+def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, Drawing | None]:
+    """What the draft model draws by levels, and where asked for by its own adaptive tokens."""
+    if draft is None:
+        return {False: None}
+    levels = Drawing(lm, replace(draft, adaptive=None), compile=compile)
+    return {False: levels} | ({True: Drawing(lm, draft, compile=compile)} if draft.adaptive else {})

@@ -1,0 +1,71 @@
+"""The settings of `python -m infer.speed`."""
+
+from dataclasses import dataclass, field
+
+from conf.tracker import TrackerConfig
+from infer.benchmarks.config import PromptSetConfig
+from infer.config import DRAWN, DTYPES, DraftConfig
+
+OWN = ("sdsat", "auto", "prompt_lookup", *DRAWN)
+PEERS = {
+    "generate": "generate",
+    "prompt_lookup": "generate prompt lookup",
+    "assisted": "generate assisted",
+    "vllm": "vllm",
+}  # settings, and what their rows are called
+
+
+@dataclass
+class SpeedConfig:
+    """python -m infer.speed: decode prompts plainly and in other ways, pair by pair, and report the difference.
+
+    The draft model's decoders are there where one is given. Raises ValueError for an unknown decoder, peer or
+    type, and for values out of range.
+    """
+
+    model: str
+    out: str
+    prompts: dict[str, PromptSetConfig]
+    tracker: TrackerConfig
+    base: str | None = None  # the model before fine-tuning, decoded plainly
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    decoders: list[str] = field(default_factory=lambda: list(OWN))
+    peers: list[str] = field(default_factory=lambda: list(PEERS))
+    k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])  # of sdsat
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.2, 1.0])
+    top_k: int = 10  # of temperatures above 0 (SDSAT 3.4.2)
+    top_p: float = 0.95
+    dtypes: list[str] = field(default_factory=lambda: ["bfloat16"])
+    rounds: int = 3  # turns of every prompt
+    max_new_tokens: int = 256
+    compile: bool = False  # a GPU's forward by torch.compile
+    threads: int | None = None
+    seed: int = 0  # chooses the prompts, and what is drawn
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        if not self.k or min(self.k) < 1:
+            raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ValueError(f"temperatures: wanted some from 0 on, found {self.temperatures}")
+        for name, least in {"rounds": 1, "max_new_tokens": 2, "threads": 1, "top_k": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}: wanted at least {least}, found {value}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
+        if not self.prompts:
+            raise ValueError("prompts: wanted at least one set, found none")
+
+    def _check_choices(self) -> None:
+        known = {"decoders": OWN, "peers": tuple(PEERS), "dtypes": DTYPES}
+        for name, values in known.items():
+            for value in getattr(self, name):
+                if value not in values:
+                    raise ValueError(f"{name}: wanted some of {', '.join(values)}, found {value}")
+        if not self.dtypes:
+            raise ValueError(f"dtypes: wanted some of {', '.join(DTYPES)}, found none")
+        for name in ("decoders", "peers", "dtypes", "k", "temperatures"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}: wanted each once, found {values}")

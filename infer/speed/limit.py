@@ -1,0 +1,128 @@
+"""The physical limit: how fast a forward could be on this device, whatever the kernels. Pure arithmetic.
+
+A forward of q rows behind n tokens of context has to read every weight once, of the embedding the rows'
+own entries, and the cache; it writes the rows' keys and values. It multiplies every weight matrix with every
+row, and every row's queries with the keys and values that they see. Its roofline time is that of the slower of
+the two (Williams, Waterman, Patterson, 2009):
+
+    max(bytes(q, n) / bandwidth, operations(q, n) / rate)
+
+Not in it: activations, norms and softmax, launches, the pick and all that runs on the host, a draft model. A
+gated adapter, which acts on probes alone, is left out too. So a loop falls short of 100 %, and one that drafts
+with another model by that model's time as well.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from infer.cache import shape
+from infer.gate import GatedLinear
+from infer.target import windows
+
+ROWS = tuple(2**power for power in range(11))  # of the table
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one forward reads, writes and computes for one sequence; `windows` are the layers' own."""
+
+    weight_bytes: int  # read once, whatever the rows
+    row_bytes: int  # an entry of the embedding, and the keys and values of all layers
+    weight_flops: int  # of a row with all matrices
+    cache_bytes: int  # of a token in a layer
+    pair_flops: int  # of a row with a token in a layer
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, lm: PreTrainedModel) -> "Needs | None":
+        """Of a model. None for a mixture of experts: which of its weights are read hangs on the text."""
+        weights = streamed(lm)
+        if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
+            return None
+        config, itemsize = lm.config, lm.dtype.itemsize
+        embedding: Any = lm.get_input_embeddings()
+        kinds = windows(config)
+        layers = config.num_hidden_layers
+        kind_of = getattr(config, "layer_types", None) or [next(iter(kinds))] * layers
+        cached = itemsize * prod(shape(config, 1, 1))
+        heads, head_dim = config.num_attention_heads, shape(config, 1, 1)[-1]
+        return cls(
+            weight_bytes=sum(weight.nbytes for weight in weights),
+            row_bytes=cached + itemsize * embedding.weight.shape[1],
+            weight_flops=2 * sum(weight.numel() for weight in weights if weight.dim() == 2),
+            cache_bytes=cached // layers,
+            pair_flops=4 * heads * head_dim,
+            windows=tuple(kinds[kind] for kind in kind_of),
+        )
+
+    def bytes(self, rows: float, context: float) -> float:
+        """Read and written by a forward of so many rows behind so many tokens."""
+        return self.weight_bytes + rows * self.row_bytes + self.cache_bytes * self._seen(context)
+
+    def flops(self, rows: float, context: float) -> float:
+        """Operations, a multiplication and an addition counted as two; each row is held against all rows."""
+        return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
+
+    def _seen(self, tokens: float) -> float:
+        """Tokens, summed over the layers."""
+        return sum(tokens if window is None else min(window, tokens) for window in self.windows)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What the device does, measured in the model's dtype and at its size.
+
+    `copy` and `read` are bytes per second, of a copy both those read and those written.
+    """
+
+    copy: float
+    read: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The roofline of a model on a device."""
+
+    dtype: str
+    needs: Needs
+    speeds: Speeds
+
+    def seconds(self, rows: float, context: float) -> float:
+        """Of a forward. The faster of copying and reading is what the memory can do."""
+        bandwidth = max(self.speeds.copy, self.speeds.read)
+        by_memory = self.needs.bytes(rows, context) / bandwidth
+        return max(by_memory, self.needs.flops(rows, context) / self.speeds.flops)
+
+    def told(self, context: int) -> dict[str, Any]:
+        """For the report; the table is of forwards behind `context` tokens, in ms."""
+        return {
+            "dtype": self.dtype,
+            "weights_bytes": self.needs.weight_bytes,
+            "copy_bytes_per_second": self.speeds.copy,
+            "read_bytes_per_second": self.speeds.read,
+            "flops_per_second": self.speeds.flops,
+            "context": context,
+            "forward_ms": [[rows, 1e3 * self.seconds(rows, context)] for rows in ROWS],
+        }
+
+
+def streamed(lm: PreTrainedModel) -> list[nn.Parameter]:
+    """What a forward reads whole: all parameters but a gated adapter's, and those of embeddings that are not
+    the head's too.
+    """
+    passed = {id(weight) for module in lm.modules() for weight in _passed(module)}
+    head = {id(weight) for weight in lm.get_output_embeddings().parameters()}
+    return [weight for weight in lm.parameters() if id(weight) in head or id(weight) not in passed]
+
+
+def _passed(module: nn.Module) -> list[nn.Parameter]:
+    if isinstance(module, nn.Embedding):
+        return list(module.parameters())
+    if isinstance(module, GatedLinear):
+        return [*module.a.parameters(), *module.b.parameters()]
+    return []

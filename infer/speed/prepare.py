@@ -1,0 +1,61 @@
+"""What is read and checked before any weight is: tokenizers, prompts, and whether ids mean the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from conf import UserError
+from infer.benchmarks.prompts import TokenPrompt, load_prompts
+from infer.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
+from infer.draft import check_draft, rows_of_both, told_as
+from infer.drafters.adaptive import probe_ids
+from infer.speed.config import SpeedConfig
+from infer.text import Text
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`shared` is `Draft.rows`, 0 without a draft model."""
+
+    text: Text
+    adaptive: Adaptive | None
+    prompts: Mapping[str, Sequence[TokenPrompt]]
+    shared: int
+
+
+def prepare(config: SpeedConfig) -> Prepared:
+    """Raises UserError for directories that are no models, for sdsat without adaptive tokens or with more than
+    there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
+    """
+    text = load_text(config.model)
+    adaptive = load_adaptive(config.model) if _probes(config) or has_adaptive(config.model) else None
+    if adaptive and "sdsat" in config.decoders:
+        try:
+            probe_ids(adaptive.ids, max(config.k))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    shared = check_draft(config.draft, text) if config.draft.model else 0
+    prompts = {name: load_prompts(name, one, text, seed=config.seed) for name, one in config.prompts.items()}
+    if config.base:
+        _check_base(config.base, text, [prompt for one in prompts.values() for prompt in one])
+    return Prepared(text, adaptive, prompts, shared)
+
+
+def _probes(config: SpeedConfig) -> bool:
+    return not {"sdsat", "auto"}.isdisjoint(config.decoders)
+
+
+def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:
+    """Raises UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
+    with told_as("base", folder):
+        pieces = load_text(folder).pieces
+    try:
+        rows_of_both(text.pieces, pieces)
+    except ValueError as error:
+        raise UserError(f"base={folder}: wanted the token ids of the model, {error}") from error
+    for prompt in prompts:
+        strange = next((id for id in prompt.ids if id not in pieces), None)
+        if strange is not None:
+            raise UserError(
+                f"base={folder}: wanted a model with the ids of every prompt, found no id {strange} of "
+                f"{prompt.id}"
+            )

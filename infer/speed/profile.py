@@ -1,0 +1,131 @@
+"""Where the time of a step goes, and what one text takes beside time: looked at once, outside of the timed
+rounds, because a clock within the loop waits for the device.
+
+    draft      the drafter's `propose`: where a model drafts, its commit, its levels and their graph
+    forward    the model's forward, until the path is chosen
+    rest       the cache's commit, and what the drafter learns
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from infer.drawn import Drawn
+from infer.loop import Drafters, Limits, Step, decode
+from infer.measure import Clock, clock
+from infer.pick import GREEDY, Sampling
+from infer.reading import Reading, Request
+from infer.runner import Runner
+from infer.study.fate import succeeded
+
+PROCESS = Path("/proc/self")
+T = TypeVar("T")
+
+
+class Spent(NamedTuple):
+    """Milliseconds of one step."""
+
+    draft: float
+    forward: float
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Medians of the parts, over all steps but the first, which waits for the prompt's forward; None of a text
+    of one step. `drafted_nodes` is the mean of the draft model's graphs, without their roots, and
+    `graph_success` the share of them whose accepted path goes on behind a merged node; None where no graph was
+    told.
+    """
+
+    ms_draft: float | None
+    ms_forward: float | None
+    ms_rest: float | None
+    peak_memory_bytes: int | None
+    drafted_nodes: float | None
+    graph_success: float | None
+
+
+def profile(
+    runner: Runner,
+    drafters: Drafters,
+    request: Request,
+    limits: Limits,
+    sampling: Sampling = GREEDY,
+    *,
+    device: torch.device,
+    drawn: Sequence[Drawn] = (),
+) -> Profile:
+    """Decode a text once. `drawn` is the list to which the drafters' watch adds what it is told: of a draft
+    model only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
+    """
+    before = len(drawn)
+    found, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
+    behind, told = [spent for _, spent in found[1:]], drawn[before:]
+    draft, forward, rest = map(median, zip(*behind)) if behind else (None, None, None)
+    return Profile(
+        ms_draft=draft,
+        ms_forward=forward,
+        ms_rest=rest,
+        peak_memory_bytes=peak,
+        drafted_nodes=fmean(len(one.graph.tokens) - 1 for one in told) if told else None,
+        graph_success=fmean(succeeded(one.graph, one.drafts, one.path) for one in told) if told else None,
+    )
+
+
+def timed(
+    runner: Runner,
+    drafters: Drafters,
+    request: Request,
+    limits: Limits,
+    sampling: Sampling = GREEDY,
+    *,
+    clock: Clock = clock,
+) -> list[tuple[Step, Spent]]:
+    """The steps of a text; the first one's draft has the prompt's forward in it."""
+    found, clocked, began = list[tuple[Step, Spent]](), ClockedRunner(runner, clock), clock()
+    for (step,) in decode(clocked, [request], drafters, limits, sampling):
+        times = (began, clocked.asked, clocked.chosen, clock())
+        found.append((step, Spent(*(1e3 * (after - before) for before, after in zip(times, times[1:])))))
+        began = clock()
+    return found
+
+
+class ClockedRunner(Runner):
+    """Another runner, which knows when its last forward began and when the paths through it were chosen."""
+
+    def __init__(self, runner: Runner, clock: Clock) -> None:
+        # One cache and one set of captured graphs: a second would take memory, and minutes.
+        vars(self).update(vars(runner))
+        self._clock, self.asked, self.chosen = clock, 0.0, 0.0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Reading:
+        """See Runner. The draft is made."""
+        self.asked = self._clock()
+        return super().forward(*args, **kwargs)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """See Runner. The paths are chosen."""
+        self.chosen = self._clock()
+        super().commit(paths)
+
+
+def peak_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int | None]:
+    """What `work` gives, and the most bytes that were held meanwhile: allocated on a GPU, on a CPU by the whole
+    process. Weights and caches that are there already are counted. None where the system does not tell.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return work(), torch.cuda.max_memory_allocated(device)
+    try:
+        (PROCESS / "clear_refs").write_text("5")  # forgets the peak so far (proc_pid_clear_refs(5))
+    except OSError:
+        return work(), None
+    found = work()
+    peak = re.search(r"VmHWM:\s*(\d+) kB", (PROCESS / "status").read_text())
+    return found, 1024 * int(peak[1]) if peak else None

@@ -1,0 +1,40 @@
+"""The ways to decode, by the settings of infer.methods. Pure."""
+
+from dataclasses import replace
+
+from infer.config import DRAWN, DecodeConfig
+from infer.speed.config import SpeedConfig
+from infer.speed.units import PLAIN, Way
+
+GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
+DRAFTED = (*DRAWN, GSD_PROBES)  # by a draft model
+
+
+def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
+    """Plain decoding first. What a draft model draws is there where one is given.
+
+    sdsat is the paper's two forwards; of sampled text a tree of the probes' top ten (SDSAT 3.4.2, and
+    conf/infer/decode/nucleus.yaml).
+    """
+    plain = DecodeConfig(
+        "plain",
+        temperature=temperature,
+        top_k=config.top_k if temperature else 0,
+        top_p=config.top_p if temperature else 1.0,
+        max_new_tokens=config.max_new_tokens,
+    )
+    found = {PLAIN: plain}
+    for name in config.decoders:
+        if name == "sdsat":
+            for k in config.k:
+                two = replace(plain, method="sdsat", probes="root", k=k)
+                found[Way("sdsat", k)] = replace(two, width=10, nodes=16, graph=True) if temperature else two
+        elif name == "auto":
+            found[Way("auto")] = replace(plain, method="sdsat")
+        elif name == "prompt_lookup":
+            found[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
+        elif config.draft.model:
+            found[Way(name)] = replace(plain, method=name)
+    if config.draft.adaptive and "gsd" in config.decoders:
+        found[Way(GSD_PROBES)] = replace(plain, method="gsd")
+    return found
