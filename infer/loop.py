@@ -4,7 +4,7 @@ Knows the order of the verbs; what they do is the drafter's, the runner's and th
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from infer.layout import extent
@@ -106,6 +106,10 @@ class Limits:
     max_new_tokens: int
     eos: Collection[int] = ()
     stop: Callable[[int], Stop] | None = None  # the one of each sequence, by its index
+
+    def also(self, ends: Collection[int]) -> "Limits":
+        """With more ids that end a text."""
+        return replace(self, eos={*self.eos, *ends})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
 
@@ -110,8 +110,7 @@ def loop_decoder(
     """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it."""
 
     def run(prompt: TokenPrompt) -> Run:
-        ends = replace(limits, eos={*limits.eos, *prompt.ends})
-        request = Request(prompt.ids, seed_of(prompt, seed))
+        request, ends = Request(prompt.ids, seed_of(prompt, seed)), limits.also(prompt.ends)
         began, first, steps = clock(), 0.0, list[Step]()
         for (step,) in decode(runner, [request], drafters, ends, sampling):
             first = first or clock()

@@ -1,10 +1,22 @@
-"""Sets of prompts as token ids, to decode for speed."""
+"""Sets of prompts as token ids, to decode for speed.
 
-from dataclasses import dataclass, replace
+Which prompts are taken is decided by the seed alone, before anything is decoded.
+"""
 
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from conf import UserError
 from infer.benchmarks.config import PromptSetConfig
-from infer.prompts import load_prompts as old_prompts
+from infer.benchmarks.problem import Problem
+from infer.benchmarks.reading import read_problems
+from infer.config import Infill
 from infer.text import Text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +31,69 @@ class TokenPrompt:
 
 
 def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -> list[TokenPrompt]:
-    """As infer.prompts, until the benchmarks' own reader takes its place."""
-    found = old_prompts(name, replace(config, key=config.key or "prompt"), text, seed=seed)
-    return [
-        TokenPrompt(f"{name}/{index}", tuple(ids), frozenset(), text.decode(ids), "")
-        for index, ids in enumerate(found)
-    ]
+    """`count` prompts of at most `max_tokens`, drawn without replacement; equally many of each category and
+    language while they last.
+
+    Raises UserError as `read_problems` does, for infillings of a model that has none, and for too few prompts
+    of fitting length.
+    """
+    problems = read_problems(name, config)
+    random.Random(seed).shuffle(problems)
+    groups = dict[tuple[str, str], list[Problem]]()
+    for problem in problems:
+        groups.setdefault((problem.category, problem.language), []).append(problem)
+    try:
+        fitting = _in_turn(_fitting(group, config, text) for group in groups.values())
+        prompts = list(islice(fitting, config.count))
+    except UserError as error:
+        raise UserError(f"prompts.{name}: {error}") from error
+    if config.count and len(prompts) < config.count:
+        raise UserError(
+            f"prompts.{name}.count: wanted {config.count} prompts, found {len(prompts)} that fit"
+            f"{_limit(config)} of {len(problems)}"
+        )
+    if not prompts:
+        raise UserError(
+            f"prompts.{name}: wanted at least one prompt that fits{_limit(config)}, found none left of "
+            f"{len(problems)}"
+        )
+    return prompts
+
+
+def _limit(config: PromptSetConfig) -> str:
+    return f" max_tokens={config.max_tokens}" if config.max_tokens else ""
+
+
+def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -> Iterator[TokenPrompt]:
+    for problem in problems:
+        prompt = token_prompt(problem, text)
+        if config.max_tokens is None or len(prompt.ids) <= config.max_tokens:
+            yield prompt
+
+
+def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
+    """One of each group, again and again, until all are empty."""
+    left = list(groups)
+    while left:
+        still = []
+        for group in left:
+            for first in islice(group, 1):
+                yield first
+                still.append(group)
+        left = still
+
+
+def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
+    """A problem as it is given to a model; its language is told in the id where it is not Python.
+
+    Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
+    """
+    wanted = problem.prompt
+    if isinstance(wanted, Infill):
+        ids, before, after = text.infill(wanted), wanted.prefix, wanted.suffix
+    else:
+        ids, before, after = text.encode(wanted), wanted, ""
+    if not ids:
+        raise UserError(f"{problem.id}: wanted a prompt of at least one token, found none")
+    id = problem.id if problem.language in ("", "python") else f"{problem.language}/{problem.id}"
+    return TokenPrompt(id, tuple(ids), text.ends(ids), before, after)

@@ -6,10 +6,7 @@ Every rank has whole models of its own and a share of the turns; a run that was 
 every text of ours must be that of plain decoding, or the run fails, once its report is written.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +14,16 @@ import torch
 from rich.progress import Progress
 
 from conf import LoneError, UserError, run
-from conf.stage import commit, is_finished, made_from, versions, write_json, write_manifest
+from conf.stage import is_finished, made_from, write_json, write_manifest
 from infer.crew import Members, Units, folder, muster
 from infer.hardware import hardware
+from infer.report import print_report, write
+from infer.report.rows import label
 from infer.speed.aggregate import HEADER, UNITS, read
 from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
+from infer.speed.header import header
 from infer.speed.prepare import prepare
-from infer.speed.show import show
 from infer.speed.work import Unit, Worker, units_of
 
 KIND = "speed"
@@ -53,29 +52,14 @@ def measure(config: SpeedConfig, made: Mapping[str, Any], members: Members) -> N
     # Pairs of one machine do not belong with those of another.
     with folder(Path(config.out) / KIND, {**made, "hardware": hardware()}, members) as partial:
         if members.first and not (partial / HEADER).is_file():
-            write_json(partial / HEADER, header(config, bench, members, all_=len(found)))
-        units, worker = Units(partial / UNITS, list(found)), Worker(bench, prepared.prompts)
+            told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
+            write_json(partial / HEADER, told)
+        units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
         _do(units, found, worker, members)
         members.wait()
         if members.first:
             write_json(partial / RESULT, read(partial))
             write_manifest(partial, KIND, made)
-
-
-def header(config: SpeedConfig, bench: Bench, members: Members, *, all_: int) -> dict[str, Any]:
-    """What all units share."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "settings": asdict(config),
-        "model": Path(config.model).resolve().name,
-        "ranks": members.world,
-        "all": all_,
-        "limits": [],
-        "costs": [],
-    }
 
 
 def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:
@@ -96,16 +80,13 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 
 def _report(config: SpeedConfig) -> None:
-    """Shown; a report that shows a lossy decoder is written, and then fails the run, and every later one."""
-    found = json.loads((Path(config.out) / KIND / RESULT).read_text(encoding="utf-8"))
-    show(found)
-    lossy = [row for row in found["rows"] if _is_lossy(row)]
+    """Written and shown; one that shows a lossy decoder fails the run after that, and every later one."""
+    found = write(Path(config.out), config.tracker)
+    print_report(found)
+    lossy = [f"{label(row)} on {row['prompt_set']}" for row in found["speed"]["rows"] if _is_lossy(row)]
     if lossy:
-        names = ", ".join(
-            f"{row['decoder']}{' k=' * bool(row['k'])}{row['k'] or ''} on {row['prompt_set']}" for row in lossy
-        )
         raise LoneError(
-            f"float32 outputs: wanted all identical to plain decoding, found differences in {names}"
+            "float32 outputs: wanted all identical to plain decoding, found differences in " + ", ".join(lossy)
         )
 
 

@@ -200,5 +200,5 @@ def _limit_share(row: Record, header: Mapping[str, Any]) -> float | None:
     limit = next((one for one in header["limits"] if one["dtype"] == row["dtype"]), None)
     if limit is None or row["ms_per_forward"] is None or row["rows_per_forward"] is None:
         return None
-    rows, ms = zip(*limit["forward_ms"])
+    rows, ms = zip(*limit["forward_ms_by_set"][row["prompt_set"]])
     return float(np.interp(row["rows_per_forward"], rows, ms)) / row["ms_per_forward"]

@@ -11,7 +11,6 @@ from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
 from infer.cache import shape
 from infer.checkpoint import context_length, eos_ids, load_model
-from infer.config import DecodeConfig
 from infer.draft import Draft, load_draft, told_as
 from infer.drafters.plain import PlainDrafter
 from infer.drawing import Drawing
@@ -38,6 +37,10 @@ class Own:
     drafters: Drafters
     limits: Limits
     sampling: Sampling
+
+    def decoder(self, seed: int) -> Decoder:
+        """As a function of the prompt."""
+        return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
 
 
 class Bench:
@@ -72,28 +75,19 @@ class Bench:
         """Tokens of the longest text."""
         return max(len(prompt.ids) for prompt in prompts) + self._config.max_new_tokens
 
-    def decoders(self, name: str) -> dict[Group, dict[Way, Decoder]]:
-        """Of a set of prompts, by dtype and temperature; those of the set before are no longer used."""
-        seed = self._config.seed
-        return {
-            group: {
-                way: loop_decoder(own.runner, own.drafters, own.limits, own.sampling, seed=seed)
-                for way, own in found.items()
-            }
-            for group, found in self.own(name).items()
-        }
-
     def own(self, name: str) -> dict[Group, dict[Way, Own]]:
-        """Our ways to decode a set: the model's, on one runner for each dtype, and the base model's."""
+        """Our ways to decode a set, the model's and the base model's; those of the set before are no longer
+        used.
+        """
         for runners, runner in self._lent:
             runners.give(runner)
         self._lent = []
         found = dict[Group, dict[Way, Own]]()
         for dtype, lm in self.lms.items():
             drafters = {
-                (temperature, way): self.drafters(name, Group(dtype, temperature), way, decode)
+                (temperature, way): self.drafters(name, Group(dtype, temperature), way)
                 for temperature in self._config.temperatures
-                for way, decode in ways(self._config, temperature).items()
+                for way in ways(self._config, temperature)
             }
             runner = self._runner(lm, name, max(one.max_rows for one in drafters.values()))
             for (temperature, way), one in drafters.items():
@@ -106,11 +100,10 @@ class Bench:
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
 
-    def drafters(
-        self, name: str, group: Group, way: Way, decode: DecodeConfig, watch: Watch | None = None
-    ) -> Drafters:
+    def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
         """Of a way, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
+        decode = ways(self._config, group.temperature)[way]
         methods = self._methods[group, way.decoder == GSD_PROBES]
         capacity = self.capacity(prompts)
         left = context_length(lm.config) - (capacity - decode.max_new_tokens)
@@ -138,14 +131,13 @@ class Bench:
         with told_as(setting, folder), enough_for_weights(folder, dtype, device):
             lm = load_model(folder, dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
-        prompts = [prompt for one in self._prepared.prompts.values() for prompt in one]
-        check_lengths(
-            [prompt.ids for prompt in prompts],
-            [prompt.id for prompt in prompts],
-            new=self._config.max_new_tokens,
-            context=context_length(lm.config),
-            setting="max_new_tokens",
-        )
+        named = {
+            f"{prompt.id} of prompts.{name}": prompt.ids
+            for name, prompts in self._prepared.prompts.items()
+            for prompt in prompts
+        }
+        new, context = self._config.max_new_tokens, context_length(lm.config)
+        check_lengths(list(named.values()), list(named), new=new, context=context, setting="max_new_tokens")
         return lm
 
     def _draft(self, lm: PreTrainedModel) -> Draft:

@@ -1,16 +1,24 @@
 """The units of a run, and how a rank does one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.measure import Decoder
-from infer.speed.bench import Bench
+from infer.drawn import Drawn
+from infer.measure import Decoder, seed_of
+from infer.reading import Request
+from infer.speed.bench import Bench, Own
+from infer.speed.config import SpeedConfig
+from infer.speed.prepare import Prepared
+from infer.speed.profile import Profile, profile
+from infer.speed.samples import sample, shown
 from infer.speed.units import Group, Way, run_turn
+from infer.speed.ways import DRAFTED
 
 
 class Unit(NamedTuple):
-    """A turn of a prompt; without one, what is looked at once in a set: parts of the time, and sample texts."""
+    """A turn of a prompt; without one, what is looked at once in a set: parts of the time, sample texts."""
 
     prompt_set: str
     round: int | None = None
@@ -36,27 +44,80 @@ def units_of(prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int) -> dict[
 class Worker:
     """Does units; warms up where a set begins."""
 
-    def __init__(self, bench: Bench, prompts: Mapping[str, Sequence[TokenPrompt]]) -> None:
-        self._bench, self._prompts = bench, prompts
+    def __init__(self, config: SpeedConfig, prepared: Prepared, bench: Bench) -> None:
+        self._config, self._prepared, self._bench = config, prepared, bench
+        self._own = dict[Group, dict[Way, Own]]()
         self._decoders = dict[Group, dict[Way, Decoder]]()
-        self._set: str | None = None
+        self._set, self._warm = "", False
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         """What is kept of it."""
-        prompts = self._prompts[unit.prompt_set]
         with self._bench.enough_memory():
+            if unit.prompt_set != self._set:
+                self._begin(unit.prompt_set)
+            prompts = self._prepared.prompts[unit.prompt_set]
             if unit.round is None or unit.prompt is None:
-                return {"parts": [], "samples": []}
-            prompt = prompts[unit.prompt]
-            self._begin(unit.prompt_set, prompt)
-            groups = run_turn(self._decoders, prompt, unit.round + unit.prompt)
-        return {"prompt_set": unit.prompt_set, "prompt": prompt.id, "round": unit.round, "groups": groups}
+                return self._look(prompts[0])
+            return self._turn(prompts[unit.prompt], unit.round, unit.round + unit.prompt)
 
-    def _begin(self, name: str, prompt: TokenPrompt) -> None:
-        if name == self._set:
-            return
-        self._decoders = self._bench.decoders(name)
-        for ways in self._decoders.values():
-            for decoder in ways.values():
+    def _begin(self, name: str) -> None:
+        self._set, self._own, self._warm = name, self._bench.own(name), False
+        self._decoders = {
+            group: {way: own.decoder(self._config.seed) for way, own in ways.items()}
+            for group, ways in self._own.items()
+        }
+
+    def _warm_up(self, prompt: TokenPrompt) -> None:
+        """Each decoder once, uncounted."""
+        for decoder in (decoder for ways in self._decoders.values() for decoder in ways.values()):
+            if not self._warm:
                 decoder(prompt)
-        self._set = name
+        self._warm = True
+
+    def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:
+        self._warm_up(prompt)
+        groups = run_turn(self._decoders, prompt, turn)
+        return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
+
+    def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
+        """The sample texts are of the first dtype and the lowest temperature."""
+        self._warm_up(prompt)
+        parts = [
+            {
+                "prompt_set": self._set,
+                **group._asdict(),
+                **way._asdict(),
+                **asdict(self._profile(prompt, group, way)),
+            }
+            for group, ways in self._own.items()
+            for way in ways
+        ]
+        group = Group(self._config.dtypes[0], min(self._config.temperatures))
+        samples = [
+            {
+                "prompt_set": self._set,
+                "id": prompt.id,
+                **group._asdict(),
+                **way._asdict(),
+                "before": prompt.before,
+                "after": prompt.after,
+                "pieces": sample(own, prompt, self._prepared.text, seed=self._config.seed),
+            }
+            for way, own in self._own[group].items()
+            if way in shown(self._own[group])
+        ]
+        return {"parts": parts, "samples": samples}
+
+    def _profile(self, prompt: TokenPrompt, group: Group, way: Way) -> Profile:
+        own, drawn = self._own[group][way], list[Drawn]()
+        if way.decoder in DRAFTED:
+            own = replace(own, drafters=self._bench.drafters(self._set, group, way, watch=drawn.append))
+        return profile(
+            own.runner,
+            own.drafters,
+            Request(prompt.ids, seed_of(prompt, self._config.seed)),
+            own.limits.also(prompt.ends),
+            own.sampling,
+            device=self._bench.lms[group.dtype].device,
+            drawn=drawn,
+        )

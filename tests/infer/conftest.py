@@ -48,6 +48,7 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rows cost is not measured anew for every test, and never written to the user's home."""
     costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
     monkeypatch.setattr("infer.methods.find_costs", lambda *args, **kwargs: costs)
+    monkeypatch.setattr("infer.speed.header.find_costs", lambda *args, **kwargs: costs)
     monkeypatch.setattr("infer.drawing.find_both", lambda *args, **kwargs: (costs, costs))
 
 

@@ -191,12 +191,14 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
         "units": {"all": 90, "done": 90},
         "sandbox": {"level": "namespaces", "told": "confined by namespaces: no network, no files, 1 GB, 10 s"},
         "rows": rows,
+        "differences": _differences(rows),
         "same": [
             {
                 "benchmark": benchmark,
                 "language": language,
                 "who": "model",
                 "decoder": "sdsat",
+                "temperature": 0.0,
                 "against": "plain",
                 "identical": problems,
                 "compared": problems,
@@ -222,6 +224,20 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
             }
         ],
     }
+
+
+def _differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the models' scores, with the narrower intervals that pairs of answers have."""
+    names = ("benchmark", "language", "metric", "temperature")
+    plain = {(row["who"], *(row[name] for name in names)): row for row in rows if row["decoder"] == "plain"}
+    found = []
+    for (who, *place), row in plain.items():
+        base = plain.get(("base", *place))
+        if who == "model" and base:
+            gap = row["value"] - base["value"]
+            told = {"value": gap, "interval": [gap - 0.03, gap + 0.03], "problems": row["problems"]}
+            found.append(dict(zip(names, place)) | told)
+    return found
 
 
 def _score(

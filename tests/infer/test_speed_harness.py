@@ -12,7 +12,7 @@ from tests.infer.paced import decoders, expected, prompts
 GROUP, KS, PROMPT = Group("float32", 0.0), (1, 3, 7), 0.25
 HEADER = {
     "settings": {"prompts": {"fake": {}}, "dtypes": ["float32"], "temperatures": [0.0]},
-    "limits": [{"dtype": "float32", "forward_ms": [[1, 5.5], [9, 9.5]]}],
+    "limits": [{"dtype": "float32", "forward_ms_by_set": {"fake": [[1, 5.5], [9, 9.5]]}}],
     "all": 4,
 }
 

@@ -1,0 +1,28 @@
+"""python -m infer.report: a report of what infer.speed and infer.quality left in a folder, or of two reports.
+
+python -m infer.report out=DIR
+python -m infer.report compare=A,B out=DIR
+"""
+
+from pathlib import Path
+
+from conf import run
+from infer.report.config import ReportConfig
+from infer.report.side_by_side import print_comparison, write_comparison
+from infer.report.terminal import print_report
+from infer.report.write import write
+
+
+def main(config: ReportConfig) -> None:
+    """Write and print it."""
+    out = Path(config.out)
+    if config.compare:
+        first, second = map(Path, config.compared)
+        print_comparison(write_comparison(out, first, second))
+    else:
+        print_report(write(out, config.tracker))
+    print(f"report: {out / 'index.html'}")
+
+
+if __name__ == "__main__":
+    run("report", ReportConfig, main)

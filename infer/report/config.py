@@ -1,0 +1,30 @@
+"""The settings of `python -m infer.report`."""
+
+from dataclasses import dataclass, field
+
+from conf.tracker import TrackerConfig
+
+
+@dataclass
+class ReportConfig:
+    """python -m infer.report: tables, plots and a page of what infer.speed and infer.quality left in the folder
+    out; or, with compare=A,B, of two reports side by side, written into out.
+
+    Raises ValueError for anything but two folders to compare.
+    """
+
+    out: str
+    compare: str | None = None  # two folders: A,B
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    def __post_init__(self) -> None:
+        if self.compare is not None and len(self.compared) != 2:
+            raise ValueError(
+                f"compare: wanted two reports' folders as A,B, found {len(self.compared)}: {self.compare}"
+            )
+
+    @property
+    def compared(self) -> list[str]:
+        """The folders to compare."""
+        names = (self.compare or "").removeprefix("[").removesuffix("]").split(",")
+        return [name.strip() for name in names if name.strip()]

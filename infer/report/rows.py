@@ -1,0 +1,147 @@
+"""Rows of figures: which fields they have, by what name a decoder goes, and how a figure is spelled."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")
+SPEED = (
+    *KEY,
+    "peer",
+    "prompts",
+    "rounds",
+    "tokens",
+    "forwards",
+    "tokens_per_second",
+    "tokens_per_second_quartiles",
+    "speedup",
+    "speedup_interval",
+    "speedup_quartiles",
+    "speedup_whole",
+    "first_ms",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "tokens_per_forward",
+    "rows_per_forward",
+    "ms_per_forward",
+    "ms_draft",
+    "ms_forward",
+    "ms_rest",
+    "drafted",
+    "drafted_nodes",
+    "graph_success",
+    "peak_memory_bytes",
+    "limit_share",
+    "identical",
+    "compared",
+    "exact",
+)
+SCORE_KEY = ("benchmark", "language", "who", "decoder", "temperature", "metric")
+PLACE = ("benchmark", "language", "metric", "temperature")  # what is asked of a model
+QUALITY = (*SCORE_KEY, "name", "value", "interval", "problems", "samples")
+PAIRS = {"quartiles": ("low", "high"), "interval": ("low", "high")}  # fields of two, by the end of their name
+LABELS = {
+    "auto": "sdsat auto",
+    "base": "base, plain",
+    "generate prompt lookup": "generate+lookup",
+    "generate assisted": "generate+draft",
+}
+LANGUAGES = {"cpp": "C++", "cs": "C#", "js": "JS", "ts": "TS", "php": "PHP", "sh": "Bash"}
+BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"}
+
+
+def label(row: Row) -> str:
+    """A decoder's name in tables."""
+    name: str = LABELS.get(row["decoder"]) or row["decoder"]
+    return f"{name} k={row['k']}" if name == "sdsat" else name
+
+
+def language(name: str) -> str:
+    """A language's name in tables."""
+    return LANGUAGES.get(name, name.capitalize())
+
+
+def benchmark(name: str) -> str:
+    """A benchmark's name in tables."""
+    return BENCHMARKS.get(name, name.replace("_", " "))
+
+
+def task(row: Row) -> str:
+    """A benchmark and its language, where it has one."""
+    return f"{benchmark(row['benchmark'])} {language(row['language'])}".strip()
+
+
+def place_of(row: Row) -> tuple[Any, ...]:
+    """What a score, or a difference of scores, is of."""
+    return tuple(row[name] for name in PLACE)
+
+
+def drafts(row: Row) -> bool:
+    """Whether this is one of ours that drafts."""
+    return not row["peer"] and row["decoder"] not in ("plain", "base")
+
+
+def differs(row: Row) -> bool:
+    """Whether a text was another than plain decoding's; the base model is another model, and is not asked."""
+    return bool(row["compared"]) and not row["exact"] and row["decoder"] != "base"
+
+
+def groups(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by some of their fields, in the order in which they come."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in fields), []).append(row)
+    return found
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A figure; nothing where there is none."""
+    return "" if value is None else format(value, form)
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share of one, in percent."""
+    return "" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def points(value: float | None) -> str:
+    """A difference of shares, in percentage points."""
+    return "" if value is None else f"{100 * value:+.1f}"
+
+
+def span(pair: Sequence[float] | None, form: str = ".2f") -> str:
+    """An interval."""
+    return "" if pair is None else "–".join(format(value, form) for value in pair)
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A large number of units with a prefix: 4.10 TB/s."""
+    if value is None:
+        return ""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 1000 or prefix == "P":
+            break
+        value /= 1000
+    return f"{value:.3g} {prefix}{unit}" if prefix else f"{value:.0f} {unit}"
+
+
+def flat(row: Row) -> dict[str, Any]:
+    """A row with no lists in it, for a table of plain cells: pairs as two fields, others as one text."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        ends = PAIRS.get(name.rsplit("_", 1)[-1])
+        if ends:
+            found |= {f"{name}_{end}": one for end, one in zip(ends, value or (None, None))}
+        else:
+            found[name] = " ".join(f"{one:.6g}" for one in value) if isinstance(value, list) else value
+    return found
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by the names that the command line has for them."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,192 @@
+"""What a report comes to: the fastest decoder that changes nothing, differences of quality, and warnings."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from infer.report.rows import PLACE, Row, differs, drafts, groups, label, place_of, span, task
+
+
+def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """For each prompt set and temperature the fastest decoder that drafts, of those whose every text is plain
+    decoding's, where there is one; held against plain decoding in its own dtype and in its fastest, and
+    against the fastest peer.
+    """
+    found = []
+    for (prompt_set, temperature), mine in groups(rows, "prompt_set", "temperature").items():
+        mine = [row for row in mine if row["tokens_per_second"] and row["speedup"]]
+        candidates = [row for row in mine if drafts(row)]
+        exact = [row for row in candidates if row["exact"]]
+        plains = [row for row in mine if row["decoder"] == "plain"]
+        if not candidates or not plains:
+            continue
+        best, plain = max(exact or candidates, key=_rate), max(plains, key=_rate)
+        peer = max((row for row in mine if row["peer"]), key=_rate, default=None)
+        found.append(
+            {
+                "prompt_set": prompt_set,
+                "temperature": temperature,
+                "decoder": best["decoder"],
+                "k": best["k"],
+                "label": label(best),
+                "dtype": best["dtype"],
+                "exact": bool(exact),
+                "tokens_per_second": best["tokens_per_second"],
+                "speedup": best["speedup"],
+                "speedup_interval": best["speedup_interval"],
+                "over_fastest_plain": best["tokens_per_second"] / plain["tokens_per_second"],
+                "fastest_plain_dtype": plain["dtype"],
+                "peer": label(peer) if peer else None,
+                "over_peer": best["tokens_per_second"] / peer["tokens_per_second"] if peer else None,
+            }
+        )
+    return found
+
+
+def _rate(row: Row) -> float:
+    return row["tokens_per_second"]
+
+
+def sentence(best: Row) -> str:
+    """One of `best_rows`, told."""
+    interval = best["speedup_interval"]
+    told = f"{best['label']} in {best['dtype']} is {best['speedup']:.2f}x plain decoding"
+    if interval:
+        told += f" (95 %: {span(interval)}{', no clear difference' if _holds_one(interval) else ''})"
+    if best["fastest_plain_dtype"] != best["dtype"]:
+        told += f", {best['over_fastest_plain']:.2f}x plain decoding in {best['fastest_plain_dtype']}"
+    if best["peer"]:
+        told += f", {best['over_peer']:.2f}x the fastest peer ({best['peer']})"
+    return told + (
+        "" if best["exact"] else "; no decoder that drafts gave plain decoding's tokens in every text"
+    )
+
+
+def _holds_one(interval: tuple[float, float]) -> bool:
+    return interval[0] <= 1 <= interval[1]
+
+
+def headline(best: Iterable[Row], scores: Iterable[Row]) -> str:
+    """A report in one or two sentences."""
+    told, coolest = [], list(best)
+    if coolest:
+        coolest = [row for row in coolest if row["temperature"] == min(one["temperature"] for one in coolest)]
+        told.append(_speed_told(coolest))
+    gaps = [score for score in scores if score["difference"] is not None]
+    if gaps:
+        told.append(_quality_told(gaps))
+    return " ".join(told)
+
+
+def _quality_told(gaps: list[Row]) -> str:
+    ends = sorted(100 * gap["difference"] for gap in gaps)
+    between = f"{ends[0]:+.1f} points" if len(gaps) == 1 else f"{ends[0]:+.1f} to {ends[-1]:+.1f} points"
+    told = f"The quality is the base model's {between} on {len(gaps)} benchmark{'s' * (len(gaps) > 1)}"
+    if all(gap["interval"] for gap in gaps):
+        clear = sum(not gap["interval"][0] <= 0 <= gap["interval"][1] for gap in gaps)
+        told += f", {clear or 'none'} of them beyond the difference's 95 % interval"
+    return f"{told}."
+
+
+def _speed_told(best: list[Row]) -> str:
+    ratios = sorted(row["speedup"] for row in best)
+    names = list(dict.fromkeys(row["label"] for row in best))
+    span_of = f"{ratios[0]:.2f}" if len(best) == 1 else f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    places = best[0]["prompt_set"] if len(best) == 1 else f"{len(best)} prompt sets"
+    exact = all(row["exact"] for row in best)
+    told = (
+        f"{' and '.join(names)} decode{'s' * (len(names) == 1)} {places} at {span_of} times the speed of plain "
+    )
+    told += "decoding, token for token the same" if exact else "decoding, but not token for token the same"
+    peers = sorted(row["over_peer"] for row in best if row["over_peer"])
+    if peers:
+        ends = f"{peers[0]:.2f}" if len(peers) == 1 else f"{peers[0]:.2f} to {peers[-1]:.2f}"
+        told += f", and at {ends} times that of the fastest peer"
+    return told + "."
+
+
+def changes(part: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each benchmark, language, metric and temperature the scores of model and base, decoded plainly, and
+    their difference with its 95 % interval; None for what is not there.
+    """
+    found = []
+    gaps = {place_of(gap): gap for gap in part["differences"]}
+    plain = [row for row in part["rows"] if row["decoder"] == "plain"]
+    for place, mine in groups(plain, *PLACE).items():
+        by_who = {row["who"]: row for row in mine}
+        model, base, gap = by_who.get("model"), by_who.get("base"), gaps.get(place)
+        difference = model["value"] - base["value"] if model and base else None
+        found.append(
+            {
+                **dict(zip(PLACE, place)),
+                "model": model and model["value"],
+                "model_interval": model and model["interval"],
+                "base": base and base["value"],
+                "difference": gap["value"] if gap else difference,
+                "interval": gap and gap["interval"],
+                "problems": mine[0]["problems"],
+            }
+        )
+    return found
+
+
+def warnings(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a reader must know before believing the figures."""
+    found = [
+        f"{kind} is partial: {part['units']['done']} of {part['units']['all']} units are done"
+        for kind, part in parts.items()
+        if part["units"]["done"] < part["units"]["all"]
+    ]
+    if "speed" in parts:
+        found += _of_speed(parts["speed"]["rows"])
+    if "quality" in parts:
+        found += _of_quality(parts["quality"])
+    return found
+
+
+def _of_speed(rows: list[Row]) -> list[str]:
+    found = []
+    if not rows:
+        found.append("no decoder was measured")
+    wrong = [row for row in rows if differs(row)]
+    ours, peers = ([row for row in wrong if bool(row["peer"]) == peer] for peer in (False, True))
+    for exact, why in ((True, "in float32 they must be"), (False, "in low precision near-ties decide")):
+        mine = [row for row in ours if (row["dtype"] == "float32") == exact]
+        if mine:
+            found.append(f"not token for token plain decoding's texts: {_named(mine)}; {why}")
+    if peers:
+        told = "; above temperature 0 they draw their own" if any(row["temperature"] for row in peers) else ""
+        found.append(f"peers whose texts are not plain decoding's: {_named(peers)}{told}")
+    for (name,), mine in groups(rows, "prompt_set").items():
+        if mine[0]["rounds"] == 1:
+            found.append(f"{name} was measured in one round: its spread is not known")
+        if mine[0]["prompts"] == 1:
+            found.append(f"{name} has a single prompt: its figures are that prompt's")
+    return found
+
+
+def _named(rows: list[Row]) -> str:
+    """Decoders, each with its worst row."""
+    told = []
+    for name, mine in groups([{**row, "label": label(row)} for row in rows], "label").items():
+        worst = min(mine, key=lambda row: row["identical"] / row["compared"])
+        told.append(f"{name[0]} (at worst {worst['identical']} of {worst['compared']}, {worst['prompt_set']})")
+    return ", ".join(told)
+
+
+def _of_quality(part: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{task(one)}: {one['decoder']} and {one['against']} "
+        f"decoding agree in {one['identical']} of {one['compared']} answers, where all must"
+        for one in part["same"]
+        if one["identical"] < one["compared"]
+    ]
+    found += [
+        f"{task(row)}: {row['too_long']} of {row['problems']} prompts leave no room for an answer in the "
+        f"context of {row['name']}, and count as failed"
+        for row in part["rows"]
+        if row.get("too_long") and row["decoder"] == "plain"
+    ]
+    sandbox = part.get("sandbox")
+    if sandbox and sandbox["level"] in ("none", "unconfined"):
+        found.append(f"generated programs ran unconfined: {sandbox['told']}")
+    return found

@@ -1,0 +1,143 @@
+"""Units to rows: who is held against whom, what is partial, and what is not known."""
+
+from typing import Any
+
+import pytest
+
+from infer.measure import Run
+from infer.speed.aggregate import aggregate
+from infer.speed.units import record
+
+HEADER = {
+    "settings": {"prompts": {"b": {}, "a": {}}, "dtypes": ["float32"], "temperatures": [1.0, 0.0]},
+    "limits": [],
+    "all": 9,
+}
+TEXT = [1, 2, 3, 4, 5]
+
+
+def ran(decoder: str, seconds: float, tokens: list[int] = TEXT, *, k: int = 0) -> dict[str, Any]:
+    """The first token after a tenth of a second."""
+    run = Run(tokens, 0.1 + seconds, len(tokens), 0, 0, first_seconds=0.1, first_tokens=1, rows=len(tokens))
+    return {"decoder": decoder, "k": k, **record(run)}
+
+
+def turn(
+    *blocks: list, prompt: str = "a/0", round_: int = 0, name: str = "a", temperature: float = 0.0
+) -> dict:
+    group = {"dtype": "float32", "temperature": temperature, "blocks": list(blocks)}
+    return {"prompt_set": name, "prompt": prompt, "round": round_, "groups": [group]}
+
+
+def rows(*turns: dict, **further: Any) -> dict[str, dict[str, Any]]:
+    units = {str(number): unit for number, unit in enumerate(turns)} | further
+    return {row["decoder"]: row for row in aggregate(units, HEADER)["rows"]}
+
+
+def test_a_run_is_held_against_the_plain_decoding_beside_it() -> None:
+    """The machine was twice as slow for the second block."""
+    found = rows(turn([ran("auto", 1), ran("plain", 2), ran("gsd", 0.5)], [ran("ssd", 2), ran("plain", 4)]))
+    assert {name: row["speedup"] for name, row in found.items()} == pytest.approx(
+        {"plain": 1, "auto": 2, "gsd": 4, "ssd": 2}
+    )
+    assert found["auto"]["tokens_per_second"] == pytest.approx(4)  # behind the first token
+    assert found["auto"]["speedup_whole"] == pytest.approx(2.1 / 1.1)
+    assert found["auto"]["first_ms"] == pytest.approx(100)
+    assert found["plain"]["tokens"] == 10 and found["auto"]["speedup_interval"] is None
+
+
+def test_long_texts_count_for_more() -> None:
+    """Twice as fast where plain decoding takes 9 seconds, as fast where it takes 1: 10 / 5.5."""
+    turns = [
+        turn([ran("auto", 4.5), ran("plain", 9)]),
+        turn([ran("auto", 1), ran("plain", 1)], prompt="a/1"),
+    ]
+    assert rows(*turns)["auto"]["speedup"] == pytest.approx(10 / 5.5)
+
+
+def test_prompts_of_a_partial_report_may_have_other_numbers_of_rounds() -> None:
+    turns = [
+        turn([ran("auto", 1), ran("plain", 2)]),
+        turn([ran("auto", 1), ran("plain", 2)], round_=1),
+        turn([ran("auto", 1), ran("plain", 2)], prompt="a/1"),
+    ]
+    row = rows(*turns)["auto"]
+    assert (row["prompts"], row["rounds"], row["compared"], row["speedup"]) == (2, 2, 3, pytest.approx(2))
+    report = aggregate({str(number): unit for number, unit in enumerate(turns)}, HEADER)
+    assert report["units"] == {"all": 9, "done": 3} and "all" not in report
+
+
+def test_nothing_done_is_a_report_without_rows() -> None:
+    assert aggregate({}, HEADER)["rows"] == []
+
+
+def test_another_text_is_told() -> None:
+    other = [1, 2, 3, 4, 6]
+    first = turn(
+        [ran("auto", 1), ran("plain", 2), ran("generate", 1, other)], [ran("base", 1, other), ran("plain", 2)]
+    )
+    second = turn([ran("auto", 1, other), ran("plain", 2), ran("generate", 1, other)], round_=1)
+    found = rows(first, second)
+    told = {name: (row["identical"], row["compared"], row["exact"]) for name, row in found.items()}
+    assert told == {
+        "plain": (3, 3, True),
+        "auto": (1, 2, False),
+        "generate": (0, 2, False),
+        "base": (0, 0, False),  # another model: compared with nothing
+    }
+    assert [row["peer"] for row in found.values()] == [False, False, False, True]
+
+
+def test_plain_decoding_that_is_not_itself_is_told() -> None:
+    other = [1, 2, 3, 4, 6]
+    turns = [
+        turn([ran("plain", 2)]),
+        turn([ran("plain", 2, other)], round_=1),
+        turn([ran("plain", 2)], prompt="a/1"),
+    ]
+    row = rows(*turns)["plain"]
+    assert (row["identical"], row["compared"], row["exact"]) == (2, 3, False)
+
+
+def test_texts_of_one_step_have_no_rate() -> None:
+    """They end before there is anything to time; those that do not end there count alone."""
+    short = turn([ran("auto", 0, [1]), ran("plain", 0, [1])])
+    row = rows(short)["auto"]
+    assert (
+        row["tokens_per_second"] is row["speedup"] is row["speedup_interval"] is row["ms_per_forward"] is None
+    )
+    assert row["first_ms"] == pytest.approx(100) and row["speedup_whole"] == 1
+    row = rows(short, turn([ran("auto", 1), ran("plain", 2)], prompt="a/1"))["auto"]
+    assert row["speedup"] == pytest.approx(2) and row["prompts"] == 2
+
+
+def test_rows_come_in_the_order_of_the_settings() -> None:
+    block = [ran("gsd", 1), ran("plain", 1), ran("sdsat", 1, k=7)]
+    other = [ran("sdsat", 1, k=3), ran("plain", 1)]
+    units = {
+        "0": turn(block, other),
+        "1": turn(block, other, name="b", temperature=0.0),
+        "2": turn(block, other, name="b", temperature=1.0),
+    }
+    found = aggregate(units, HEADER)["rows"]
+    assert [(row["prompt_set"], row["temperature"]) for row in found[::4]] == [
+        ("b", 1.0),
+        ("b", 0.0),
+        ("a", 0.0),
+    ]
+    assert [(row["decoder"], row["k"]) for row in found[:4]] == [
+        ("plain", 0),
+        ("sdsat", 3),
+        ("sdsat", 7),
+        ("gsd", 0),
+    ]
+
+
+def test_what_was_looked_at_once_belongs_to_its_row() -> None:
+    part = {"prompt_set": "a", "dtype": "float32", "temperature": 0.0, "decoder": "auto", "k": 0}
+    parts = {"ms_draft": 1.5, "ms_forward": 2.0, "ms_rest": 0.5, "peak_memory_bytes": 9}
+    parts |= {"drafted_nodes": None, "graph_success": None}
+    look = {"parts": [part | parts], "samples": [{"id": "a/0"}]}
+    found = rows(turn([ran("auto", 1), ran("plain", 2)]), look=look)
+    assert found["auto"]["ms_draft"] == 1.5 and found["plain"]["ms_draft"] is None
+    assert aggregate({"look": look}, HEADER)["samples"] == [{"id": "a/0"}]
