@@ -1,0 +1,134 @@
+"""vLLM as a peer: plain decoding, and parallel drafting by our model itself, in vLLM's own engine.
+
+With the target as its own draft model `parallel_drafting` feeds [last token, mask x (K - 1)], which is SDSAT's
+drafting forward with K = k + 1 drafts. It needs one adaptive id for all places, no gated adapter, and vLLM 0.16
+or later on a GPU; the drafting engine holds the weights twice.
+
+Written from vLLM's documentation and source; it has never run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from infer.benchmarks.prompts import TokenPrompt
+from infer.checkpoint import Adaptive
+from infer.measure import Decoder, Run, clock, seed_of
+from infer.pick import Sampling
+
+VLLM = "vllm"
+COUNTED = ("drafts", "draft_tokens", "accepted_tokens")  # of vLLM's metrics vllm:spec_decode_num_...
+
+
+def missing(adaptive: Adaptive | None) -> str | None:
+    """Why there can be no peer; None where there can."""
+    if find_spec("vllm") is None:
+        return "wanted vLLM, found it not installed"
+    if not torch.cuda.is_available():
+        return "wanted a GPU, found none"
+    if adaptive is None:
+        return "wanted a model with adaptive tokens, found none"
+    if adaptive.gated or len(adaptive.ids) > 1:
+        found = "an adapter that acts on probes alone" if adaptive.gated else f"{len(adaptive.ids)} of them"
+        return f"wanted one adaptive token in the model's own weights, found {found}"
+    return None
+
+
+@dataclass(frozen=True)
+class Engines:
+    """An engine by number k of adaptive tokens, 0 of plain decoding; loaded once for all samplings."""
+
+    by_k: Mapping[int, Any]
+
+    def decoders(self, *, sampling: Sampling, max_new_tokens: int, seed: int = 0) -> dict[int, Decoder]:
+        """By k."""
+        settings = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or -1,
+            "top_p": sampling.top_p,
+            "max_tokens": max_new_tokens,
+            "detokenize": False,
+        }
+
+        def decoder(engine: Any) -> Decoder:
+            return lambda prompt: _run(engine, prompt, {**settings, "seed": seed_of(prompt, seed)})
+
+        return {k: decoder(engine) for k, engine in self.by_k.items()}
+
+
+def load_engines(
+    model: str,
+    adaptive: Adaptive | None,
+    k: int,
+    *,
+    dtype: str,
+    capacity: int,
+    gpu_memory_utilization: float = 0.3,
+) -> Engines | str:
+    """Two, for texts of up to `capacity` tokens, each with that share of the GPU's memory; or why there are
+    none.
+    """
+    reason = missing(adaptive)
+    if reason:
+        return reason
+    from vllm import LLM
+
+    drafting = {
+        "method": "draft_model",
+        "model": model,
+        "num_speculative_tokens": k + 1,
+        "parallel_drafting": True,
+    }
+
+    def load(config: Mapping[str, Any] | None) -> Any:
+        return LLM(
+            model=model,
+            dtype=dtype,
+            max_model_len=capacity,
+            max_num_seqs=1,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enable_prefix_caching=False,  # a prompt is read anew in every round
+            disable_log_stats=False,  # the time to the first token is among them
+            speculative_config=config,
+        )
+
+    try:
+        return Engines({0: load(None), k: load(drafting)})
+    except (RuntimeError, ValueError) as error:  # of whatever vLLM lacks: the others' figures are not lost
+        return (
+            f"wanted vLLM to load the model, found {next(iter(str(error).splitlines()), type(error).__name__)}"
+        )
+
+
+def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
+    """EOS ends a text as vLLM reads it from the directory. Of drafts vLLM tells the sums, not the steps."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(**settings, stop_token_ids=sorted(prompt.ends))
+    before, began = _counts(engine), clock()
+    (output,) = engine.generate([{"prompt_token_ids": list(prompt.ids)}], params, use_tqdm=False)
+    seconds = clock() - began
+    tokens = list(output.outputs[0].token_ids)
+    drafts, drafted, accepted = (after - was for was, after in zip(before, _counts(engine)))
+    # The first token is the prompt's forward; without drafts each other one is a forward's too.
+    forwards = 1 + drafts if drafts else len(tokens)
+    return Run(
+        tokens,
+        seconds,
+        forwards,
+        drafted,
+        accepted,
+        first_seconds=output.metrics.first_token_latency,
+        first_tokens=1,
+        rows=forwards + drafted,
+    )
+
+
+def _counts(engine: Any) -> tuple[int, int, int]:
+    """Drafts, tokens in them, and accepted ones, since the engine began."""
+    found = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+    drafts, drafted, accepted = (int(found.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
+    return drafts, drafted, accepted

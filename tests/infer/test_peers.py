@@ -1,0 +1,126 @@
+"""The library's decoding beside ours: the same tokens, counted and timed in the same way."""
+
+from collections.abc import Sequence
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from infer.attention import NAME
+from infer.benchmarks.prompts import TokenPrompt
+from infer.config import DraftConfig
+from infer.draft import Draft, _narrow_head, load_draft
+from infer.drafters.plain import PlainDrafter
+from infer.loop import Each, Limits
+from infer.measure import Decoder, loop_decoder
+from infer.pick import GREEDY, Sampling
+from infer.runner import Runner
+from infer.speed.peers import ASSISTED, GENERATE, LOOKUP, peer_decoders
+from tests.conftest import tiny_llama
+
+NEW, CAPACITY = 20, 64
+NAMES = (GENERATE, LOOKUP, ASSISTED)
+
+
+def prompt(ids: Sequence[int], *ends: int, id: str = "a") -> TokenPrompt:
+    return TokenPrompt(id, tuple(ids), frozenset(ends), "", "")
+
+
+PROMPTS = [prompt([5, 17, 40, 3]), prompt([8, 9, 10] * 5), prompt([2]), prompt(range(20, 40))]
+
+
+@pytest.fixture(scope="module")
+def lm() -> LlamaForCausalLM:
+    """A model of its own: the peers change it, and put it back."""
+    return tiny_llama()
+
+
+def drafts(lm: LlamaForCausalLM) -> dict[str, Draft]:
+    """The model's first layer, whole and without the last ids; and a model that has only some of the ids."""
+    small = tiny_llama(vocab=60, seed=1)
+    _narrow_head(small, 50)
+    found = {
+        f"self, {rows} ids": load_draft(DraftConfig("self:1"), lm, rows=rows, adaptive=None)
+        for rows in (97, 80)
+    }
+    return found | {"another": Draft(small, 50, 512)}
+
+
+def plain(lm: LlamaForCausalLM) -> Decoder:
+    return loop_decoder(Runner(lm, capacity=CAPACITY, max_rows=1), Each(PlainDrafter), Limits(NEW, {1}))
+
+
+def peers(lm: LlamaForCausalLM, draft: Draft | None = None, sampling: Sampling = GREEDY) -> dict[str, Decoder]:
+    return peer_decoders(lm, draft, sampling=sampling, max_new_tokens=NEW, capacity=CAPACITY)[0]
+
+
+def test_greedy_peers_give_the_tokens_of_plain_decoding(lm: LlamaForCausalLM) -> None:
+    ours = plain(lm)
+    for draft in drafts(lm).values():
+        for name, decoder in peers(lm, draft).items():
+            for one in PROMPTS:
+                wanted = ours(one).tokens
+                assert decoder(one).tokens == wanted, name
+                end = wanted[len(wanted) // 2]
+                assert decoder(prompt(one.ids, end, 96)).tokens == ours(prompt(one.ids, end, 96)).tokens
+    assert lm.config._attn_implementation == NAME
+
+
+def test_what_peers_feed_and_accept_is_counted(lm: LlamaForCausalLM) -> None:
+    accepted = dict.fromkeys(NAMES, 0)
+    for name, decoder in peers(lm, drafts(lm)["self, 80 ids"]).items():
+        for one in PROMPTS:
+            run = decoder(one)
+            assert len(run.tokens) == run.forwards + run.accepted
+            assert run.rows == run.forwards + run.drafted
+            assert len(run.depths) == len(run.accepts) == run.forwards
+            assert sum(run.depths) == run.drafted and sum(run.accepts) == run.accepted
+            assert run.first_tokens == 1 + run.accepts[0] and 0 < run.first_seconds < run.seconds
+            accepted[name] += run.accepted
+    assert accepted[GENERATE] == 0 and accepted[LOOKUP] > 0 and accepted[ASSISTED] > 0
+
+
+def test_a_draft_that_is_always_right_has_every_draft_accepted(lm: LlamaForCausalLM) -> None:
+    run = peers(lm, Draft(tiny_llama(), 97, 512))[ASSISTED](PROMPTS[0])
+    assert run.drafted == run.accepted > 0 and run.rows == NEW
+
+
+def test_generation_settings_of_a_directory_are_left_out_and_left_there(lm: LlamaForCausalLM) -> None:
+    wanted, own = plain(lm)(PROMPTS[1]).tokens, lm.generation_config
+    draft = drafts(lm)["another"]
+    own.repetition_penalty = 5.0
+    try:
+        assert all(decoder(PROMPTS[1]).tokens == wanted for decoder in peers(lm, draft).values())
+    finally:
+        own.repetition_penalty = None
+    assert lm.generation_config is own
+    assert draft.lm.config.vocab_size == 60 and not draft.lm._forward_hooks and not lm._forward_pre_hooks
+
+
+def test_sampled_peers_draw_by_the_prompt_and_its_seed(lm: LlamaForCausalLM) -> None:
+    for name, decoder in peers(lm, drafts(lm)["another"], Sampling(1.0, 0, 0.95)).items():
+        texts = [decoder(prompt([5, 17], id=id)).tokens for id in ("a", "b", "a")]
+        assert texts[0] == texts[2] != texts[1], name
+
+
+@pytest.mark.parametrize("narrow", [Sampling(1.0, 1), Sampling(1.0, 0, 1e-6), Sampling(1e-4)])
+def test_temperature_top_k_and_top_p_are_the_rows_own(lm: LlamaForCausalLM, narrow: Sampling) -> None:
+    wanted = plain(lm)(PROMPTS[0]).tokens
+    found = peers(lm, drafts(lm)["another"], narrow)
+    assert found.keys() == set(NAMES)
+    assert all(decoder(PROMPTS[0]).tokens == wanted for decoder in found.values())
+
+
+def test_no_token_is_cut_off_where_none_is_asked_to_be(lm: LlamaForCausalLM) -> None:
+    """The library cuts all but 50 unless told otherwise."""
+    decoder = peer_decoders(lm, None, sampling=Sampling(1e4), max_new_tokens=1, capacity=CAPACITY)[0][GENERATE]
+    drawn = {decoder(prompt([5], id=str(seed))).tokens[0] for seed in range(120)}
+    assert len(drawn) > 55
+
+
+def test_a_peer_that_cannot_be_is_left_out_with_the_reason(lm: LlamaForCausalLM) -> None:
+    found, reasons = peer_decoders(lm, None, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
+    assert found.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: "wanted a draft model, found none"}
+    short = Draft(tiny_llama(), 97, 40)
+    found, reasons = peer_decoders(lm, short, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
+    assert found.keys() == {GENERATE, LOOKUP}
+    assert reasons == {ASSISTED: "wanted a draft model of 64 positions, found 40"}

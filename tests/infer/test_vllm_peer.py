@@ -1,0 +1,97 @@
+"""vLLM as a peer, as far as it goes without vLLM: what it is asked, and how its answers are counted."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from infer.benchmarks.prompts import TokenPrompt
+from infer.checkpoint import Adaptive
+from infer.pick import Sampling
+from infer.speed import vllm_peer
+from infer.speed.vllm_peer import Engines, load_engines, missing
+
+ONE = Adaptive((7,), 3)
+
+
+def load(adaptive: Adaptive | None = ONE) -> Engines | str:
+    return load_engines("DIR", adaptive, 3, dtype="bfloat16", capacity=64)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A stand-in with vLLM's names, which notes what it is asked."""
+    noted = list[dict[str, Any]]()
+    counts = dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0)
+
+    class LLM:
+        def __init__(self, **settings: Any) -> None:
+            noted.append(settings)
+            self.drafts = settings["speculative_config"] is not None
+
+        def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> list[Any]:
+            noted.append({"prompts": prompts, **vars(params)})
+            if self.drafts:
+                for name, more in zip(counts, (2, 8, 4)):
+                    counts[name] += more
+            metrics = SimpleNamespace(first_token_latency=0.5)
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=range(7))], metrics=metrics)]
+
+        def get_metrics(self) -> list[Any]:
+            return [SimpleNamespace(name=f"vllm:spec_decode_num_{key}", value=n) for key, n in counts.items()]
+
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(vllm_peer, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(vllm_peer, "clock", lambda: 0.0)
+    return noted
+
+
+def test_the_model_drafts_for_itself_in_parallel(asked: list[dict[str, Any]]) -> None:
+    engines = load()
+    assert isinstance(engines, Engines)
+    plain, drafting = asked
+    assert plain["speculative_config"] is None and not plain["enable_prefix_caching"]
+    assert drafting["speculative_config"] == {
+        "method": "draft_model",
+        "model": "DIR",
+        "num_speculative_tokens": 4,
+        "parallel_drafting": True,
+    }
+    decoders = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
+    prompt = TokenPrompt("a", (1, 2), frozenset([5]), "", "")
+    runs = {k: decoder(prompt) for k, decoder in decoders.items()}
+    assert asked[-1]["prompts"] == [{"prompt_token_ids": [1, 2]}] and asked[-1]["stop_token_ids"] == [5]
+    assert (asked[-1]["temperature"], asked[-1]["top_k"], asked[-1]["top_p"]) == (0.2, -1, 0.95)
+    assert (runs[0].forwards, runs[0].rows, runs[0].drafted) == (7, 7, 0)
+    assert (runs[3].forwards, runs[3].rows, runs[3].drafted, runs[3].accepted) == (3, 11, 8, 4)
+    assert runs[3].tokens == list(range(7)) and runs[3].first_seconds == 0.5
+
+
+def test_without_vllm_a_gpu_or_the_right_tokens_there_is_no_peer(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(None) == "wanted a model with adaptive tokens, found none"
+    assert (
+        missing(Adaptive((7, 8), 2)) == "wanted one adaptive token in the model's own weights, found 2 of them"
+    )
+    assert "an adapter that acts on probes alone" in str(missing(Adaptive((7,), 2, gated=True)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert load() == "wanted a GPU, found none"
+    monkeypatch.setattr(vllm_peer, "find_spec", lambda name: None)
+    assert load() == "wanted vLLM, found it not installed"
+    assert not asked
+
+
+def test_an_engine_that_cannot_load_is_told(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**settings: Any) -> None:
+        raise ValueError("no room for the cache\nmore")
+
+    monkeypatch.setattr(sys.modules["vllm"], "LLM", refuse)
+    assert load() == "wanted vLLM to load the model, found no room for the cache"
