@@ -63,7 +63,7 @@ def check_draft(config: DraftConfig, text: Text) -> int:
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
     folder = Path(str(config.model))
-    with _told_as_draft(folder):
+    with told_as("draft", folder):
         pieces = load_text(folder).pieces
         if config.adaptive:
             load_adaptive(folder)
@@ -96,7 +96,7 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
     """
     if config.layers is None:
         folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
-        with _told_as_draft(folder), enough_for_weights(folder, dtype, str(target.device)):
+        with told_as("draft", folder), enough_for_weights(folder, dtype, str(target.device)):
             lm = load_model(folder, dtype=dtype, device=str(target.device))
             adaptive = load_adaptive(folder) if config.adaptive else None
         _warn_of_size(folder, lm, target)
@@ -148,9 +148,9 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
 
 
 @contextmanager
-def _told_as_draft(folder: Path) -> Iterator[None]:
+def told_as(setting: str, folder: str | Path) -> Iterator[None]:
     """A directory's mistakes, by the setting that named it."""
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace(f"model={folder}:", f"draft={folder}:")) from error
+        raise UserError(str(error).replace(f"model={folder}:", f"{setting}={folder}:")) from error
