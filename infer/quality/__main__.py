@@ -29,7 +29,7 @@ from infer.quality.result import HEADER, RESULT, SCHEMA, read, result
 from infer.quality.tables import print_quality
 from infer.quality.verdicts import cases, judge
 from infer.quality.work import Work, find_work, whose
-from infer.report import hardware
+from infer.hardware import hardware
 from infer.sandbox import Sandbox, open_sandbox
 
 
