@@ -11,10 +11,11 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -86,36 +87,94 @@ def _fail(sentence: str, *, alone: bool = False) -> None:
 def _compose(entry: str, schema: type, overrides: Sequence[str] = ()) -> DictConfig:
     # The dataclass is the first of the YAML's defaults: it gives every setting its type.
     ConfigStore.instance().store(name="schema", node=schema)
-    with initialize_config_dir(str(Path(__file__).parent / entry), version_base=None):
-        return compose("config", overrides=[_quoted(text, schema) for text in overrides])
+    folder = Path(__file__).parent / entry
+    several = _several(folder)
+    _check_choices(overrides, several)
+    # So do the settings by name, of those names that no YAML has.
+    members = _members(overrides, schema)
+    ConfigStore.instance().store(group="members", name="members", node=members, package="_global_")
+    taken = [_quoted(text, schema, several) for text in overrides]
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("config", overrides=[*taken, "+members=members"] if members else taken)
 
 
-def _quoted(override: str, schema: type) -> str:
+def _groups(folder: Path) -> dict[str, list[str]]:
+    """The choices of every group."""
+    groups = (path for path in sorted(folder.iterdir()) if path.is_dir())
+    return {path.name: sorted(choice.stem for choice in path.glob("*.yaml")) for path in groups}
+
+
+def _several(folder: Path) -> dict[str, list[str]]:
+    """The groups of which several may be chosen, those whose default is a list, and their choices."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    chosen = [entry for entry in config["defaults"] if isinstance(entry, dict)]
+    names = {name for entry in chosen for name, choice in entry.items() if isinstance(choice, list)}
+    return {name: choices for name, choices in _groups(folder).items() if name in names}
+
+
+def _check_choices(overrides: Sequence[str], several: Mapping[str, Collection[str]]) -> None:
+    for override in overrides:
+        group, _, value = override.partition("=")
+        for choice in re.findall(r"[^\s,\[\]]+", value if group in several and value != "null" else ""):
+            if choice not in several[group]:
+                raise UserError(f"{group}: wanted some of {', '.join(several[group])}, found {choice}")
+
+
+def _members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]:
+    """The names given to settings by name, a dict of dataclasses: `prompts.mine.path=FILE` gives `mine`."""
+    found: dict[str, dict[str, Any]] = {}
+    for override in overrides:
+        group, *names = override.partition("=")[0].split(".")
+        if len(names) > 1 and _by_name(get_type_hints(schema).get(group)):
+            found.setdefault(group, {})[names[0]] = {}
+    return found
+
+
+def _by_name(kind: Any) -> Any:
+    """The dataclass of settings by name; None for others."""
+    return get_args(kind)[1] if get_origin(kind) is dict and is_dataclass(get_args(kind)[1]) else None
+
+
+def _quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
     """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
     a path with brackets, commas or spaces would be read as something else; a bare value for nested
-    settings given to that field of theirs which is marked for it; and what belongs to a library's own
-    settings, a dict of Any, given whether the YAML has it already or not.
+    settings given to that field of theirs which is marked for it; a list, or several choices of a group,
+    in brackets; and what belongs to a library's own settings, a dict of Any, given whether the YAML has it
+    already or not.
     """
     key, equals, value = override.partition("=")
+    if not equals:
+        return override
+    if key in several:
+        return f"{key}={_bracketed(value)}"
     kind: Any = schema
     for name in key.split("."):
-        if get_origin(kind) is dict and get_args(kind)[1] is Any:
-            return f"++{override}" if equals else override
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]
+            if kind is Any:
+                return f"++{override}"
         elif is_dataclass(kind):
             kind = get_type_hints(kind).get(name)
     if is_dataclass(kind) and (bare := _bare(kind)):
         key, kind = f"{key}.{bare}", get_type_hints(kind)[bare]
-    is_text = kind is str or (str in get_args(kind) and get_origin(kind) is not list and value != "null")
-    if not equals:
-        return override
-    if not is_text:
-        return f"{key}={value}"
+    types = [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
+    if str in types and (kind is str or value != "null"):
+        return f"{key}={_as_text(value)}"
+    if "," in value and any(get_origin(one) is list for one in types):
+        value = _bracketed(value)
+    return f"{key}={value}"
+
+
+def _bracketed(value: str) -> str:
+    """A list of Hydra's grammar, from one or from values with commas between them."""
+    return value if value.startswith("[") else f"[{'' if value == 'null' else value}]"
+
+
+def _as_text(value: str) -> str:
     escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     escaped = re.sub(r"(\\*)'", r"\1\1\'", escaped)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
-    return f"{key}='{escaped}'"
+    return f"'{escaped}'"
 
 
 def _bare(schema: Any) -> str | None:
@@ -133,7 +192,7 @@ def _explain(error: Exception, schema: type) -> str:
     unknown = "Could not override" in lines[0]
     if unknown or lines[0].startswith("Key '"):
         key = lines[0].split("'")[1] if unknown else key
-        known = _names(schema)
+        known = _names(schema, key)
         close = difflib.get_close_matches(key, known, n=1)
         return f"unknown setting '{key}': " + (
             f"did you mean '{close[0]}'?" if close else f"the settings are {', '.join(known)}"
@@ -148,24 +207,29 @@ def _explain(error: Exception, schema: type) -> str:
     return text
 
 
-def _names(schema: Any, prefix: str = "") -> Sequence[str]:
+def _names(schema: Any, key: str, prefix: str = "") -> Sequence[str]:
+    """All settings; of those by name, the members are called as in `key`."""
     names: list[str] = []
     for field in fields(schema):
-        nested = field.type if isinstance(field.type, type) and is_dataclass(field.type) else None
-        name = prefix.removesuffix(".") if field.metadata.get("bare") else prefix + field.name
-        names += _names(nested, f"{prefix}{field.name}.") if nested else [name]
+        kind = get_type_hints(schema)[field.name]
+        place = f"{prefix}{field.name}."
+        if member := _by_name(kind):
+            name = key.removeprefix(place).split(".")[0] if key.startswith(place) else "NAME"
+            names += _names(member, key, f"{place}{name}.")
+        elif is_dataclass(kind):
+            names += _names(kind, key, place)
+        else:
+            names.append(prefix.removesuffix(".") if field.metadata.get("bare") else prefix + field.name)
     return names
 
 
 def _help(entry: str, schema: type) -> str:
-    directory = Path(__file__).parent / entry
-    groups = {
-        path.name: sorted(choice.stem for choice in path.glob("*.yaml"))
-        for path in sorted(directory.iterdir())
-        if path.is_dir()
-    }
+    folder = Path(__file__).parent / entry
     defaults = OmegaConf.to_yaml(_compose(entry, schema), resolve=False)
-    listed = "\n".join(f"  {name}={'|'.join(choices)}" for name, choices in groups.items())
+    listed = "\n".join(
+        f"  {name}={(',' if name in _several(folder) else '|').join(choices)}"
+        for name, choices in _groups(folder).items()
+    )
     doc = (schema.__doc__ or "").strip()
     return f"{doc}\n\nSettings are given as name=value.\n\nGroups:\n{listed}\n\nDefaults:\n{defaults}"
 

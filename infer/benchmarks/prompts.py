@@ -1,6 +1,22 @@
-"""Sets of prompts as token ids, to decode for speed."""
+"""Sets of prompts as token ids, to decode for speed.
 
+Which prompts are taken is decided by the seed alone, before anything is decoded.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from conf import UserError
+from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks.problem import Problem
+from infer.benchmarks.reading import read_problems
+from infer.config import Infill
+from infer.text import Text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +28,62 @@ class TokenPrompt:
     ends: frozenset[int]
     before: str  # the text that the new one follows
     after: str  # and the one that follows it, where it is a middle
+
+
+def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -> list[TokenPrompt]:
+    """`count` prompts of at most `max_tokens`, drawn without replacement; equally many of each category and
+    language while they last.
+
+    Raises UserError as `read_problems` does, for infillings of a model that has none, and for too few prompts
+    of fitting length.
+    """
+    problems = read_problems(name, config)
+    random.Random(seed).shuffle(problems)
+    groups = dict[tuple[str, str], list[Problem]]()
+    for problem in problems:
+        groups.setdefault((problem.category, problem.language), []).append(problem)
+    prompts = list(islice(_in_turn(_fitting(group, config, text) for group in groups.values()), config.count))
+    if config.count and len(prompts) < config.count:
+        raise UserError(
+            f"prompts.{name}.count: wanted {config.count} prompts, found {len(prompts)} that fit"
+            f"{_limit(config)} of {len(problems)}"
+        )
+    if not prompts:
+        raise UserError(
+            f"prompts.{name}: wanted at least one prompt that fits{_limit(config)}, found none left of "
+            f"{len(problems)}"
+        )
+    return prompts
+
+
+def _limit(config: PromptSetConfig) -> str:
+    return f" max_tokens={config.max_tokens}" if config.max_tokens else ""
+
+
+def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -> Iterator[TokenPrompt]:
+    for problem in problems:
+        prompt = token_prompt(problem, text)
+        if config.max_tokens is None or len(prompt.ids) <= config.max_tokens:
+            yield prompt
+
+
+def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
+    """One of each group, again and again, until all are empty."""
+    left = list(groups)
+    while left:
+        still = []
+        for group in left:
+            for first in islice(group, 1):
+                yield first
+                still.append(group)
+        left = still
+
+
+def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
+    """A problem as it is given to a model. Raises UserError for an infilling of a model that has none."""
+    wanted = problem.prompt
+    if isinstance(wanted, Infill):
+        ids, before, after = text.infill(wanted), wanted.prefix, wanted.suffix
+    else:
+        ids, before, after = text.encode(wanted), wanted, ""
+    return TokenPrompt(problem.id, tuple(ids), text.ends(ids), before, after)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from conf import UserError
 from infer.api import load
+from infer.benchmarks.prompts import load_prompts
 from infer.config import DecodeConfig, DraftConfig
 from infer.draft import Draft, check_draft, load_draft
 from infer.drawing import Drawing
@@ -15,7 +16,6 @@ from infer.loop import Drafters, Limits
 from infer.measure import Decoder, loop_decoder
 from infer.methods import Methods
 from infer.pick import Sampling
-from infer.prompts import load_prompts
 from infer.runner import Runner
 from infer.study.config import StudyConfig
 from infer.study.fate import Fate
@@ -40,7 +40,7 @@ class Bench:
     def __init__(self, config: StudyConfig) -> None:
         self.config, self.model = config, load(config.model, config.dtype, draft=config.draft)
         self.prompts = {
-            name: load_prompts(name, prompt_set, self.model.text, seed=config.seed)
+            name: [one.ids for one in load_prompts(name, prompt_set, self.model.text, seed=config.seed)]
             for name, prompt_set in config.prompts.items()
         }
         self._longest = max(map(len, self.all_prompts))
@@ -52,7 +52,7 @@ class Bench:
             )
 
     @property
-    def all_prompts(self) -> list[list[int]]:
+    def all_prompts(self) -> list[tuple[int, ...]]:
         """Of all sets."""
         return list(chain.from_iterable(self.prompts.values()))
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from infer.config import DTYPES, DraftConfig, PromptSetConfig
+from infer.benchmarks.config import PromptSetConfig
+from infer.config import DTYPES, DraftConfig
 
 PARTS = ("methods", "sampling", "time", "recurrence", "ablation", "merging", "ranks")
 

@@ -1,0 +1,152 @@
+"""Benchmarks of code: rows to problems whose answers are judged.
+
+What the model is given and where its answer ends move the score (SDSAT §3.3): the rules say both.
+"""
+
+from collections.abc import Sequence
+
+from conf import UserError
+from infer.benchmarks.config import SourceConfig
+from infer.benchmarks.problem import Problem
+from infer.benchmarks.rows import Row
+from infer.config import Infill
+
+HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, §2.2
+MBPP_TEST = range(11, 511)  # ids of the test split
+MBPP_SHOTS = (2, 3, 4)  # Austin et al. 2021, §4
+DONE = "[DONE]"
+ZERO_SHOT_STOP = (DONE, "\nassert", "\nprint", '\n"""', "\n```")
+ALIASES = {"py": "python", "go_test.go": "go"}  # names of other files for the same languages
+
+HUMANEVAL_RULES = (
+    "HumanEval (Chen et al. 2021): the model is given the problem's prompt as it stands, its last newline "
+    "included, without instructions or examples. The answer ends before the first of \\nclass, \\ndef, \\n#, "
+    "\\nif and \\nprint, at the end of the text, or at the limit of new tokens. Prompt and answer are executed "
+    "with the benchmark's tests."
+)
+MBPP_RULES = (
+    "MBPP (Austin et al. 2021), test split (ids 11 to 510; 257 problems of the sanitized file): 'You are an "
+    "expert Python programmer, and here is your task: ... Your code should pass these tests:', the three "
+    "tests, [BEGIN]; before it tasks 2, 3 and 4 with their solutions and [DONE] (shots=3; the SDSAT paper "
+    "reports zero-shot results: shots=0). The answer ends before [DONE]; with shots=0 also before \\nassert, "
+    '\\nprint, \\n""" and \\n```. The answer alone is executed with the tests.'
+)
+MULTIPL_E_RULES = (
+    "MultiPL-E (Cassano et al. 2022), HumanEval in other languages: the model is given the prompt as it "
+    "stands, its last newline included. The answer ends before the first of the problem's own stop tokens; of "
+    "Python, which has none, those of HumanEval. Prompt, answer, a newline and the problem's tests, which "
+    "close open blocks, are executed."
+)
+INFILLING_RULES = (
+    "Single-line infilling (Bavarian et al. 2022; Allal et al. 2023): one line of a solution is missing; the "
+    "model is given what stands before and after it, suffix first (order=spm, as in SDSAT §3.3.3) or prefix "
+    "first (order=psm). The answer ends at EOT or at the limit of new tokens, not at a newline. It is exact "
+    "when it equals the missing line but for white space at either end, as in MultiPL-E's own "
+    "evaluation; nothing is executed."
+)
+
+
+def language_named(name: str) -> str:
+    """The name of a language that is used here."""
+    return ALIASES.get(name, name)
+
+
+def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+    """Fields task_id, prompt, entry_point, canonical_solution, test."""
+    return [
+        Problem(
+            id=row.text("task_id"),
+            prompt=row.text("prompt"),
+            stop=HUMANEVAL_STOP,
+            answer=row.text("canonical_solution"),
+            language="python",
+            tests=f"{row.text('test')}\ncheck({row.text('entry_point')})\n",
+            known=_unsolved(row.text("prompt")),
+        )
+        for row in rows
+    ]
+
+
+def _unsolved(prompt: str) -> str:
+    """A prompt of Python as a whole program: its imports and helpers, the function itself without a body."""
+    return f"{prompt}    pass\n"
+
+
+def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+    """Fields task_id, code, test_list, and prompt, test_imports (sanitized) or text, test_setup_code."""
+    shots = 3 if config.shots is None else config.shots
+    by_id = {row.whole("task_id"): row for row in rows}
+    wanted = MBPP_SHOTS[:shots]
+    if missing := [id for id in wanted if rows and id not in by_id]:
+        raise UserError(
+            f"{rows[0].file}: wanted task {missing[0]}, which is shown as an example, found none: give shots=0"
+        )
+    examples = "".join(f"{_task(by_id[id])}{_solution(by_id[id])}\n{DONE}\n\n" for id in wanted)
+    return [
+        _mbpp(row, examples, (DONE,) if shots else ZERO_SHOT_STOP)
+        for id, row in by_id.items()
+        if id in MBPP_TEST
+    ]
+
+
+def _mbpp(row: Row, examples: str, stop: tuple[str, ...]) -> Problem:
+    setup = row.values.get("test_setup_code") or ""
+    imports = "\n".join(row.texts("test_imports")) if "test_imports" in row.values else ""
+    return Problem(
+        id=f"MBPP/{row.whole('task_id')}",
+        prompt=examples + _task(row),
+        stop=stop,
+        answer=_solution(row),
+        language="python",
+        head="",
+        tests="\n".join(filter(None, (imports, setup, *row.texts("test_list")))) + "\n",
+    )
+
+
+def _task(row: Row) -> str:
+    tests = "\n".join(row.texts("test_list"))
+    return (
+        f"You are an expert Python programmer, and here is your task: {row.text('prompt', 'text')} "
+        f"Your code should pass these tests:\n\n{tests}\n[BEGIN]\n"
+    )
+
+
+def _solution(row: Row) -> str:
+    return row.text("code").replace("\r\n", "\n")
+
+
+def multipl_e(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+    """Fields name, language, prompt, tests, stop_tokens; the language may be that of the file's name,
+    humaneval-LANG, and Python's own problems have no stop tokens.
+    """
+    return [_multipl_e(row) for row in rows]
+
+
+def _multipl_e(row: Row) -> Problem:
+    language = language_named(row.values.get("language") or row.source.rpartition("-")[2])
+    python = language == "python"
+    stop = row.texts("stop_tokens") if row.values.get("stop_tokens") or not python else HUMANEVAL_STOP
+    prompt = row.text("prompt")
+    return Problem(
+        id=row.text("name", "task_id"),
+        prompt=prompt,
+        stop=tuple(stop),
+        answer=row.values.get("canonical_solution"),
+        language=language,
+        tests=row.text("tests", "test"),
+        known=_unsolved(prompt) if python else "",
+    )
+
+
+def infilling(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+    """Fields prompt, suffix, canonical_solution, task_id or name, and language where it is not Python."""
+    order = config.order or "spm"
+    return [
+        Problem(
+            id=row.text("task_id", "name"),
+            prompt=Infill(row.text("prompt"), row.text("suffix"), order),
+            answer=row.text("canonical_solution"),
+            language=language_named(row.values.get("language") or "python"),
+        )
+        for row in rows
+    ]

