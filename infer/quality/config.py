@@ -22,7 +22,7 @@ class QualityConfig:
     out: str
     benchmarks: dict[str, BenchmarkConfig]
     tracker: TrackerConfig
-    sandbox: SandboxConfig
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     base: str | None = None  # the model before it was tuned, with the same token ids
     decoders: list[str] = field(default_factory=lambda: list(DECODERS))  # of the model; the base: plain
     samples: int = 0  # sampled answers to every problem that is executed, beside the likeliest one

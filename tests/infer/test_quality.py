@@ -41,7 +41,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name in ("same", "itself", "one")
     ]
     holes = [
-        {"task_id": f"hole/{n}", "prompt": f"a = {n}\n", "suffix": "print(a)\n", "canonical_solution": "a += 1\n"}
+        {
+            "task_id": f"hole/{n}",
+            "prompt": f"a = {n}\n",
+            "suffix": "print(a)\n",
+            "canonical_solution": "a += 1\n",
+        }
         for n in range(4)
     ]
     found = {}
@@ -52,16 +57,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def run(files: dict[str, Path], model_dir: Path, base_dir: Path, tmp_path: Path) -> Callable[..., QualityConfig]:
+def run(
+    files: dict[str, Path], model_dir: Path, base_dir: Path, tmp_path: Path
+) -> Callable[..., QualityConfig]:
     """Settings of a small run."""
 
-    def made(*overrides: str) -> QualityConfig:
+    def made(*overrides: str, names: tuple[str, ...] = ("humaneval", "infilling")) -> QualityConfig:
         given = [
             f"model={model_dir}",
             f"base={base_dir}",
             f"out={tmp_path / 'out'}",
-            "benchmarks=humaneval,infilling",
-            *(f"benchmarks.{name}.path={path}" for name, path in files.items()),
+            f"benchmarks={','.join(names)}",
+            *(f"benchmarks.{name}.path={files[name]}" for name in names),
             "dtype=float32",
             "max_new_tokens=24",
             "batch=3",
@@ -104,7 +111,7 @@ def test_models_are_compared_and_decoding_is_lossless(
     quality.main(config)
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(UserError, match="max_new_tokens=24, now asked for with max_new_tokens=8"):
-        quality.main(run("max_new_tokens=8"))
+        quality.main(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
@@ -123,18 +130,21 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
 
         return counted
 
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(quality, "answer", killed(after=4))
     with pytest.raises(KeyboardInterrupt):
         quality.main(broken)
     monkeypatch.setattr(quality, "answer", killed(after=100))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(quality, "judge", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(quality, "judge", interrupted)
         quality.main(broken)
     partial = read(tmp_path / "out" / ".quality.partial")
     assert partial["units"] == {"all": 9, "done": 0} and len(asked) == len(set(asked)) == 9
     quality.main(broken)
     assert len(asked) == 9
-    for name in ("rows", "same", "differences", "samples", "units"):
+    for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
 
 
@@ -148,7 +158,7 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
         return found
 
     monkeypatch.setattr(quality, "answer", lossy)
-    config = run("benchmarks=infilling", "~benchmarks.humaneval")
+    config = run(names=("infilling",))
     with pytest.raises(UserError, match="float32 answers: wanted all identical .* infilling python"):
         quality.main(config)
     assert done(config)["same"][0]["identical"] == 2
@@ -179,7 +189,7 @@ def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
 def test_a_prompt_beyond_the_context_is_answered_by_nothing(
     run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = run("max_new_tokens=480", "decoders=[plain]", "base=null", "benchmarks=humaneval")
+    config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
     quality.main(config)
     (row,) = done(config)["rows"]
     assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
@@ -206,7 +216,7 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
     told = {"benchmark": "humaneval", "language": "python", "reason": "no python on this machine"}
     assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executes
     with pytest.raises(UserError, match=r"found none \(humaneval python: no python on this machine\)"):
-        find_work(run("benchmarks=humaneval", "~benchmarks.infilling"))
+        find_work(run(names=("humaneval",)))
 
 
 def test_a_base_with_another_tokenizer_is_refused(
