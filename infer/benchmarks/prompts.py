@@ -42,7 +42,11 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
     groups = dict[tuple[str, str], list[Problem]]()
     for problem in problems:
         groups.setdefault((problem.category, problem.language), []).append(problem)
-    prompts = list(islice(_in_turn(_fitting(group, config, text) for group in groups.values()), config.count))
+    try:
+        fitting = _in_turn(_fitting(group, config, text) for group in groups.values())
+        prompts = list(islice(fitting, config.count))
+    except UserError as error:
+        raise UserError(f"prompts.{name}: {error}") from error
     if config.count and len(prompts) < config.count:
         raise UserError(
             f"prompts.{name}.count: wanted {config.count} prompts, found {len(prompts)} that fit"
@@ -80,10 +84,16 @@ def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
-    """A problem as it is given to a model. Raises UserError for an infilling of a model that has none."""
+    """A problem as it is given to a model; its language is told in the id where it is not Python.
+
+    Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
+    """
     wanted = problem.prompt
     if isinstance(wanted, Infill):
         ids, before, after = text.infill(wanted), wanted.prefix, wanted.suffix
     else:
         ids, before, after = text.encode(wanted), wanted, ""
-    return TokenPrompt(problem.id, tuple(ids), text.ends(ids), before, after)
+    if not ids:
+        raise UserError(f"{problem.id}: wanted a prompt of at least one token, found none")
+    id = problem.id if problem.language in ("", "python") else f"{problem.language}/{problem.id}"
+    return TokenPrompt(id, tuple(ids), text.ends(ids), before, after)

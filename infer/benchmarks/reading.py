@@ -31,18 +31,26 @@ def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Pro
     if config.languages:
         problems = _of_languages(setting, problems, config.languages)
     if not problems:
-        raise UserError(f"{setting}.path={config.path}: wanted at least one problem, found none")
+        raise UserError(f"{setting}: wanted at least one problem, found none in {config.path or 'its dataset'}")
     count = config.count if isinstance(config, BenchmarkConfig) else None
     return _numbered(problems if count is None else _drawn(problems, count, seed))
 
 
 def kind_of(name: str, config: SourceConfig) -> str:
-    """What a set is of: as it says, or as it is called; else a set of prompts is JSONL."""
+    """What a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
+
+    Raises UserError for one that says nothing.
+    """
     if config.kind or name in config.kinds:
         return config.kind or name
-    if "jsonl" in config.kinds:
-        return "jsonl"
-    raise UserError(f"{config.group}.{name}.kind: wanted one of {', '.join(config.kinds)}, found none")
+    setting, known = f"{config.group}.{name}", ", ".join(config.kinds)
+    if "jsonl" not in config.kinds:
+        raise UserError(f"{setting}.kind: wanted one of {known}, found none")
+    if config.path is None:
+        raise UserError(
+            f"{setting}: wanted {setting}.path=FILE, or {setting}.kind one of {known}, found neither"
+        )
+    return "jsonl"
 
 
 def _check_settings(setting: str, kind: str, config: SourceConfig) -> None:

@@ -1,12 +1,17 @@
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
-from conf import UserError, settings
+import conf
+from conf import UserError, run, settings
 from data_prep.config import DataPrepConfig
+from infer.benchmarks.config import KINDS, BenchmarkConfig, PromptSetConfig, SourceConfig
 from infer.config import DraftConfig, InferConfig, SpeedConfig
 from train.config import TrainConfig
 
@@ -22,6 +27,67 @@ def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
 def test_a_path_within_a_named_prompt_set_is_text() -> None:
     found = settings("speed", SpeedConfig, ["model=m", "out=o", "prompts.humaneval.path=a b/(c).jsonl"])
     assert found.prompts["humaneval"].path == "a b/(c).jsonl"
+
+
+def prompts(*overrides: str) -> dict[str, PromptSetConfig]:
+    return settings("speed", SpeedConfig, ["model=m", "out=o", *overrides]).prompts
+
+
+@pytest.mark.parametrize(
+    "value", ["humaneval,mbpp", "[humaneval,mbpp]", "humaneval, mbpp", "[humaneval, mbpp]"]
+)
+def test_several_choices_of_a_group_are_a_list_with_or_without_brackets(value: str) -> None:
+    found = prompts(f"prompts={value}", "prompts.mbpp.count=3")
+    assert {name: (one.kind, one.count) for name, one in found.items()} == {
+        "humaneval": ("humaneval", 20),
+        "mbpp": ("mbpp", 3),
+    }
+
+
+def test_a_set_by_a_name_of_its_own_comes_beside_the_others_or_instead() -> None:
+    """`prompts.mine.path=FILE` was an unknown setting, unless a YAML had `mine`."""
+    mine = PromptSetConfig(path="a b/(c).jsonl", key="content")
+    own = ["prompts.mine.path=a b/(c).jsonl", "prompts.mine.key=content"]
+    assert prompts(*own) == {**prompts(), "mine": mine}
+    assert prompts("prompts=", *own) == prompts("~prompts.humaneval", *own) == {"mine": mine}
+    assert prompts("prompts=gsm8k", "prompts.gsm8k.count=null")["gsm8k"].count is None
+    assert prompts("prompts.infilling.path=f")["infilling"] == PromptSetConfig(path="f")
+    assert prompts("prompts.multipl_e.languages=cpp,java")["multipl_e"].languages == ["cpp", "java"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("prompts=humanevil,mbpp", "prompts: wanted some of alpaca, gsm8k, humaneval, infilling, "),
+        ("prompts=humanevil", "xsum, found humanevil"),
+        ("prompts.mine.cont=3", "unknown setting 'prompts.mine.cont': did you mean 'prompts.mine.count'?"),
+        ("prompts.humaneval.pth=3", "did you mean 'prompts.humaneval.path'?"),
+        ("prompts.mine.count=x", "setting 'prompts.mine.count': Value 'x' of type 'str' could not be"),
+        ("prompts.mine.kind=zip", "prompts.kind: wanted one of humaneval, mbpp, "),
+    ],
+)
+def test_a_mistaken_set_of_prompts_is_named_in_one_sentence(override: str, message: str) -> None:
+    with pytest.raises(UserError) as told:
+        prompts(override)
+    assert message in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("folder", ["speed/prompts", "study/prompts", "quality/benchmarks"])
+def test_every_choice_is_a_set_of_its_own_name(folder: str) -> None:
+    group = Path(conf.__file__).parent / folder
+    kinds: dict[str, type[SourceConfig]] = {"prompts": PromptSetConfig, "benchmarks": BenchmarkConfig}
+    for path in group.glob("*.yaml"):
+        chosen = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(chosen, dict) and list(chosen) == [path.stem]
+        assert kinds[group.name](**chosen[path.stem]).kind in KINDS
+    assert {path.stem for path in group.glob("*.yaml")} >= {"humaneval", "mbpp", "multipl_e", "infilling"}
+
+
+def test_help_lists_the_choices_of_every_group(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["infer.speed", "--help"])
+    run("speed", SpeedConfig, lambda config: None)
+    told = capsys.readouterr().out
+    assert "\n  experiment=demo\n" in told and "\n  prompts=alpaca,gsm8k,humaneval,infilling," in told
 
 
 def drafting(*overrides: str) -> DraftConfig:
@@ -100,10 +166,10 @@ def test_a_missing_setting_is_named() -> None:
     "entry", ["data_prep", "data_prep.inspect", "train", "train.export", "infer", "infer.speed"]
 )
 def test_a_mistake_is_one_line_and_exit_code_2(entry: str) -> None:
-    run = subprocess.run([sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: unknown setting 'nonsense'")
-    assert run.stderr.count("\n") == 1
+    ended = subprocess.run([sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: unknown setting 'nonsense'")
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

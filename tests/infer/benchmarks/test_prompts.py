@@ -1,18 +1,17 @@
+"""Which prompts are taken, and what they are told to end at."""
+
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conf import UserError
 from infer.benchmarks.config import PromptSetConfig
-from infer.benchmarks.prompts import load_prompts
+from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.text import Text
-
-
-@pytest.fixture
-def text(data_folder: Path) -> Text:
-    return Text(Tokenizer.from_file(str(data_folder / "tokenizer" / "tokenizer.json")))
 
 
 def test_the_seed_alone_chooses(data_folder: Path, text: Text) -> None:
@@ -39,3 +38,81 @@ def test_wrong_prompt_files_are_named(tmp_path: Path, text: Text) -> None:
     path.write_text('{"prompt": "x"}\n')
     with pytest.raises(UserError, match="wanted 10 prompts, found 1 that fit"):
         load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
+
+
+def questions(path: Path, **counts: int) -> str:
+    rows = [
+        {"question_id": number, "category": category, "turns": [f"{category} " * (number % 7 + 1)]}
+        for category, count in counts.items()
+        for number in range(1000 * len(category), 1000 * len(category) + count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def categories(prompts: list[TokenPrompt]) -> Counter[str]:
+    return Counter(prompt.before.split()[0] for prompt in prompts)
+
+
+@given(seed=st.integers(0, 99), count=st.integers(1, 22), limit=st.sampled_from([None, 20, 40]))
+def test_categories_are_taken_in_turn_while_they_last(
+    tmp_path_factory: pytest.TempPathFactory, text: Text, seed: int, count: int, limit: int | None
+) -> None:
+    path = questions(tmp_path_factory.mktemp("q") / "q.jsonl", qa=3, rag=9, summing=10)
+
+    def load(count: int | None) -> list[TokenPrompt]:
+        return load_prompts(
+            "q", PromptSetConfig("spec_bench", path, count=count, max_tokens=limit), text, seed=seed
+        )
+
+    fitting = load(None)
+    assert all(limit is None or len(prompt.ids) <= limit for prompt in fitting)
+    if count > len(fitting):
+        with pytest.raises(
+            UserError, match=rf"prompts\.q\.count: wanted {count} prompts, found {len(fitting)} that"
+        ):
+            load(count)
+        return
+    taken = load(count)
+    assert taken == fitting[:count]
+    of = categories(taken)
+    assert all(
+        of[name] in (max(of.values()), max(of.values()) - 1, all_) for name, all_ in categories(fitting).items()
+    )
+
+
+def test_an_infilling_ends_at_eot_and_tells_what_stands_around_it(tmp_path: Path, infilling_text: Text) -> None:
+    row = {
+        "task_id": "a",
+        "prompt": "def f():\n",
+        "suffix": "    return x\n",
+        "canonical_solution": "    x = 1\n",
+    }
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join([json.dumps(row), json.dumps(row | {"language": "js"})]))
+    config = PromptSetConfig(path=str(path), count=None)
+    found = load_prompts("infilling", config, infilling_text, seed=0)
+    assert sorted(prompt.id for prompt in found) == ["a", "js/a"]
+    for prompt in found:
+        assert (prompt.before, prompt.after) == ("def f():\n", "    return x\n")
+        assert len(prompt.ends) == 1 and prompt.ends.isdisjoint(prompt.ids)
+
+
+def test_a_model_without_infilling_is_told_of(tmp_path: Path, text: Text) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
+    with pytest.raises(UserError, match=r"prompts\.infilling: infill: wanted a model trained for infilling"):
+        load_prompts("infilling", PromptSetConfig(path=str(path)), text, seed=0)
+
+
+def test_no_prompts_left_after_length_filters(data_folder: Path, text: Text) -> None:
+    config = PromptSetConfig(path=str(data_folder / "held_out.jsonl"), key="content", count=None, max_tokens=1)
+    with pytest.raises(
+        UserError, match="prompts.mine: wanted at least one prompt that fits max_tokens=1, found none"
+    ):
+        load_prompts("mine", config, text, seed=0)
+    with pytest.raises(
+        UserError, match="prompts.mine.count: wanted 5 prompts, found 0 that fit max_tokens=1 of"
+    ):
+        config.count = 5
+        load_prompts("mine", config, text, seed=0)

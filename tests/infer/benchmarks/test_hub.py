@@ -1,0 +1,91 @@
+"""Datasets by the library that reads the hub's: of a folder laid out as the hub's are, and out of reach."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf import UserError
+from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
+from infer.benchmarks.hub import Dataset
+from infer.benchmarks.kinds import KINDS
+from infer.benchmarks.reading import read_problems
+from tests.infer.benchmarks.test_kinds import CPP, task
+
+CARD = """---
+configs:
+- config_name: {0}
+  data_files:
+  - {{split: prompt, path: prompt.parquet}}
+  - {{split: test, path: test.parquet}}
+---
+"""
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network, and nothing written to the user's home."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def laid_out(folder: Path, configuration: str, **splits: list[dict]) -> str:
+    folder.mkdir()
+    (folder / "README.md").write_text(CARD.format(configuration))
+    for split, rows in splits.items():
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return str(folder)
+
+
+def test_a_dataset_is_read_by_configuration_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"prompt": [task(id) for id in (2, 3, 4)], "test": [task(id) for id in (11, 12)]}
+    name = laid_out(tmp_path / "mbpp", "sanitized", **rows)
+    here = replace(KINDS["mbpp"], datasets=lambda _: [Dataset(name, "sanitized", ("prompt", "test"))])
+    monkeypatch.setitem(KINDS, "mbpp", here)
+    found = read_problems("mbpp", BenchmarkConfig())
+    assert [one.id for one in found] == ["MBPP/11", "MBPP/12"]
+    assert "Task 4." in str(found[0].prompt)
+
+
+def test_a_row_of_a_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = laid_out(tmp_path / "e", "humaneval-cpp", prompt=[CPP], test=[CPP, CPP | {"prompt": None}])
+    here = replace(KINDS["multipl_e"], datasets=lambda _: [Dataset(name, "humaneval-cpp")])
+    monkeypatch.setitem(KINDS, "multipl_e", here)
+    with pytest.raises(UserError, match="humaneval-cpp, row 2: wanted JSON with a text 'prompt'"):
+        read_problems("multipl_e", BenchmarkConfig())
+
+
+def test_the_languages_asked_for_are_those_loaded() -> None:
+    of = KINDS["multipl_e"].datasets
+    assert of
+    assert [one.configuration for one in of(["rs"])] == ["humaneval-rs"]
+    paper = [f"humaneval-{language}" for language in ("cpp", "java", "php", "ts", "cs", "sh")]
+    assert [one.configuration for one in of([])] == paper
+
+
+@pytest.mark.parametrize("name", ["infilling", "multipl_e", "mbpp", "gsm8k", "alpaca"])
+def test_a_dataset_out_of_reach_is_one_sentence_that_asks_for_a_file(name: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"prompts\.{name}\.path: .* from the hub.*prompts\.{name}\.path=FILE$"
+    ) as told:
+        read_problems(name, PromptSetConfig())
+    assert "\n" not in str(told.value)
+
+
+def test_a_line_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library tries again and again, each time with a long timeout."""
+    over = threading.Event()
+    monkeypatch.setattr("infer.benchmarks.hub._load", lambda dataset: over.wait(60))
+    monkeypatch.setattr("infer.benchmarks.hub.PATIENCE", 0.1)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"gsm8k from the hub, found TimeoutError: no answer in 0\.1 s: give"):
+        read_problems("gsm8k", PromptSetConfig())
+    over.set()
+    assert time.monotonic() - began < 10

@@ -1,0 +1,310 @@
+"""Rows of every kind to problems, and what is told of rows and files that are not what was wanted."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf import UserError
+from infer.benchmarks.code import HUMANEVAL_STOP, ZERO_SHOT_STOP
+from infer.benchmarks.config import KINDS, BenchmarkConfig, PromptSetConfig
+from infer.benchmarks.kinds import KINDS as FOUND
+from infer.benchmarks.kinds import rules
+from infer.benchmarks.problem import Problem
+from infer.benchmarks.reading import read_problems
+from infer.config import Infill
+
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def f(x):\n    """One more."""\n',
+    "entry_point": "f",
+    "canonical_solution": "    return x + 1\n",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+}
+LINE = {
+    "task_id": "L0",
+    "prompt": "def f():\n",
+    "suffix": "    return x\n",
+    "canonical_solution": "    x = 1\n",
+}
+CPP = {
+    "name": "HumanEval_0_f",
+    "language": "cpp",
+    "prompt": "long f(long x) {\n",
+    "tests": "}\nint main() { assert(f(1) == 2); }\n",
+    "stop_tokens": ["\n}"],
+}
+
+
+def task(id: int, **fields: Any) -> dict[str, Any]:
+    code, tests = f"def f{id}(x):\r\n  return x", [f"assert f{id}(1) == 1", f"assert f{id}(2) == 2"]
+    return {
+        "task_id": id,
+        "prompt": f"Task {id}.",
+        "code": code,
+        "test_imports": [],
+        "test_list": tests,
+    } | fields
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def judged(name: str, path: str, **settings: Any) -> list[Problem]:
+    return read_problems(name, BenchmarkConfig(path=path, **settings))
+
+
+def asked(name: str, path: str | None, **settings: Any) -> list[Problem]:
+    return read_problems(name, PromptSetConfig(path=path, **settings))
+
+
+def passes(problem: Problem, completion: str) -> bool:
+    """Run here: the answers are this file's own."""
+    program = problem.program(completion)
+    assert program is not None
+    exec(program.known, {})  # it stands by itself
+    names: dict[str, Any] = {}
+    try:
+        exec(program.source + program.tests, names)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_humaneval(tmp_path: Path) -> None:
+    (problem,) = judged("humaneval", lines(tmp_path / "a.jsonl", HUMANEVAL))
+    assert (problem.id, problem.prompt, problem.language) == ("HumanEval/0", HUMANEVAL["prompt"], "python")
+    assert problem.stop == HUMANEVAL_STOP
+    assert passes(problem, problem.answer or "") and not passes(problem, "    return x\n")
+    assert passes(problem, "    return x + 1\n\nprint(f('no number'))")
+
+
+def test_infilling_in_both_orders(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", LINE, LINE | {"language": "java"}, LINE | {"language": "java"})
+    first, second, third = judged("infilling", path)
+    assert first.prompt == Infill("def f():\n", "    return x\n", "spm")
+    assert first.matches("x = 1") and not first.stop and first.program("x = 1") is None
+    assert [first.language, second.language] == ["python", "java"]
+    assert [second.id, third.id] == ["L0", "L0#2"]
+    assert judged("psm", path, kind="infilling", order="psm")[0].prompt == Infill(
+        "def f():\n", "    return x\n", "psm"
+    )
+    assert judged("infilling", path, languages=["java"]) == [second, third]
+
+
+def test_multipl_e_of_a_folder(tmp_path: Path) -> None:
+    lines(tmp_path / "humaneval-cpp.jsonl", CPP)
+    lines(tmp_path / "humaneval-go.jsonl", CPP | {"language": "go_test.go"})
+    python = {
+        "task_id": "Python/0",
+        "prompt": HUMANEVAL["prompt"],
+        "test": "assert f(1) == 2",
+        "stop_tokens": [],
+    }
+    lines(tmp_path / "humaneval-python.jsonl", python)
+    (tmp_path / "LICENSE").write_text("MIT")
+    cpp, go, own = judged("multipl_e", str(tmp_path))
+    assert [one.language for one in (cpp, go, own)] == ["cpp", "go", "python"]
+    assert cpp.stop == ("\n}",) and own.stop == HUMANEVAL_STOP
+    assert passes(own, "    return x + 1\n") and not passes(own, "    return x\n")
+    assert judged("multipl_e", str(tmp_path), languages=["py", "cpp"]) == [cpp, own]
+
+
+@pytest.mark.parametrize("shape", ["list", "lines", "gz", "parquet"])
+def test_mbpp_shows_three_solved_tasks_and_asks_those_of_the_test_split(tmp_path: Path, shape: str) -> None:
+    rows = [task(id) for id in (2, 3, 4, 10, 11, 510, 511)]
+    path = tmp_path / f"mbpp.{ {'list': 'json', 'lines': 'jsonl', 'gz': 'jsonl.gz'}.get(shape, shape) }"
+    text = json.dumps(rows) if shape == "list" else "\n".join(map(json.dumps, rows))
+    if shape == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_bytes(gzip.compress(text.encode()) if shape == "gz" else text.encode())
+    first, last = judged("mbpp", str(path))
+    assert [first.id, last.id] == ["MBPP/11", "MBPP/510"]
+    shown = "Your code should pass these tests:\n\nassert f4(1) == 1\nassert f4(2) == 2\n[BEGIN]\ndef f4(x):\n"
+    assert isinstance(first.prompt, str) and shown + "  return x\n[DONE]\n\nYou are" in first.prompt
+    assert first.prompt.count("[DONE]") == 3 and first.prompt.endswith("assert f11(2) == 2\n[BEGIN]\n")
+    assert passes(first, "def f11(x):\n  return x\n[DONE]\nno Python") and not passes(first, "def f11(x): pass")
+    (alone, _) = judged("mbpp", str(path), shots=0)
+    assert "[DONE]" not in str(alone.prompt) and alone.stop == ZERO_SHOT_STOP
+    assert passes(alone, "def f11(x):\n  return x\nassert f11(1) == 7")
+
+
+def test_mbpp_of_both_files_has_what_its_tests_need(tmp_path: Path) -> None:
+    sanitized = task(11, test_imports=["import math"], test_list=["assert math.isnan(f11(math.nan))"])
+    whole = {"text": "Task.", "test_setup_code": "one = 1", "test_list": ["assert f12(one) == 1"]}
+    rows = [sanitized, {**task(12), **whole}]
+    del rows[1]["prompt"], rows[1]["test_imports"]
+    assert all(
+        passes(one, one.answer or "") for one in judged("mbpp", lines(tmp_path / "a.jsonl", *rows), shots=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "prompt", "category"),
+    [
+        ("gsm8k", {"question": "1 + 1?"}, "Question: 1 + 1?\nAnswer:", ""),
+        ("spec_bench", {"question_id": 1, "category": "qa", "turns": ["Who?", "And?"]}, "Who?", "qa"),
+        ("spec_bench", {"question_id": 1, "category": "stem", "turns": ["Why?"]}, "Why?", "mt_bench"),
+        ("xsum", {"document": "Long."}, "Article: Long.\nSummary:", ""),
+        ("wmt14", {"translation": {"de": "Ja", "en": "Yes"}}, "English: Yes\nGerman:", ""),
+        ("wmt14", {"en": "Yes"}, "English: Yes\nGerman:", ""),
+        ("jsonl", {"prompt": "a\nb\nc\nd\n"}, "a\nb\nc\nd\n", ""),
+    ],
+)
+def test_prompts_without_tests(
+    tmp_path: Path, kind: str, row: dict[str, Any], prompt: str, category: str
+) -> None:
+    (problem,) = asked("mine", lines(tmp_path / "a.jsonl", row), kind=kind)
+    assert (problem.prompt, problem.category, problem.program("x")) == (prompt, category, None)
+
+
+def test_alpaca_with_and_without_an_input(tmp_path: Path) -> None:
+    seed = {"instruction": "Sum up.", "instances": [{"input": "A text.", "output": "."}]}
+    path = lines(tmp_path / "a.jsonl", seed, {"instruction": "Say {so}.", "input": ""})
+    with_input, without = (str(one.prompt) for one in asked("alpaca", path))
+    assert with_input.endswith("### Instruction:\nSum up.\n\n### Input:\nA text.\n\n### Response:")
+    assert without.endswith("### Instruction:\nSay {so}.\n\n### Response:") and "further context" not in without
+
+
+def test_a_share_of_any_text(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"content": "a\nb\nc\nd\n"}, {"content": "one"})
+    found = asked("mine", path, key="content", share=0.5)
+    assert [one.prompt for one in found] == ["a\nb\n", "one"]
+    assert [one.id for one in found] == ["a/1", "a/2"]
+
+
+def test_every_kind_has_its_rules() -> None:
+    assert set(KINDS) == set(FOUND)
+    for kind in KINDS:
+        assert "\n" not in rules(kind) and rules(kind).endswith(".")
+
+
+def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
+    rows = [CPP | {"name": str(n), "language": language} for n in range(9) for language in ("cpp", "rs")]
+    path = lines(tmp_path / "a.jsonl", *rows)
+
+    def drawn(seed: int, count: int = 3) -> list[tuple[str, str]]:
+        found = read_problems("multipl_e", BenchmarkConfig(path=path, count=count), seed=seed)
+        return [(one.language, one.id) for one in found]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert [language for language, _ in drawn(0)].count("cpp") == 3 == len(drawn(0)) / 2
+    assert drawn(0) == sorted(drawn(0), key=lambda one: [(r["language"], r["name"]) for r in rows].index(one))
+    assert len(drawn(0, count=100)) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "humaneval",
+            "{}\n",
+            "a.jsonl, line 1: wanted JSON with a text 'task_id', found the fields of nothing",
+        ),
+        (
+            "humaneval",
+            '{"task_id": 3}\n',
+            "a.jsonl, line 1: wanted JSON with a text 'task_id', found task_id=3",
+        ),
+        ("humaneval", "[{}, 3]", "a.jsonl, entry 2: wanted a JSON object, found int"),
+        ("humaneval", "\n\n{\n", "a.jsonl, line 3: wanted JSON, found"),
+        ("humaneval", "[{", "a.jsonl: wanted a JSON list, found"),
+        ("humaneval", "", "benchmarks.humaneval: wanted at least one problem, found none in /"),
+        ("humaneval", b"\xff\xfe", "a.jsonl: wanted a readable file, found 'utf-8' codec"),
+        ("multipl_e", json.dumps(CPP | {"stop_tokens": [1]}), "a list of texts 'stop_tokens', found"),
+        ("mbpp", json.dumps(task(11)), "a.jsonl: wanted task 2, which is shown as an example, found none"),
+        ("mbpp", json.dumps(task("x")), "a whole number 'task_id', found task_id='x'"),  # type: ignore[arg-type]
+        (
+            "infilling",
+            json.dumps(LINE | {"suffix": None}),
+            "a text 'suffix', found the fields task_id, prompt,",
+        ),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message) as told:
+        judged(name, str(path))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:20])
+    with pytest.raises(UserError, match=f"{name}: wanted a readable file, found"):
+        judged("humaneval", str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "humaneval",
+            {"order": "psm"},
+            "prompts.humaneval.order: wanted it of kind infilling only, found kind",
+        ),
+        (
+            "humaneval",
+            {"shots": 0},
+            "prompts.humaneval.shots: wanted it of kind mbpp only, found kind humaneval",
+        ),
+        (
+            "humaneval",
+            {"key": "a"},
+            "prompts.humaneval.key: wanted it of kind jsonl only, found kind humaneval",
+        ),
+        ("mbpp", {"languages": ["py"]}, "prompts.mbpp.languages: wanted it of kind multipl_e, infilling only"),
+        ("gsm8k", {"share": 0.5}, "prompts.gsm8k.share: wanted it of kind jsonl only, found kind gsm8k"),
+        (
+            "humaneval",
+            {"path": "none.jsonl"},
+            "prompts.humaneval.path=none.jsonl: wanted a file .*found no such",
+        ),
+        ("humanevil", {}, "prompts.humanevil: wanted prompts.humanevil.path=FILE, or .*humaneval, mbpp"),
+        ("xsum", {}, "prompts.xsum.path: wanted a file, found none given: give it as prompts.xsum.path=FILE"),
+    ],
+)
+def test_settings_that_a_kind_does_not_have(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as told:
+        read_problems(name, PromptSetConfig(**settings))
+    assert "\n" not in str(told.value)
+
+
+def test_a_benchmark_of_no_kind_a_folder_without_files_and_a_language_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"benchmarks\.mine\.kind: wanted one of humaneval, mbpp, .*found none"):
+        judged("mine", "a.jsonl")
+    with pytest.raises(UserError, match=r"benchmarks\.multipl_e\.path=.*found a folder without them"):
+        judged("multipl_e", str(tmp_path))
+    path = lines(tmp_path / "a.jsonl", CPP)
+    with pytest.raises(UserError, match=r"multipl_e\.languages: wanted some of cpp, found cobol"):
+        judged("multipl_e", path, languages=["cobol", "cpp"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "zip"}, "prompts.kind: wanted one of humaneval, mbpp"),
+        ({"order": "left"}, "prompts.order: wanted spm or psm, found left"),
+        ({"shots": 4}, "prompts.shots: wanted 0 to 3, found 4"),
+        ({"languages": []}, "prompts.languages: wanted some, found none"),
+        ({"share": 0.0}, "prompts.share: wanted a share above 0"),
+        ({"count": 0}, "prompts.count: wanted at least 1, found 0"),
+        ({"max_tokens": 0}, "prompts.max_tokens: wanted at least 1, found 0"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PromptSetConfig(**settings)
+    if "kind" in settings or "count" in settings:
+        with pytest.raises(ValueError, match=message.replace("prompts", "benchmarks")):
+            BenchmarkConfig(**settings)
