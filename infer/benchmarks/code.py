@@ -61,15 +61,17 @@ def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
             answer=row.text("canonical_solution"),
             language="python",
             tests=f"{row.text('test')}\ncheck({row.text('entry_point')})\n",
-            known=_unsolved(row.text("prompt")),
+            known=_helpers(row.text("prompt")),
         )
         for row in rows
     ]
 
 
-def _unsolved(prompt: str) -> str:
-    """A prompt of Python as a whole program: its imports and helpers, the function itself without a body."""
-    return f"{prompt}    pass\n"
+def _helpers(prompt: str) -> str:
+    """What a prompt of Python defines before its last function, the one that is asked for: the tests would
+    call a stand-in of that name in place of the answer.
+    """
+    return f"\n{prompt}".rpartition("\ndef ")[0] + "\n"
 
 
 def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
@@ -134,7 +136,7 @@ def _multipl_e(row: Row) -> Problem:
         answer=row.values.get("canonical_solution"),
         language=language,
         tests=row.text("tests", "test"),
-        known=_unsolved(prompt) if python else "",
+        known=_helpers(prompt) if python else "",
     )
 
 

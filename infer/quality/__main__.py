@@ -22,6 +22,7 @@ from infer import crew
 from infer.api import Model, load
 from infer.crew import Members, Units
 from infer.draft import told_as
+from infer.hardware import hardware
 from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
@@ -29,7 +30,6 @@ from infer.quality.result import HEADER, RESULT, SCHEMA, read, result
 from infer.quality.tables import print_quality
 from infer.quality.verdicts import cases, judge
 from infer.quality.work import Work, find_work, whose
-from infer.hardware import hardware
 from infer.sandbox import Sandbox, open_sandbox
 
 
