@@ -47,6 +47,7 @@ class Score:
     values: dict[str, float]
     samples: int  # answers to each problem
     too_long: int  # problems whose prompt left no room for an answer
+    cut: int  # answers that the limit of new tokens ended
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -100,12 +101,14 @@ def _scores(way: Way, given: Sequence[Given], header: Mapping[str, Any]) -> Iter
     for one in given:
         by_problem.setdefault(one.answer["id"], []).append(one.passed)
     too_long = len({one.answer["id"] for one in given if one.answer["too_long"]})
+    limit = header["settings"]["max_new_tokens"]
+    cut = sum(len(one.answer["tokens"]) == limit for one in given)
     for k in header["settings"]["k"] if way.temperature else (1,):
         enough = {id: passed for id, passed in by_problem.items() if len(passed) >= k}
         if enough:
             metric = "exact match" if way.benchmark in header["exact"] else f"pass@{k}"
             values = dict(zip(enough, pass_at_k(list(enough.values()), k), strict=True))
-            yield Score(way, metric, values, max(map(len, enough.values())), too_long)
+            yield Score(way, metric, values, max(map(len, enough.values())), too_long, cut)
 
 
 def _row(score: Score, names: Mapping[str, str]) -> dict[str, Any]:
@@ -120,6 +123,7 @@ def _row(score: Score, names: Mapping[str, str]) -> dict[str, Any]:
         "problems": len(values),
         "samples": score.samples,
         "too_long": score.too_long,
+        "cut": score.cut,
     }
 
 

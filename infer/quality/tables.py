@@ -18,11 +18,11 @@ WIDEST = 7  # columns of figures in 80 characters
 def print_quality(quality: Mapping[str, Any]) -> None:
     """All scores; what was skipped or did not fit; whether SDSAT's answers are those of plain decoding."""
     console, machine, settings = Console(highlight=False), quality["hardware"], quality["settings"]
-    base = f", base {settings['base']}" if settings["base"] else ""
-    console.print(
-        f"model {settings['model']}{base}: {settings['dtype']} on {machine['gpu'] or machine['cpu']}, "
-        f"{machine['threads']} thread(s), {quality['date']}\n"
-    )
+    console.print(f"model {settings['model']}", soft_wrap=True)
+    if settings["base"]:
+        console.print(f"base  {settings['base']}", soft_wrap=True)
+    place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
+    console.print(f"{settings['dtype']} on {place}, {quality['date']}\n")
     for (metric, temperature), rows in _grouped(quality["rows"], _kind).items():
         gaps = [gap for gap in quality["differences"] if _kind(gap) == (metric, temperature)]
         same = [one for one in quality["same"] if one["temperature"] == temperature]
@@ -39,9 +39,15 @@ def notes(quality: Mapping[str, Any]) -> list[str]:
     """What a reader of the tables must know, in sentences."""
     told = [
         f"{_name(row)}: {row['too_long']} of {row['problems']} prompts leave no room for an answer in the "
-        f"context of {row['name']}; they count as failed."
+        f"context of {row['who']}; they count as failed."
         for row in quality["rows"]
         if row["too_long"] and row["decoder"] == "plain"
+    ]
+    told += [
+        f"{_name(row)}: {row['cut']} of {row['problems'] * row['samples']} answers of {_model(row)} ended at "
+        f"max_new_tokens={quality['settings']['max_new_tokens']}."
+        for row in quality["rows"]
+        if row["cut"] and row["decoder"] == "plain" and not row["temperature"]
     ]
     told += [f"Skipped: {_name(row)}, {row['reason']}." for row in quality["skipped"]]
     same, compared = (sum(row[name] for row in quality["same"]) for name in ("identical", "compared"))

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,26 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
         quality.main(config)
 
 
+def test_a_model_that_solves_what_its_base_does_not(
+    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole answers, with the text that stops them, all the way to the table; those of the base are wrong."""
+
+    def given(model: Any, batch: Any, config: Any) -> Any:
+        found = answer(model, batch, config)
+        for one, (problem, _) in zip(found, batch.asks, strict=True):
+            right = f"{problem.answer}{problem.stop[0] if problem.stop else ''}"
+            one["pieces"] = [["own", right if batch.who == "model" else "    return 2\n"]]
+        return found
+
+    monkeypatch.setattr(quality, "answer", given)
+    config = run()
+    quality.main(config)
+    values = {(row["benchmark"], row["who"], row["decoder"]): row["value"] for row in done(config)["rows"]}
+    assert all(value == (who == "model") for (_, who, _), value in values.items()) and len(values) == 6
+    assert [row["value"] for row in done(config)["differences"]] == [1, 1]
+
+
 def test_right_answers_pass_and_wrong_ones_do_not() -> None:
     """Two problems of HumanEval, by their own solutions; equal texts are judged once."""
     config = BenchmarkConfig(kind="humaneval", count=2)
@@ -217,6 +239,30 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
     assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executes
     with pytest.raises(UserError, match=r"found none \(humaneval python: no python on this machine\)"):
         find_work(run(names=("humaneval",)))
+
+
+def test_two_ranks_give_the_answers_of_one(
+    run: Callable[..., QualityConfig], files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Infilling by two processes of torchrun, each with whole models: every unit is made once."""
+    alone = run("decoders=[plain]", "batch=1", names=("infilling",))
+    quality.main(alone)
+    overrides = [f"{name}={getattr(alone, name)}" for name in ("model", "base", "dtype", "max_new_tokens")]
+    given = [*overrides, f"benchmarks.infilling.path={files['infilling']}", "decoders=[plain]", "batch=1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    asked = ["-m", "infer.quality", *given, "benchmarks=infilling", "tracker.mode=disabled"]
+    answered = subprocess.run(
+        [*command, *asked, f"out={tmp_path / 'two'}"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.count("exact match in %") == 1  # one rank prints
+    both = read(tmp_path / "two" / "quality")
+    for name in ("rows", "differences", "samples", "units"):
+        assert both[name] == done(alone)[name]
 
 
 def test_a_base_with_another_tokenizer_is_refused(

@@ -12,7 +12,13 @@ LANGUAGES = ("cpp", "java", "php", "ts", "cs", "sh", "js", "rs", "go")
 
 
 def header(**changes: Any) -> dict[str, Any]:
-    settings = {"model": "runs/7b/model", "base": "CodeLlama-7b-hf", "dtype": "bfloat16", "k": [1, 2]}
+    settings = {
+        "model": "runs/7b/model",
+        "base": "CodeLlama-7b-hf",
+        "dtype": "bfloat16",
+        "k": [1, 2],
+        "max_new_tokens": 8,
+    }
     machine = {"cpu": "a processor", "gpu": None, "threads": 1}
     made = {"names": {"model": "tuned", "base": "b"}, "exact": ["infilling"], "batches": 4, "shown": []}
     return {"settings": settings, "hardware": machine, "date": "2026-11-21", "skipped": [], **made, **changes}
@@ -61,6 +67,7 @@ def test_scores_differences_and_identical_answers() -> None:
         "problems": 2,
         "samples": 1,
         "too_long": 0,
+        "cut": 0,
     }
     (gap,) = found["differences"]
     assert gap["value"] == 0.5 and gap["interval"][0] < 0.5 < gap["interval"][1]
@@ -98,6 +105,13 @@ def test_a_prompt_that_does_not_fit_counts_as_failed_and_is_told() -> None:
     (row,) = found["rows"]
     assert (row["value"], row["problems"], row["too_long"]) == (0.5, 2, 1)
     assert notes(found)[0].startswith("humaneval python: 1 of 2 prompts leave no room")
+
+
+def test_answers_that_the_limit_cut_are_told() -> None:
+    one = unit(0, "model", [answer("a", "bad", [1] * 8), answer("b", "good", [1] * 7)])
+    found = result(header(), {"0": one, "v": verdicts(one)})
+    assert found["rows"][0]["cut"] == 1
+    assert notes(found) == ["humaneval python: 1 of 2 answers of model ended at max_new_tokens=8."]
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
