@@ -61,17 +61,16 @@ def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
             answer=row.text("canonical_solution"),
             language="python",
             tests=f"{row.text('test')}\ncheck({row.text('entry_point')})\n",
-            known=_helpers(row.text("prompt")),
+            known=_beside(row.text("prompt")),
         )
         for row in rows
     ]
 
 
-def _helpers(prompt: str) -> str:
-    """What a prompt of Python defines before its last function, the one that is asked for: the tests would
-    call a stand-in of that name in place of the answer.
-    """
-    return f"\n{prompt}".rpartition("\ndef ")[0] + "\n"
+def _beside(prompt: str) -> str:
+    """What a prompt of Python has beside the function that is asked for, its last: imports and helpers."""
+    start = f"\n{prompt}".rfind("\ndef ")
+    return prompt[: max(0, start)]
 
 
 def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
@@ -136,7 +135,7 @@ def _multipl_e(row: Row) -> Problem:
         answer=row.values.get("canonical_solution"),
         language=language,
         tests=row.text("tests", "test"),
-        known=_helpers(prompt) if python else "",
+        known=_beside(prompt) if python else "",
     )
 
 

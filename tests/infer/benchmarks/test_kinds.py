@@ -85,6 +85,16 @@ def test_humaneval(tmp_path: Path) -> None:
     assert passes(problem, "    return x + 1\n\nprint(f('no number'))")
 
 
+def test_helpers_of_the_prompt_are_known_to_the_tests_but_not_the_function_that_is_judged(
+    tmp_path: Path,
+) -> None:
+    """With the function itself among them, a stub was judged instead of the answer."""
+    helper = "import math\n\ndef half(x):\n    return x / 2\n\n\n"
+    row = HUMANEVAL | {"prompt": helper + HUMANEVAL["prompt"]}
+    first, second = judged("humaneval", lines(tmp_path / "a.jsonl", row, HUMANEVAL))
+    assert (first.known, second.known) == (helper, "")
+
+
 def test_infilling_in_both_orders(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", LINE, LINE | {"language": "java"}, LINE | {"language": "java"})
     first, second, third = judged("infilling", path)

@@ -1,5 +1,6 @@
 """The benchmarks' own files, where they lie beside the project."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -22,10 +23,15 @@ def test_humanevals_package_is_the_file_and_its_solutions_are_whole(shared_data:
     problems = read("humaneval", shared_data / "humaneval" / "HumanEval.jsonl.gz")
     assert problems == read_problems("humaneval", BenchmarkConfig())
     assert len(problems) == 164
+    assert {"poly", "encode_cyclic", "encode_shift"} <= set(
+        re.findall(r"\w+", "".join(p.known for p in problems))
+    )
     for problem in problems:
         program = problem.program(problem.answer or "")
         assert program and program.source == f"{problem.prompt}{problem.answer}\n"  # nothing was cut
-        compile(program.known, problem.id, "exec")
+        known: dict[str, object] = {}
+        exec(program.known, known)
+        assert problem.tests.split()[-1] not in {f"check({name})" for name in known}  # that one is to be judged
         compile(program.source + program.tests, problem.id, "exec")
 
 
