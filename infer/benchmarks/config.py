@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 EXECUTED = ("humaneval", "mbpp", "multipl_e")  # with tests
-JUDGED = (*EXECUTED, "infilling")
+JUDGED = (*EXECUTED, "infilling", "lines")
 KINDS = (*JUDGED, "gsm8k", "spec_bench", "alpaca", "xsum", "wmt14", "jsonl")
 ORDERS = ("spm", "psm")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infer.benchmarks import code, texts
+from infer.benchmarks import code, lines, texts
 from infer.benchmarks.config import SourceConfig
 from infer.benchmarks.hub import Dataset
 from infer.benchmarks.problem import Problem
@@ -40,6 +40,7 @@ KINDS = {
         ("languages", "order"),
         _one("bigcode/santacoder-fim-task", None, "train"),
     ),
+    "lines": Kind(lines.lines, lines.RULES, ("languages", "order")),
     "multipl_e": Kind(code.multipl_e, code.MULTIPL_E_RULES, ("languages",), _multipl_e),
     "mbpp": Kind(
         code.mbpp,

@@ -1,22 +1,22 @@
-"""What is judged, and what becomes of it."""
+"""What is judged, and the judgement."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An answer with what stands before it, and the benchmark's own tests of it."""
+    """An untrusted program and the tests it is to pass."""
 
-    language: str  # "python", "cpp", "js", ...: MultiPL-E's names but for python
+    language: str  # "python", "cpp", "js", ...: MultiPL-E's names but for Python
     source: str  # untrusted: what stands before the answer, and the answer
     tests: str  # the benchmark's own code that calls it; fails by an exception or a non-zero exit
-    known: str = ""  # Python: trusted code with names that the tests may use beside the program's
+    known: str = ""  # Python: trusted code with names that tests may use beside the program's
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program passed its tests."""
+    """Whether the tests passed, and if not, why: "failed: AssertionError", "timed out after 20 s", ..."""
 
     passed: bool
-    reason: str  # "passed", "failed: AssertionError", "timed out after 10 s", "out of memory", ...
-    seconds: float
+    reason: str
+    seconds: float = 0.0

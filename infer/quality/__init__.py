@@ -1,0 +1,10 @@
+"""python -m infer.quality: what the answers of a model are worth, beside those of the model it was tuned from.
+
+config.py    the settings
+batches.py   which answers are wanted, in batches; how each is seeded
+answers.py   a model's answers to a batch, and who produced each token
+verdicts.py  every distinct answer judged once: executed in the sandbox, or matched exactly
+scores.py    pass@k, intervals, differences of two models
+result.py    units of work -> quality.json
+tables.py    the same on a terminal, in the shape of the paper's tables 1 to 3
+"""

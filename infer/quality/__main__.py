@@ -1,0 +1,161 @@
+"""python -m infer.quality: benchmarks answered by a model, plainly and with SDSAT, and by its base.
+
+    python -m infer.quality model=DIR base=DIR0 benchmarks=humaneval,mbpp,multipl_e,infilling out=DIR
+
+Under torchrun the answers are divided over the ranks. What is done stays: an interrupted run goes on. The
+result is DIR/quality. In float32 every answer of SDSAT must be that of plain decoding, token for token.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from conf import UserError, run
+from conf.stage import commit, is_finished, made_from, versions, write_json, write_manifest
+from infer import crew
+from infer.api import Model, load
+from infer.crew import Members, Units
+from infer.draft import told_as
+from infer.hardware import hardware
+from infer.quality.answers import answer
+from infer.quality.batches import Batch
+from infer.quality.config import QualityConfig
+from infer.quality.result import HEADER, RESULT, SCHEMA, read, result
+from infer.quality.tables import print_quality
+from infer.quality.verdicts import cases, judge
+from infer.quality.work import Work, find_work, whose
+from infer.sandbox import Sandbox, open_sandbox
+
+
+def main(config: QualityConfig) -> None:
+    """Answer, judge and report, unless the folder already holds the result."""
+    members = crew.muster()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    work, out = find_work(config), Path(config.out) / "quality"
+    made = made_from(config, _inputs(config), ignore=("tracker", "workers")) | {"skipped": work.skipped}
+    if is_finished(out, "quality", made):
+        tell(members, f"quality: {out} is finished: nothing to do")
+    else:
+        _measured(config, work, made, out, members)
+    if members.first:
+        quality = read(out)
+        print_quality(quality)
+        check_identical(quality)
+
+
+def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path, members: Members) -> None:
+    """The result, written."""
+    sandbox = open_sandbox(config.sandbox) if work.executes else None
+    if sandbox:
+        tell(members, sandbox.told)
+    for name in set(config.decoders) - set(work.decoders):
+        tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
+    with crew.folder(out, made, members) as partial:
+        header = _header(config, work, sandbox)
+        if members.first:
+            write_json(partial / HEADER, header)
+        answered = Units(partial / "units", [batch.name for batch in work.batches])
+        _answer(config, work, answered, members)
+        judged = _judge(config, work, answered.read(), sandbox, partial / "units", members)
+        if members.first:
+            write_json(partial / RESULT, result(header, answered.read() | judged.read()))
+            write_manifest(partial, "quality", made)
+
+
+def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "settings": asdict(config),
+        "sandbox": {"level": sandbox.level, "told": sandbox.told} if sandbox else None,
+        **work.facts(config),
+    }
+
+
+def _answer(config: QualityConfig, work: Work, units: Units, members: Members) -> None:
+    """The share of this rank in all answers; one model is in memory at a time."""
+    mine = set(units.open(members))
+    with Progress(disable=not members.first) as progress:
+        task = progress.add_task("answers", total=len(mine))
+        for who in whose(config):
+            batches = [batch for batch in work.batches if batch.who == who and batch.name in mine]
+            if not batches:
+                continue
+            model = _load(config, who, work, members)
+            for batch in batches:
+                units.save(batch.name, _unit(model, batch, config))
+                progress.advance(task)
+            del model
+    members.wait()
+
+
+def _unit(model: Model, batch: Batch, config: QualityConfig) -> dict[str, Any]:
+    return {"index": batch.index, **batch.facts, "answers": answer(model, batch, config)}
+
+
+def _load(config: QualityConfig, who: str, work: Work, members: Members) -> Model:
+    """One of the models, which reads the problems as the tuned one was trained to."""
+    folder = whose(config)[who]
+    with told_as(who, folder):
+        return replace(load(folder, config.dtype, members.device()), text=work.text)
+
+
+def _judge(
+    config: QualityConfig,
+    work: Work,
+    answered: Mapping[str, Any],
+    sandbox: Sandbox | None,
+    folder: Path,
+    members: Members,
+) -> Units:
+    """The verdicts, of which each rank made its share."""
+    lists = list(cases(work.benchmarks, answered.values()))
+    names = [f"verdicts-{index:04}" for index in range(len(lists))]
+    by_name, units = dict(zip(names, lists)), Units(folder, names)
+    mine = units.open(members)
+    with Progress(disable=not members.first) as progress:
+        for name in progress.track(mine, description="verdicts"):
+            verdicts = judge(by_name[name], sandbox, config.workers or _cores(members))
+            units.save(name, {"verdicts": verdicts})
+    members.wait()
+    return units
+
+
+def _cores(members: Members) -> int:
+    """The share of this rank in the machine."""
+    return max(1, len(os.sched_getaffinity(0)) // members.world)
+
+
+def _inputs(config: QualityConfig) -> dict[str, str]:
+    """The models that say what made them; others are known by their paths."""
+    return {who: name for who, name in whose(config).items() if (Path(name) / "manifest.json").is_file()}
+
+
+def tell(members: Members, line: str) -> None:
+    """A line for people, once."""
+    if members.first:
+        print(line)
+
+
+def check_identical(quality: Mapping[str, Any]) -> None:
+    """A result that shows SDSAT to be lossy is written, and then fails the run, and every later one."""
+    lossy: Sequence[Mapping[str, Any]] = [row for row in quality["same"] if row["identical"] < row["compared"]]
+    if lossy and quality["settings"]["dtype"] == "float32":
+        names = ", ".join(f"{row['benchmark']} {row['language']}".strip() for row in lossy)
+        raise UserError(
+            f"float32 answers: wanted all identical to plain decoding, found differences in {names}"
+        )
+
+
+if __name__ == "__main__":
+    run("quality", QualityConfig, main)

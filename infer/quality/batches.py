@@ -1,0 +1,94 @@
+"""Which answers are wanted, of whom, and in which batches: the units of the work. Decodes nothing."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from infer.benchmarks.problem import Problem
+from infer.config import DecodeConfig
+from infer.quality.config import QualityConfig
+
+Ask = tuple[Problem, int]  # a problem, and which of its answers
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Answers that are decoded side by side and kept together; all end with the same texts."""
+
+    who: str  # "model" or "base"
+    decoder: str
+    benchmark: str
+    language: str
+    temperature: float  # 0: the likeliest answer
+    asks: tuple[Ask, ...]
+    index: int
+
+    @property
+    def name(self) -> str:
+        """That of the unit."""
+        kind = f"sampled{self.temperature:g}" if self.temperature else "greedy"
+        parts = (self.benchmark, self.language, self.who, self.decoder, kind, f"{self.index:04}")
+        return "-".join(part for part in parts if part)
+
+    @property
+    def facts(self) -> dict[str, str | float]:
+        """What the answers have in common, as it is kept beside them."""
+        return {
+            "benchmark": self.benchmark,
+            "language": self.language,
+            "who": self.who,
+            "decoder": self.decoder,
+            "temperature": self.temperature,
+        }
+
+    def decode(self, config: QualityConfig) -> DecodeConfig:
+        """How it is decoded."""
+        return DecodeConfig(
+            method=self.decoder,
+            temperature=self.temperature,
+            top_p=config.top_p if self.temperature else 1.0,
+            max_new_tokens=config.max_new_tokens,
+            stop=list(self.asks[0][0].stop),
+        )
+
+    def seeds(self, seed: int) -> list[int]:
+        """One for each answer, whatever stands beside it: the same for every model and decoder."""
+        return [seed_of(seed, self.benchmark, self.language, problem.id, n) for problem, n in self.asks]
+
+
+def seed_of(*facts: object) -> int:
+    """63 bits that these facts alone decide."""
+    digest = hashlib.sha256("\0".join(map(str, facts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def plan(
+    benchmarks: Mapping[str, Sequence[Problem]], config: QualityConfig, decoders: Sequence[str]
+) -> list[Batch]:
+    """All of them: the model's by each of the decoders, then the base's by plain decoding. Sampled answers are
+    wanted of problems that are executed.
+    """
+    ways = [("model", decoder) for decoder in decoders] + [("base", "plain")] * (config.base is not None)
+    found = list[Batch]()
+    for (who, decoder), (benchmark, problems) in product(ways, benchmarks.items()):
+        executed = [problem for problem in problems if problem.tests]
+        kinds = ((0.0, _asks(problems, 1)), (config.temperature, _asks(executed, config.samples)))
+        for temperature, asks in kinds:
+            for language, part in _parts(asks, config.batch):
+                found.append(Batch(who, decoder, benchmark, language, temperature, part, len(found)))
+    return found
+
+
+def _asks(problems: Iterable[Problem], answers: int) -> list[Ask]:
+    return [(problem, n) for problem in problems for n in range(answers)]
+
+
+def _parts(asks: Iterable[Ask], size: int) -> Iterator[tuple[str, tuple[Ask, ...]]]:
+    """By language, up to `size` that end with the same texts."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Ask]] = {}
+    for ask in asks:
+        groups.setdefault((ask[0].language, ask[0].stop), []).append(ask)
+    for (language, _), alike in groups.items():
+        for at in range(0, len(alike), size):
+            yield language, tuple(alike[at : at + size])

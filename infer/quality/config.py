@@ -1,0 +1,73 @@
+"""The settings of `python -m infer.quality`."""
+
+from dataclasses import dataclass, field
+
+from conf.tracker import TrackerConfig
+from infer.benchmarks.config import BenchmarkConfig
+from infer.config import DTYPES
+from infer.requests import MOST
+from infer.sandbox import SandboxConfig
+
+DECODERS = ("plain", "sdsat")
+
+
+@dataclass
+class QualityConfig:
+    """python -m infer.quality: benchmarks answered by a model, and by the one that it was tuned from.
+
+    Raises ValueError for values out of range, and for decoders with nothing to be compared with.
+    """
+
+    model: str
+    out: str
+    benchmarks: dict[str, BenchmarkConfig]
+    tracker: TrackerConfig
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    base: str | None = None  # the model before it was tuned, with the same token ids
+    decoders: list[str] = field(default_factory=lambda: list(DECODERS))  # of the model; the base: plain
+    samples: int = 0  # sampled answers to every problem that is executed, beside the likeliest one
+    k: list[int] = field(default_factory=lambda: [1, 10])  # pass@k, of the sampled answers
+    temperature: float = 0.8  # of the sampled answers
+    top_p: float = 0.95
+    max_new_tokens: int = 512
+    dtype: str = "bfloat16"
+    batch: int = 8  # answers decoded side by side, and kept together
+    workers: int | None = None  # programs judged at once on this machine; None: one for each core
+    threads: int | None = None
+    seed: int = 0  # chooses the problems, and draws the sampled answers
+
+    def __post_init__(self) -> None:
+        for name in self.decoders:
+            if name not in DECODERS:
+                raise ValueError(f"decoders: wanted some of {', '.join(DECODERS)}, found {name}")
+        if "plain" not in self.decoders:
+            raise ValueError(
+                "decoders: wanted plain among them, which the others are compared with, found "
+                f"{', '.join(self.decoders) or 'none'}"
+            )
+        if not self.benchmarks:
+            raise ValueError("benchmarks: wanted at least one, found none")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if not 1 <= self.batch <= MOST:
+            raise ValueError(f"batch: wanted 1 to {MOST}, found {self.batch}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: wanted at least 1, found {self.max_new_tokens}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed: wanted a number of up to 63 bits, found {self.seed}")
+        self._check_samples()
+        for name in ("workers", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+
+    def _check_samples(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"samples: wanted 0 or more, found {self.samples}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature: wanted above 0, of sampled answers, found {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
+        if not self.k or min(self.k) < 1:
+            raise ValueError(f"k: wanted numbers of answers from 1 on, found {self.k}")
+        if 0 < self.samples < max(self.k):
+            raise ValueError(f"k: wanted at most samples={self.samples}, found {max(self.k)}")

@@ -1,0 +1,170 @@
+"""From units of work to quality.json: a pure function of a header and of what is done so far.
+
+Who reports on an unfinished run calls it too: only answers that have been judged count.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from infer.quality.answers import Answer
+from infer.quality.scores import bootstrap, difference, pass_at_k, wilson
+from infer.quality.verdicts import TOO_LONG, key_of
+
+HEADER, RESULT = "header.json", "quality.json"
+SCHEMA = 1
+Units = Mapping[str, Mapping[str, Any]]
+
+
+class Way(NamedTuple):
+    """What the answers of a unit have in common."""
+
+    benchmark: str
+    language: str
+    who: str
+    decoder: str
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer with its verdict."""
+
+    answer: Answer
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A value for each problem."""
+
+    way: Way
+    metric: str
+    values: dict[str, float]
+    samples: int  # answers to each problem
+    too_long: int  # problems whose prompt left no room for an answer
+    cut: int  # answers that the limit of new tokens ended
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The result of a finished or an unfinished folder. Raises FileNotFoundError where it was not begun."""
+    if (folder / RESULT).is_file():
+        return json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    files = sorted((folder / "units").glob("*.json"))
+    return result(header, {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
+
+
+def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
+    """quality.json, of those units that are done."""
+    answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
+    verdicts = dict[str, Sequence[Any]]()
+    for unit in units.values():
+        verdicts |= unit.get("verdicts", {})
+    given, done = dict[Way, list[Given]](), 0
+    for unit in answered:
+        judged = list(_judged(unit, verdicts))
+        given.setdefault(way_of(unit), []).extend(judged)
+        done += len(judged) == len(unit["answers"])
+    scores = [score for way, answers in given.items() for score in _scores(way, answers, header)]
+    kept = {name: value for name, value in header.items() if name not in ("names", "exact", "batches", "shown")}
+    return {
+        **kept,
+        "units": {"all": header["batches"], "done": done},
+        "rows": [_row(score, header["names"]) for score in scores],
+        "differences": list(_differences(scores)),
+        "same": list(_same(given)),
+        "samples": list(_samples(given, header["shown"])),
+    }
+
+
+def way_of(unit: Mapping[str, Any]) -> Way:
+    """Of a unit of answers."""
+    return Way(*(unit[name] for name in Way._fields))
+
+
+def _judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> Iterator[Given]:
+    for answer in unit["answers"]:
+        if answer["too_long"]:
+            yield Given(answer, False, TOO_LONG)
+        elif verdict := verdicts.get(key_of(unit["benchmark"], unit["language"], answer)):
+            yield Given(answer, *verdict)
+
+
+def _scores(way: Way, given: Sequence[Given], header: Mapping[str, Any]) -> Iterator[Score]:
+    """One of the likeliest answers; of sampled ones pass@k for every k."""
+    by_problem = dict[str, list[bool]]()
+    for one in given:
+        by_problem.setdefault(one.answer["id"], []).append(one.passed)
+    too_long = len({one.answer["id"] for one in given if one.answer["too_long"]})
+    limit = header["settings"]["max_new_tokens"]
+    cut = sum(len(one.answer["tokens"]) == limit for one in given)
+    for k in header["settings"]["k"] if way.temperature else (1,):
+        enough = {id: passed for id, passed in by_problem.items() if len(passed) >= k}
+        if enough:
+            metric = "exact match" if way.benchmark in header["exact"] else f"pass@{k}"
+            values = dict(zip(enough, pass_at_k(list(enough.values()), k), strict=True))
+            yield Score(way, metric, values, max(map(len, enough.values())), too_long, cut)
+
+
+def _row(score: Score, names: Mapping[str, str]) -> dict[str, Any]:
+    values = list(score.values.values())
+    interval = bootstrap(values) if score.way.temperature else wilson(round(sum(values)), len(values))
+    return {
+        **score.way._asdict(),
+        "name": names[score.way.who],
+        "metric": score.metric,
+        "value": mean(values),
+        "interval": interval,
+        "problems": len(values),
+        "samples": score.samples,
+        "too_long": score.too_long,
+        "cut": score.cut,
+    }
+
+
+def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
+    """The model less the base, both decoded plainly, on the problems that both have answered."""
+    by_way = {(score.way, score.metric): score for score in scores}
+    for (way, metric), ours in by_way.items():
+        theirs = by_way.get((way._replace(who="base"), metric))
+        if way.who == "base" or way.decoder != "plain" or theirs is None:
+            continue
+        both = [id for id in ours.values if id in theirs.values]
+        if both:
+            gap, interval = difference([ours.values[id] for id in both], [theirs.values[id] for id in both])
+            told = {name: getattr(way, name) for name in ("benchmark", "language", "temperature")}
+            yield {**told, "metric": metric, "value": gap, "interval": interval, "problems": len(both)}
+
+
+def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
+    """How many answers are those of plain decoding, token for token."""
+    for way, answers in given.items():
+        plain = given.get(way._replace(decoder="plain"), ())
+        tokens = {(one.answer["id"], one.answer["sample"]): one.answer["tokens"] for one in plain}
+        pairs = [
+            (one.answer["tokens"], tokens[key])
+            for one in answers
+            if (key := (one.answer["id"], one.answer["sample"])) in tokens
+        ]
+        if way.decoder != "plain" and pairs:
+            same = sum(ours == theirs for ours, theirs in pairs)
+            yield {**way._asdict(), "against": "plain", "identical": same, "compared": len(pairs)}
+
+
+def _samples(
+    given: Mapping[Way, Sequence[Given]], shown: Iterable[Mapping[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """The likeliest answers to the problems that are to be shown, by every model and decoder."""
+    for problem in shown:
+        for way, answers in given.items():
+            if (way.benchmark, way.language) != (problem["benchmark"], problem["language"]) or way.temperature:
+                continue
+            told = {**problem, "who": way.who, "decoder": way.decoder}
+            for one in answers:
+                if one.answer["id"] == problem["id"]:
+                    yield {**told, "pieces": one.answer["pieces"], "verdict": one.reason}

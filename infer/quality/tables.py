@@ -1,0 +1,164 @@
+"""The result on a terminal, in the shape of the paper's tables 1, 2 and 3: a line for each model, a column for
+each benchmark, or for each language of one that has several.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, Any]
+Column = tuple[str, str]  # benchmark and language
+WIDEST = 7  # columns of figures in 80 characters
+
+
+def print_quality(quality: Mapping[str, Any]) -> None:
+    """All scores; what was skipped or did not fit; whether SDSAT's answers are those of plain decoding."""
+    console, machine, settings = Console(highlight=False), quality["hardware"], quality["settings"]
+    console.print(f"model {settings['model']}", soft_wrap=True)
+    if settings["base"]:
+        console.print(f"base  {settings['base']}", soft_wrap=True)
+    place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
+    console.print(f"{settings['dtype']} on {place}, {quality['date']}\n")
+    for (metric, temperature), rows in _grouped(quality["rows"], _kind).items():
+        gaps = [gap for gap in quality["differences"] if _kind(gap) == (metric, temperature)]
+        same = [one for one in quality["same"] if one["temperature"] == temperature]
+        for columns in _tables(rows):
+            lines = _lines(columns, rows, gaps, same)
+            for table in _cut(_heads(columns), lines):
+                console.print(_title(columns, metric, temperature))
+                console.print(table, "")
+    for line in notes(quality):
+        console.print(line)
+
+
+def notes(quality: Mapping[str, Any]) -> list[str]:
+    """What a reader of the tables must know, in sentences."""
+    told = [
+        f"{_name(row)}: {row['too_long']} of {row['problems']} prompts leave no room for an answer in the "
+        f"context of {row['who']}; they count as failed."
+        for row in quality["rows"]
+        if row["too_long"] and row["decoder"] == "plain"
+    ]
+    told += [
+        f"{_name(row)}: {row['cut']} of {row['problems'] * row['samples']} answers of {_model(row)} ended at "
+        f"max_new_tokens={quality['settings']['max_new_tokens']}."
+        for row in quality["rows"]
+        if row["cut"] and row["decoder"] == "plain" and not row["temperature"]
+    ]
+    told += [f"Skipped: {_name(row)}, {row['reason']}." for row in quality["skipped"]]
+    same, compared = (sum(row[name] for row in quality["same"]) for name in ("identical", "compared"))
+    if compared:
+        others = [row for row in quality["same"] if row["identical"] < row["compared"]]
+        parts = ", ".join(f"{_name(row)} {row['identical']}/{row['compared']}" for row in others)
+        whole = f"SDSAT gave the very tokens of plain decoding in {same} of {compared} answers"
+        told.append(f"{whole} ({parts})." if parts else f"{whole}.")
+    if not any(row["value"] for row in quality["rows"]):
+        told.append("No answer passed: these scores cannot tell the models apart.")
+    return told
+
+
+def _kind(row: Row) -> tuple[str, float]:
+    return row["metric"], row["temperature"]
+
+
+def _column(row: Row) -> Column:
+    return row["benchmark"], row["language"]
+
+
+def _model(row: Row) -> str:
+    return row["who"] + (f", {row['decoder']}" if row["decoder"] != "plain" else "")
+
+
+def _name(row: Row) -> str:
+    return " ".join(part for part in _column(row) if part)
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _tables(rows: Sequence[Row]) -> list[list[Column]]:
+    """The columns of each table: benchmarks of one language together, the languages of others apart."""
+    columns = dict.fromkeys(map(_column, rows))
+    groups = [
+        [column for column in columns if column[0] == name]
+        for name in dict.fromkeys(name for name, _ in columns)
+    ]
+    single = [column for group in groups if len(group) == 1 for column in group]
+    return [part for part in (single, *(group for group in groups if len(group) > 1)) if part]
+
+
+def _by_language(columns: Sequence[Column]) -> bool:
+    return len(columns) > 1 and len({benchmark for benchmark, _ in columns}) == 1
+
+
+def _title(columns: Sequence[Column], metric: str, temperature: float) -> str:
+    benchmark = f"{columns[0][0]}: " if _by_language(columns) else ""
+    how = f"sampled at temperature {temperature:g}" if temperature else "greedy decoding"
+    return f"{benchmark}{metric} in %, {how}"
+
+
+def _heads(columns: Sequence[Column]) -> list[str]:
+    if _by_language(columns):
+        return [*(language for _, language in columns), "average"]
+    return [name if language in ("", "python") else f"{name} {language}" for name, language in columns]
+
+
+def _lines(
+    columns: Sequence[Column], rows: Sequence[Row], gaps: Sequence[Row], same: Sequence[Row]
+) -> dict[str, list[str]]:
+    """The cells of every line by its label; the interval of a difference stands below it."""
+    average = _by_language(columns)
+    models = _grouped(sorted(rows, key=lambda row: row["who"]), _model)
+    picked = {label: _pick(mine, columns) for label, mine in models.items()}
+    lines = {label: _cells(found, lambda row: row["value"], ".1f", average) for label, found in picked.items()}
+    if any(found := _pick(gaps, columns)):
+        lines["difference"] = _cells(found, lambda row: row["value"], "+.1f", average)
+        lines["  95 %: from"] = _cells(found, lambda row: row["interval"][0], "+.1f")
+        lines["  to"] = _cells(found, lambda row: row["interval"][1], "+.1f")
+    first = next(iter(picked.values()))
+    lines["problems"] = ["" if row is None else str(row["problems"]) for row in first]
+    if any(found := _pick(same, columns)):
+        lines["identical"] = _cells(found, lambda row: row["identical"] / row["compared"], ".1f")
+    return lines
+
+
+def _pick(rows: Iterable[Row], columns: Sequence[Column]) -> list[Row | None]:
+    by_column = {_column(row): row for row in rows}
+    return [by_column.get(column) for column in columns]
+
+
+def _cells(
+    rows: Sequence[Row | None], value: Callable[[Row], float], form: str, average: bool = False
+) -> list[str]:
+    """In percent, and their mean where all are there."""
+    cells = ["" if row is None else format(100 * value(row), form) for row in rows]
+    if average:
+        values = [value(row) for row in rows if row is not None]
+        cells.append(format(100 * mean(values), form) if len(values) == len(rows) else "")
+    return cells
+
+
+def _cut(heads: Sequence[str], lines: Mapping[str, list[str]]) -> list[Table]:
+    """As many tables as it takes for each to fit a line."""
+    return [
+        _table(heads[at : at + WIDEST], {label: cells[at : at + WIDEST] for label, cells in lines.items()})
+        for at in range(0, len(heads), WIDEST)
+    ]
+
+
+def _table(heads: Sequence[str], lines: Mapping[str, list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for label, cells in lines.items():
+        table.add_row(label, *cells)
+    return table

@@ -1,0 +1,80 @@
+"""Every distinct answer judged once, whoever gave it: equal texts have equal verdicts.
+
+All answers are there before the first is judged: programs that run beside a model would slow each other
+down, and a time limit would decide on what was only late.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from infer.benchmarks.problem import Problem
+from infer.quality.answers import Answer, completion
+from infer.quality.batches import seed_of
+from infer.sandbox.program import Program, Verdict
+
+TOGETHER = 32  # verdicts that are kept together
+TOO_LONG = "failed: the prompt leaves no room for an answer in the model's context"
+
+
+class Judge(Protocol):
+    """What executes programs: the sandbox."""
+
+    def judge_all(self, programs: Sequence[Program], workers: int) -> list[Verdict]:
+        """In the order of the programs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One text as the answer to one problem."""
+
+    key: str
+    problem: Problem
+    text: str
+
+
+def key_of(benchmark: str, language: str, answer: Answer) -> str:
+    """What answers of one problem and one text have in common."""
+    return f"{seed_of(benchmark, language, answer['id'], completion(answer)):016x}"
+
+
+def cases(
+    benchmarks: Mapping[str, Sequence[Problem]], units: Iterable[Mapping[str, Any]]
+) -> Iterator[list[Case]]:
+    """The distinct ones among the answers of `units`, in their order, in lists that are kept together."""
+    known = {
+        (name, problem.language, problem.id): problem
+        for name, problems in benchmarks.items()
+        for problem in problems
+    }
+    found: dict[str, Case] = {}
+    for unit in units:
+        where = unit["benchmark"], unit["language"]
+        for answer in unit["answers"]:
+            if not answer["too_long"]:
+                key = key_of(*where, answer)
+                found.setdefault(key, Case(key, known[*where, answer["id"]], completion(answer)))
+    all_cases = list(found.values())
+    return (all_cases[at : at + TOGETHER] for at in range(0, len(all_cases), TOGETHER))
+
+
+def judge(judged: Sequence[Case], sandbox: Judge | None, workers: int) -> dict[str, list[Any]]:
+    """[passed, reason] by key: by execution where the problem has tests, else by exact match."""
+    programs = [case.problem.program(case.text) for case in judged]
+    executed = [program for program in programs if program is not None]
+    assert sandbox or not executed, "nothing is executed without a sandbox"
+    verdicts = iter(sandbox.judge_all(executed, workers) if sandbox and executed else ())
+    return {
+        case.key: _matched(case) if program is None else _told(next(verdicts))
+        for case, program in zip(judged, programs, strict=True)
+    }
+
+
+def _told(verdict: Verdict) -> list[Any]:
+    return [verdict.passed, verdict.reason]
+
+
+def _matched(case: Case) -> list[Any]:
+    same = case.problem.matches(case.text)
+    return [same, "exact match" if same else f"no match: wanted {(case.problem.answer or '').strip()!r}"]

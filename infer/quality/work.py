@@ -1,0 +1,114 @@
+"""What there is to do: the problems that can be judged here, found out before a weight is read."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf import UserError
+from infer.benchmarks.kinds import rules
+from infer.benchmarks.problem import Problem
+from infer.benchmarks.reading import kind_of, read_problems
+from infer.checkpoint import has_adaptive, load_adaptive, load_text
+from infer.config import Infill
+from infer.draft import rows_of_both, told_as
+from infer.quality.batches import Batch, plan
+from infer.quality.config import QualityConfig
+from infer.sandbox import missing_toolchain
+from infer.text import Text
+
+SHOWN = 2  # problems of a benchmark whose answers are shown
+
+
+@dataclass(frozen=True)
+class Work:
+    """`text` is the model's tokenizer, by which both models read the problems."""
+
+    text: Text
+    benchmarks: dict[str, list[Problem]]
+    skipped: list[dict[str, str]]  # benchmark, language, reason
+    decoders: list[str]  # of those asked for: the ones that the model has
+    batches: list[Batch]
+
+    @property
+    def executes(self) -> bool:
+        """Whether any answer is executed."""
+        return any(problem.tests for problems in self.benchmarks.values() for problem in problems)
+
+    def facts(self, config: QualityConfig) -> dict[str, Any]:
+        """What the result says of it, and what is needed to make the result."""
+        return {
+            "names": {who: Path(name).name for who, name in whose(config).items()},
+            "skipped": self.skipped,
+            "rules": {name: rules(kind_of(name, config.benchmarks[name])) for name in self.benchmarks},
+            "exact": [name for name, problems in self.benchmarks.items() if not problems[0].tests],
+            "batches": len(self.batches),
+            "shown": [
+                {"benchmark": name, "language": one.language, "id": one.id, **_around(one)}
+                for name, problems in self.benchmarks.items()
+                for one in problems[:SHOWN]
+            ],
+        }
+
+
+def whose(config: QualityConfig) -> dict[str, str]:
+    """The directories of the models."""
+    return {"model": config.model} | ({"base": config.base} if config.base else {})
+
+
+def find_work(config: QualityConfig) -> Work:
+    """Raises UserError for what is no model, a base with other token ids, benchmarks that cannot be read, and
+    where nothing is left that can be judged.
+    """
+    text = load_text(config.model)
+    adaptive = load_adaptive(config.model) if has_adaptive(config.model) else None
+    if config.base:
+        check_base(config.base, text)
+    read = {name: read_problems(name, one, seed=config.seed) for name, one in config.benchmarks.items()}
+    benchmarks, skipped = judgeable(read, infills=adaptive is not None and adaptive.infilling is not None)
+    if not benchmarks:
+        reasons = "; ".join(
+            f"{' '.join((one['benchmark'], one['language']))}: {one['reason']}" for one in skipped
+        )
+        raise UserError(f"benchmarks: wanted problems that can be judged here, found none ({reasons})")
+    decoders = [name for name in config.decoders if name == "plain" or adaptive]
+    return Work(text, benchmarks, skipped, decoders, plan(benchmarks, config, decoders))
+
+
+def check_base(base: str, text: Text) -> None:
+    """Raises UserError where the base is no model with the tokenizer `text`."""
+    with told_as("base", base):
+        pieces = load_text(base).pieces
+    try:
+        rows_of_both(text.pieces, pieces)
+    except ValueError as error:
+        raise UserError(f"base={base}: wanted the token ids of the model, {error}") from error
+
+
+def judgeable(
+    benchmarks: Mapping[str, Iterable[Problem]], *, infills: bool
+) -> tuple[dict[str, list[Problem]], list[dict[str, str]]]:
+    """The problems whose answers can be given and judged here, and why the others are skipped, by language."""
+    found, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
+    for name, problems in benchmarks.items():
+        by_language = dict[str, list[Problem]]()
+        for problem in problems:
+            by_language.setdefault(problem.language, []).append(problem)
+        for language, mine in by_language.items():
+            if reason := _obstacle(mine[0], infills):
+                skipped.append({"benchmark": name, "language": language, "reason": reason})
+            else:
+                found.setdefault(name, []).extend(mine)
+    return found, skipped
+
+
+def _obstacle(problem: Problem, infills: bool) -> str | None:
+    if isinstance(problem.prompt, Infill) and not infills:
+        return "the model was not trained for infilling"
+    return missing_toolchain(problem.language) if problem.tests else None
+
+
+def _around(problem: Problem) -> dict[str, str]:
+    prompt = problem.prompt
+    before, after = (prompt.prefix, prompt.suffix) if isinstance(prompt, Infill) else (prompt, "")
+    return {"before": before, "after": after}

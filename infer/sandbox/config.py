@@ -1,0 +1,45 @@
+"""Settings of the sandbox."""
+
+from dataclasses import dataclass
+
+from infer.sandbox.guard.job import Limits
+
+MIB = 1 << 20
+KINDS = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "memory": 63.0, "processes": 0.0, "file": 0.0, "folder": 0.0}
+
+
+@dataclass
+class SandboxConfig:
+    """What a program may use, and whether it may run where nothing confines it.
+
+    The limits hold for all processes of a program together, but `file`, which is for each file. MiB where
+    not seconds or a number.
+    """
+
+    unconfined: bool = False  # run programs even where the machine offers no walls
+    wall_seconds: float = 20.0
+    cpu_seconds: float = 10.0
+    memory: int = 1024
+    processes: int = 64  # threads are counted too
+    file: int = 64
+    folder: int = 256
+    output: float = 1.0
+    python: str | None = None  # the interpreter that Python programs run on; ours if not given
+
+    def __post_init__(self) -> None:
+        for name, least in KINDS.items():
+            value = getattr(self, name)
+            if not value > least:
+                raise ValueError(f"sandbox.{name}: wanted more than {least:g}, found {value}")
+
+    def limits(self) -> Limits:
+        """In the guard's units."""
+        return Limits(
+            wall_seconds=self.wall_seconds,
+            cpu_seconds=self.cpu_seconds,
+            memory_bytes=self.memory * MIB,
+            processes=self.processes,
+            file_bytes=self.file * MIB,
+            folder_bytes=self.folder * MIB,
+            output_bytes=int(self.output * MIB),
+        )

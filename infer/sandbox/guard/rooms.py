@@ -1,0 +1,137 @@
+"""Where a program runs, by level: in namespaces of its own, or on the machine as it is with limits only."""
+
+import json
+import os
+import select
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import kernel, walls
+from .job import NOBODY, PLAYERS, Job
+from .steward import Place, run_steps
+from .watch import end_all, tasks_of_user
+
+LEVELS = ("namespaces", "limits")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the guard hears and sees of it."""
+
+    output: int  # descriptors: what programs write to stdout and stderr,
+    word: int  # to descriptor 5,
+    told: int  # and what the steward says
+    own: int  # processes in it that are ours
+    folder: str | None  # the working directory, where nothing else limits its size
+
+
+@contextmanager
+def opened(job: Job) -> Iterator[Room]:
+    """A room with the job begun in it. When the block ends no process of it is left, and no file.
+
+    Raises OSError where the machine does not offer the level.
+    """
+    output, word, told = os.pipe(), os.pipe(), os.pipe()
+    silence = os.open(os.devnull, os.O_RDONLY)
+    pipes = {0: silence, 1: output[1], 2: output[1]}
+    if job.channel:
+        pipes |= {3: job.channel[0], 4: job.channel[1]}
+    if job.word:
+        pipes |= {5: word[1]}
+    folder = tempfile.mkdtemp(prefix="sandbox-") if job.level == "limits" else None
+    try:
+        if folder:
+            _start_with_limits(job, folder, pipes, told[1])
+        else:
+            _start_in_namespaces(job, pipes, told[1])
+        for descriptor in {*pipes.values(), word[1], told[1]}:
+            os.close(descriptor)
+        yield Room(output[0], word[0], told[0], own=1, folder=folder and f"{folder}/box")
+    finally:
+        end_all()
+        if folder:
+            _remove(folder)
+
+
+def _child(main: Callable[[], None], tell: int) -> int:
+    """A process that does `main` and ends; what goes wrong is told. Its number is returned."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        main()
+    except BaseException as error:
+        os.write(tell, json.dumps({"trouble": str(error)}).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _start_in_namespaces(job: Job, pipes: dict[int, int], tell: int) -> None:
+    """A process leaves the machine's namespaces and makes another, the first of its own: the steward."""
+    parted, go = os.pipe(), os.pipe()
+
+    def leave() -> None:
+        os.close(go[1])
+        walls.part_from_machine()
+        os.write(parted[1], b"1")
+        if os.read(go[0], 1):
+            _child(enter, tell)
+
+    def enter() -> None:
+        if not os.read(go[0], 1):
+            return
+        kernel.die_with_parent()
+        if select.select([go[0]], [], [], 0)[0]:  # the guard had died before we asked
+            return
+        kernel.hide()
+        walls.build(job)
+        run_steps(job, Place(walls.BOX, PLAYERS, pipes, tell, _tasks(job)))
+
+    first = _child(leave, tell)
+    os.close(parted[1])
+    if os.read(parted[0], 1):
+        walls.map_users(first)
+        os.write(go[1], b"1")
+    os.waitpid(first, 0)  # now its child, the steward, is ours
+    os.write(go[1], b"1")
+
+
+def _tasks(job: Job) -> int:
+    """What the kernel must be told so that the program has its number of processes: since 5.14 it counts
+    those of a user in a namespace of users, before it counted those on the machine.
+    """
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    own = 1 if job.level == "namespaces" and (major, minor) >= (5, 14) else tasks_of_user(walls.program_user())
+    return job.limits.processes + own
+
+
+def _start_with_limits(job: Job, folder: str, pipes: dict[int, int], tell: int) -> None:
+    tasks = _tasks(job)
+    os.chmod(folder, 0o711)
+    box, players = f"{folder}/box", f"{folder}/players"
+    os.mkdir(box, 0o700)
+    if os.getuid() == 0:
+        os.chown(box, NOBODY, NOBODY)
+    walls.place_players(job, players)
+
+    def begin() -> None:
+        kernel.die_with_parent()
+        kernel.hide()
+        kernel.adopt_orphans()
+        run_steps(job, Place(box, players, pipes, tell, tasks))
+
+    _child(begin, tell)
+
+
+def _remove(folder: str) -> None:
+    """A folder with all that is in it, whatever rights its owner took from itself."""
+    for root, folders, _ in os.walk(folder):
+        for name in folders:
+            if not stat.S_ISLNK(os.lstat(f"{root}/{name}").st_mode):
+                Path(root, name).chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,26 @@
+"""Lines that are missing in files of one's own."""
+
+import json
+from pathlib import Path
+
+from infer.benchmarks.config import BenchmarkConfig
+from infer.benchmarks.reading import read_problems
+from infer.config import Infill
+
+
+def test_one_line_of_every_text_is_missing_and_the_same_one_each_time(tmp_path: Path) -> None:
+    texts = ["a = 1\n\nb = 2\r\n  c = 3\nd = 4", "too\nshort\n", "x\n\ny\n", "p\n  q\nr\n"]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"content": text, "language": "py"}) + "\n" for text in texts))
+    config = BenchmarkConfig(kind="lines", path=str(file))
+    problems = read_problems("mine", config)
+    assert problems == read_problems("mine", config)
+    wholes, missing = [], []
+    for one in problems:
+        assert isinstance(one.prompt, Infill) and one.prompt.order == "spm" and one.language == "python"
+        wholes.append(f"{one.prompt.prefix}{one.answer}{one.prompt.suffix}")
+        missing.append((one.answer or "").strip())
+        assert one.matches(f"{missing[-1]}  \n") and not one.matches(missing[-1] + "x")
+        assert one.program("") is None
+    assert wholes == [texts[0], texts[3]]
+    assert missing[0] in ("b = 2", "c = 3") and missing[1] == "q"

@@ -1,0 +1,137 @@
+"""From units to quality.json and its tables: pure, so the units are written here."""
+
+from typing import Any
+
+import pytest
+
+from infer.quality.result import result
+from infer.quality.tables import notes, print_quality
+from infer.quality.verdicts import key_of
+
+LANGUAGES = ("cpp", "java", "php", "ts", "cs", "sh", "js", "rs", "go")
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    settings = {
+        "model": "runs/7b/model",
+        "base": "CodeLlama-7b-hf",
+        "dtype": "bfloat16",
+        "k": [1, 2],
+        "max_new_tokens": 8,
+    }
+    machine = {"cpu": "a processor", "gpu": None, "threads": 1}
+    made = {"names": {"model": "tuned", "base": "b"}, "exact": ["infilling"], "batches": 4, "shown": []}
+    return {"settings": settings, "hardware": machine, "date": "2026-11-21", "skipped": [], **made, **changes}
+
+
+def answer(id: str, text: str, tokens: list[int] | None = None, sample: int = 0) -> dict[str, Any]:
+    pieces = [["own", text]] if text else []
+    return {"id": id, "sample": sample, "tokens": tokens or [1], "pieces": pieces, "too_long": False}
+
+
+def unit(index: int, who: str, answers: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    facts = {"benchmark": "humaneval", "language": "python", "who": who, "decoder": "plain", "temperature": 0.0}
+    return {"index": index, **facts, **changes, "answers": answers}
+
+
+def verdicts(*units: dict[str, Any]) -> dict[str, Any]:
+    """Answers with the text "good" pass."""
+    found = {}
+    for one in units:
+        for given in one["answers"]:
+            good = given["pieces"] == [["own", "good"]]
+            key = key_of(one["benchmark"], one["language"], given)
+            found[key] = [good, "passed" if good else "failed: AssertionError"]
+    return {"verdicts": found}
+
+
+def test_scores_differences_and_identical_answers() -> None:
+    plain = unit(0, "model", [answer("a", "good"), answer("b", "bad", [7, 8])])
+    sdsat = unit(1, "model", [answer("a", "good"), answer("b", "bad", [7, 9])], decoder="sdsat")
+    base = unit(2, "base", [answer("a", "bad"), answer("b", "bad")])
+    units = {"0": plain, "1": sdsat, "2": base, "v": verdicts(plain, sdsat, base)}
+    shown = [{"benchmark": "humaneval", "language": "python", "id": "a", "before": "def", "after": ""}]
+    found = result(header(shown=shown), units)
+    rows = {(row["who"], row["decoder"]): row for row in found["rows"]}
+    assert rows["model", "plain"]["value"] == rows["model", "sdsat"]["value"] == 0.5
+    assert rows["base", "plain"] | {"interval": None} == {
+        "benchmark": "humaneval",
+        "language": "python",
+        "who": "base",
+        "decoder": "plain",
+        "temperature": 0.0,
+        "name": "b",
+        "metric": "pass@1",
+        "value": 0,
+        "interval": None,
+        "problems": 2,
+        "samples": 1,
+        "too_long": 0,
+        "cut": 0,
+    }
+    (gap,) = found["differences"]
+    assert gap["value"] == 0.5 and gap["interval"][0] < 0.5 < gap["interval"][1]
+    (same,) = found["same"]
+    assert (same["identical"], same["compared"], same["against"]) == (1, 2, "plain")
+    assert found["units"] == {"all": 4, "done": 3}
+    told = [(one["who"], one["decoder"], one["verdict"]) for one in found["samples"]]
+    assert told == [
+        ("model", "plain", "passed"),
+        ("model", "sdsat", "passed"),
+        ("base", "plain", "failed: AssertionError"),
+    ]
+
+
+def test_what_is_not_judged_yet_does_not_count() -> None:
+    judged, unjudged = unit(0, "model", [answer("a", "good")]), unit(1, "model", [answer("b", "bad")])
+    found = result(header(), {"0": judged, "1": unjudged, "v": verdicts(judged)})
+    assert found["units"] == {"all": 4, "done": 1}
+    assert [(row["value"], row["problems"]) for row in found["rows"]] == [(1, 1)]
+
+
+def test_sampled_answers_give_pass_at_k() -> None:
+    texts = {"a": ("good", "bad", "bad"), "b": ("bad", "bad", "bad")}
+    answers = [answer(id, text, sample=n) for id in texts for n, text in enumerate(texts[id])]
+    sampled = unit(0, "model", answers, temperature=0.8)
+    found = result(header(), {"0": sampled, "v": verdicts(sampled)})
+    values = {row["metric"]: (row["value"], row["samples"], row["temperature"]) for row in found["rows"]}
+    assert values == {"pass@1": (pytest.approx(1 / 6), 3, 0.8), "pass@2": (pytest.approx(1 / 3), 3, 0.8)}
+
+
+def test_a_prompt_that_does_not_fit_counts_as_failed_and_is_told() -> None:
+    long = answer("b", "") | {"too_long": True, "tokens": []}
+    one = unit(0, "model", [answer("a", "good"), long])
+    found = result(header(), {"0": one, "v": verdicts(one)})
+    (row,) = found["rows"]
+    assert (row["value"], row["problems"], row["too_long"]) == (0.5, 2, 1)
+    assert notes(found)[0].startswith("humaneval python: 1 of 2 prompts leave no room")
+
+
+def test_answers_that_the_limit_cut_are_told() -> None:
+    one = unit(0, "model", [answer("a", "bad", [1] * 8), answer("b", "good", [1] * 7)])
+    found = result(header(), {"0": one, "v": verdicts(one)})
+    assert found["rows"][0]["cut"] == 1
+    assert notes(found) == ["humaneval python: 1 of 2 answers of model ended at max_new_tokens=8."]
+
+
+def test_the_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Table 1, table 2 with more languages than a line takes, and table 3."""
+    units = {}
+    for who, decoder in (("model", "plain"), ("model", "sdsat"), ("base", "plain")):
+        places = [("humaneval", "python"), ("mbpp", "python"), ("infilling", "python")]
+        for place in [*places, *(("multipl_e", language) for language in LANGUAGES)]:
+            facts = {"decoder": decoder, "benchmark": place[0], "language": place[1]}
+            good = "good" if who == "model" else "bad"
+            one = unit(len(units), who, [answer("a", good), answer("b", "bad")], **facts)
+            units[str(len(units))] = one
+            units[f"v{len(units)}"] = verdicts(one)
+    skipped = [{"benchmark": "multipl_e", "language": "d", "reason": "no dmd on the path"}]
+    print_quality(result(header(skipped=skipped), units))
+    printed = capsys.readouterr().out
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["humaneval", "mbpp"] in lines and "multipl_e: pass@1 in %, greedy decoding" in printed
+    assert "exact match in %" in printed and "average" in printed
+    assert ["model,", "sdsat", "50.0", "50.0"] in lines and ["difference", "+50.0", "+50.0"] in lines
+    assert "Skipped: multipl_e d, no dmd on the path." in printed
+    assert "the very tokens of plain decoding in 24 of 24 answers" in " ".join(printed.split())
