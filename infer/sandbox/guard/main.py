@@ -124,5 +124,7 @@ class Guard:
             ended = "killed with its steward"
         elif ended == "exited" and code < 0:
             ended, code = "killed", -code
-        output, word = (bytes(self._heard[fd]).decode(errors="replace") for fd in (self._room.output, self._room.word))
+        output, word = (
+            bytes(self._heard[fd]).decode(errors="replace") for fd in (self._room.output, self._room.word)
+        )
         return Report(ended, code, facts["step"], output, word, seconds, self._peak)
