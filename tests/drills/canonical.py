@@ -37,7 +37,10 @@ def mbpp(path: Path) -> Iterator[Named]:
     for row in json.loads(path.read_text(encoding="utf-8")):
         if 11 <= row["task_id"] <= 510:
             tests = "\n".join(row["test_list"])
-            yield f"MBPP/{row['task_id']}", Program("python", row["code"], tests, "\n".join(row["test_imports"]))
+            yield (
+                f"MBPP/{row['task_id']}",
+                Program("python", row["code"], tests, "\n".join(row["test_imports"])),
+            )
 
 
 def tell(what: str, sandbox: Sandbox, named: list[Named], workers: int) -> list[tuple[str, Program, bool]]:
@@ -52,7 +55,9 @@ def tell(what: str, sandbox: Sandbox, named: list[Named], workers: int) -> list[
     for verdict in verdicts:
         kind = verdict.reason.split(": ")[1] if verdict.reason.startswith("failed: ") else verdict.reason
         reasons[kind] = reasons.get(kind, 0) + 1
-    print("  " + ", ".join(f"{kind} {count}" for kind, count in sorted(reasons.items(), key=lambda row: -row[1])))
+    print(
+        "  " + ", ".join(f"{kind} {count}" for kind, count in sorted(reasons.items(), key=lambda row: -row[1]))
+    )
     for (name, _), verdict in zip(named, verdicts, strict=True):
         if not verdict.passed and "mutants" not in what:
             print(f"  {name}: {verdict.reason}")

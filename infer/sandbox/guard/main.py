@@ -87,14 +87,14 @@ class Guard:
             return ""
         used = usage(descendants(os.getpid()))
         self._peak = max(self._peak, used.memory_bytes)
+        if used.tasks - self._room.own >= limits.processes:
+            return "too many processes"
         if now - self._begun > limits.wall_seconds:
             return f"timed out after {limits.wall_seconds:g} s"
         if used.cpu_seconds > limits.cpu_seconds:
             return f"timed out after {limits.cpu_seconds:g} s of computing"
         if used.memory_bytes > limits.memory_bytes:
             return "out of memory"
-        if used.tasks - self._room.own >= limits.processes:
-            return "too many processes"
         if max(len(heard) for heard in self._heard.values()) > limits.output_bytes:
             return "too much output"
         return self._too_full(now)
