@@ -1,6 +1,7 @@
 """The level without walls: refused unless asked for; its limits hold, and nothing outlives it."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from infer.sandbox.python import interpreter
 CONFIG = SandboxConfig(
     unconfined=True, wall_seconds=4, cpu_seconds=1, memory=192, processes=24, file=2, folder=4, output=0.25
 )
+BOMB = "fork bomb"
 PROGRAMS = {
     "right": ("def f(x): return 2\n", "passed"),
     "wrong": ("def f(x): return 1\n", "failed: AssertionError"),
-    "fork bomb": (
+    BOMB: (
         "import os\nwhile True:\n    try:\n        if os.fork() == 0:\n            os.setsid()\n"
         "    except OSError:\n        pass\n",
-        "too many processes",
+        "too many processes|out of memory",
     ),
     "memory, by many": (
         "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = b'x' * (40 << 20)\n"
@@ -33,8 +35,9 @@ PROGRAMS = {
         "too much on disk",
     ),
     "the network, our lives": (
-        "import os, signal, socket\ndef f(x):\n    for act in (\n"
-        "                socket.socket, lambda: os.kill(os.getppid(), 9), lambda: os.kill(-1, 9), lambda: os.setuid(0)):\n        try:\n            act()\n"
+        "import os, socket\ndef f(x):\n"
+        "    for act in (socket.socket, lambda: os.kill(os.getppid(), 9), lambda: os.kill(-1, 9),\n"
+        "                lambda: os.setuid(0)):\n        try:\n            act()\n"
         "            return 2\n        except OSError:\n            pass\n",
         "failed: AssertionError",
     ),
@@ -61,10 +64,12 @@ def limits() -> Sandbox:
 
 
 def test_limits_hold_without_walls(limits: Sandbox) -> None:
-    programs = [Program("python", source, "assert f(1) == 2") for source, _ in PROGRAMS.values()]
-    verdicts = dict(zip(PROGRAMS, limits.judge_all(programs, workers=2), strict=True))
+    programs = {name: Program("python", source, "assert f(1) == 2") for name, (source, _) in PROGRAMS.items()}
+    # Alone: without a namespace of users the kernel counts its processes with those of programs beside it.
+    verdicts = {BOMB: limits.judge(programs.pop(BOMB))}
+    verdicts |= zip(programs, limits.judge_all(list(programs.values()), workers=2), strict=True)
     for name, (_, reason) in PROGRAMS.items():
-        assert verdicts[name].reason.startswith(reason), (name, verdicts[name])
+        assert re.match(reason, verdicts[name].reason), (name, verdicts[name])
         assert verdicts[name].passed == (reason == "passed")
     time.sleep(0.1)
     assert not list(Path("/tmp").glob("sandbox-*")), "a folder was left"
