@@ -15,7 +15,7 @@ HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2
 MBPP_TEST = range(11, 511)  # ids of the test split
 MBPP_SHOTS = (2, 3, 4)  # Austin et al. 2021, §4
 DONE = "[DONE]"
-ZERO_SHOT_STOP = (DONE, "\nassert", "\nprint", '\n"""', "\n```")
+ZERO_SHOT_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
 ALIASES = {"py": "python", "go_test.go": "go"}  # names of other files for the same languages
 
 HUMANEVAL_RULES = (
@@ -25,11 +25,12 @@ HUMANEVAL_RULES = (
     "with the benchmark's tests."
 )
 MBPP_RULES = (
-    "MBPP (Austin et al. 2021), test split (ids 11 to 510; 257 problems of the sanitized file): 'You are an "
-    "expert Python programmer, and here is your task: ... Your code should pass these tests:', the three "
-    "tests, [BEGIN]; before it tasks 2, 3 and 4 with their solutions and [DONE] (shots=3; the SDSAT paper "
-    "reports zero-shot results: shots=0). The answer ends before [DONE]; with shots=0 also before \\nassert, "
-    '\\nprint, \\n""" and \\n```. The answer alone is executed with the tests.'
+    "MBPP (Austin et al. 2021), test split (ids 11 to 510; 257 problems of the sanitized file): zero-shot, as "
+    "in SDSAT §3.3.1, the model is given the task and its tests as a docstring (as Fried et al. 2022), and the "
+    'answer ends before \\nassert, \\nprint, \\n""" or \\n```. With shots=3 it is Austin et al.\'s: '
+    "'You are an expert Python programmer, and here is your task: ... Your code should pass these tests:', the "
+    "tests, [BEGIN], behind tasks 2, 3 and 4 with their solutions and [DONE], before which the answer ends. "
+    "The answer alone is executed with the tests."
 )
 MULTIPL_E_RULES = (
     "MultiPL-E (Cassano et al. 2022), HumanEval in other languages: the model is given the prompt as it "
@@ -75,27 +76,26 @@ def _beside(prompt: str) -> str:
 
 def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
     """Fields task_id, code, test_list, and prompt, test_imports (sanitized) or text, test_setup_code."""
-    shots = 3 if config.shots is None else config.shots
+    shots = config.shots or 0
     by_id = {row.whole("task_id"): row for row in rows}
     wanted = MBPP_SHOTS[:shots]
     if missing := [id for id in wanted if rows and id not in by_id]:
         raise UserError(
-            f"{rows[0].file}: wanted task {missing[0]}, which is shown as an example, found none: give shots=0"
+            f"{rows[0].file}: wanted task {missing[0]}, which is shown as an example, found none: lower shots"
         )
     examples = "".join(f"{_task(by_id[id])}{_solution(by_id[id])}\n{DONE}\n\n" for id in wanted)
-    return [
-        _mbpp(row, examples, (DONE,) if shots else ZERO_SHOT_STOP)
-        for id, row in by_id.items()
-        if id in MBPP_TEST
-    ]
+    asked = [row for id, row in by_id.items() if id in MBPP_TEST]
+    if not shots:
+        return [_mbpp(row, _docstring(row), ZERO_SHOT_STOP) for row in asked]
+    return [_mbpp(row, examples + _task(row), (DONE,)) for row in asked]
 
 
-def _mbpp(row: Row, examples: str, stop: tuple[str, ...]) -> Problem:
+def _mbpp(row: Row, prompt: str, stop: tuple[str, ...]) -> Problem:
     setup = row.values.get("test_setup_code") or ""
     imports = "\n".join(row.texts("test_imports")) if "test_imports" in row.values else ""
     return Problem(
         id=f"MBPP/{row.whole('task_id')}",
-        prompt=examples + _task(row),
+        prompt=prompt,
         stop=stop,
         answer=_solution(row),
         language="python",
@@ -110,6 +110,11 @@ def _task(row: Row) -> str:
         f"You are an expert Python programmer, and here is your task: {row.text('prompt', 'text')} "
         f"Your code should pass these tests:\n\n{tests}\n[BEGIN]\n"
     )
+
+
+def _docstring(row: Row) -> str:
+    tests = "\n".join(row.texts("test_list"))
+    return f'"""\n{row.text("prompt", "text")}\n{tests}\n"""\n'
 
 
 def _solution(row: Row) -> str:

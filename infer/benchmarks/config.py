@@ -23,7 +23,7 @@ class SourceConfig:
     path: str | None = None  # a file; of multipl_e a folder too; None: the kind's own package or dataset
     languages: list[str] | None = None  # of multipl_e and infilling; None: all there are
     order: str | None = None  # of infilling: spm (None) or psm
-    shots: int | None = None  # of mbpp: solved tasks in the prompt; None: 3
+    shots: int | None = None  # of mbpp: solved tasks in the prompt; None: 0
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *self.kinds):

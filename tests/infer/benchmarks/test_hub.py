@@ -49,7 +49,7 @@ def test_a_dataset_is_read_by_configuration_and_splits(tmp_path: Path, monkeypat
     name = laid_out(tmp_path / "mbpp", "sanitized", **rows)
     here = replace(KINDS["mbpp"], datasets=lambda _: [Dataset(name, "sanitized", ("prompt", "test"))])
     monkeypatch.setitem(KINDS, "mbpp", here)
-    found = read_problems("mbpp", BenchmarkConfig())
+    found = read_problems("mbpp", BenchmarkConfig(shots=3))
     assert [one.id for one in found] == ["MBPP/11", "MBPP/12"]
     assert "Task 4." in str(found[0].prompt)
 

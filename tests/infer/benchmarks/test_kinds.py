@@ -135,14 +135,15 @@ def test_mbpp_shows_three_solved_tasks_and_asks_those_of_the_test_split(tmp_path
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_bytes(gzip.compress(text.encode()) if shape == "gz" else text.encode())
-    first, last = judged("mbpp", str(path))
+    first, last = judged("mbpp", str(path), shots=3)
     assert [first.id, last.id] == ["MBPP/11", "MBPP/510"]
     shown = "Your code should pass these tests:\n\nassert f4(1) == 1\nassert f4(2) == 2\n[BEGIN]\ndef f4(x):\n"
     assert isinstance(first.prompt, str) and shown + "  return x\n[DONE]\n\nYou are" in first.prompt
     assert first.prompt.count("[DONE]") == 3 and first.prompt.endswith("assert f11(2) == 2\n[BEGIN]\n")
     assert passes(first, "def f11(x):\n  return x\n[DONE]\nno Python") and not passes(first, "def f11(x): pass")
-    (alone, _) = judged("mbpp", str(path), shots=0)
-    assert "[DONE]" not in str(alone.prompt) and alone.stop == ZERO_SHOT_STOP
+    (alone, _) = judged("mbpp", str(path))
+    assert str(alone.prompt).endswith('\nassert f11(1) == 1\nassert f11(2) == 2\n"""\n')
+    assert alone.stop == ZERO_SHOT_STOP
     assert passes(alone, "def f11(x):\n  return x\nassert f11(1) == 7")
 
 
@@ -229,7 +230,6 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
         ("humaneval", "", "benchmarks.humaneval: wanted at least one problem, found none in /"),
         ("humaneval", b"\xff\xfe", "a.jsonl: wanted a readable file, found 'utf-8' codec"),
         ("multipl_e", json.dumps(CPP | {"stop_tokens": [1]}), "a list of texts 'stop_tokens', found"),
-        ("mbpp", json.dumps(task(11)), "a.jsonl: wanted task 2, which is shown as an example, found none"),
         ("mbpp", json.dumps(task("x")), "a whole number 'task_id', found task_id='x'"),  # type: ignore[arg-type]
         (
             "infilling",
@@ -246,6 +246,11 @@ def test_a_malformed_row_is_named_by_file_and_line(
     with pytest.raises(UserError, match=message) as told:
         judged(name, str(path))
     assert "\n" not in str(told.value)
+
+
+def test_an_example_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="wanted task 2, which is shown as an example, found none"):
+        judged("mbpp", lines(tmp_path / "a.jsonl", task(11)), shots=3)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
