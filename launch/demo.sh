@@ -20,6 +20,7 @@ train experiment=demo_draft data.path="$out/data" out="$out/draft_training"
 python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core
 python -m train.export checkpoint="$out/draft_training" out="$out/draft"
 wait $!
-python -m infer.speed experiment=demo model="$out/model" out="$out/report" \
-    draft="$out/draft" prompts.held_out.path="$out/data/held_out.jsonl"
-echo "demo: the report is $out/report/report.json, its plots lie beside it"
+RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" \
+    speed.experiment=demo speed.draft="$out/draft" speed.prompts.held_out.path="$out/data/held_out.jsonl" \
+    quality.experiment=demo quality.benchmarks.held_out.path="$out/data/held_out.jsonl"
+echo "demo: the report is $out/report/index.html"

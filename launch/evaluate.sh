@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Speed and quality of a model in one report, beside the model it was made from: launch/evaluate.sh MODEL [BASE]
+#   and, as needed: out=DIR and what else both stages take; speed.NAME=VALUE for infer.speed (speed.draft=DIR),
+#   quality.NAME=VALUE for infer.quality (quality.samples=10). RANKS processes share the prompts: one per GPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
+    echo "error: wanted launch/evaluate.sh MODEL [BASE] [out=DIR] [speed.NAME=VALUE] [quality.NAME=VALUE]" >&2
+    exit 2
+fi
+model=${1%/} speed=(experiment=paper) quality=(experiment=paper)
+shift
+both=("model=$model" "out=$model-report")
+if [[ $# -gt 0 && $1 != *=* ]]; then
+    both+=("base=$1")
+    shift
+fi
+for setting in "$@"; do
+    case $setting in
+        speed.experiment=*) speed[0]=${setting#speed.} ;;
+        speed.*) speed+=("${setting#speed.}") ;;
+        quality.experiment=*) quality[0]=${setting#quality.} ;;
+        quality.*) quality+=("${setting#quality.}") ;;
+        *) both+=("$setting") ;;
+    esac
+done
+bash launch/setup.sh
+source .venv/bin/activate
+ranks=${RANKS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+torchrun --standalone --nproc_per_node "$ranks" -m infer.speed "${both[@]}" "${speed[@]}"
+torchrun --standalone --nproc_per_node "$ranks" -m infer.quality "${both[@]}" "${quality[@]}"
