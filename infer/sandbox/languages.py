@@ -67,7 +67,7 @@ class Language:
 _MAIN = ("./main",)
 _LAST, _LAST_BUT_ONE = r"\}\s*$", r"\}\s*\}\s*$"
 LANGUAGES = {
-    "cpp": Language("main.cpp", _cpp, _MAIN, ("g++", "-std=c++17", "-O1", "main.cpp", "-o", "main")),
+    "cpp": Language("main.cpp", _cpp, _MAIN, ("g++", "-std=c++17", "main.cpp", "-o", "main")),
     "rs": Language(
         "main.rs",
         _before(_LAST, '    println!("{0}");'),
@@ -123,7 +123,7 @@ LANGUAGES = {
     "d": Language(
         "main.d",
         _before(_LAST, 'import std.stdio : writeln; writeln("{0}");'),
-        _MAIN,
+        ("./main", "--DRT-testmode=run-main"),
         ("ldc2", "-unittest", "--of=main", "main.d"),
         tools=("cc",),
     ),

@@ -21,7 +21,7 @@ class Room:
 
     def __init__(self, job: Job) -> None:
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _BEGIN, str(HERE)],
+            [sys.executable, "-I", "-S", "-c", _BEGIN, str(HERE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,7 +6,6 @@ Linux on x86_64 and aarch64. Every function raises OSError with the kernel's own
 import ctypes
 import errno
 import os
-import platform
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
     0x00020000,
@@ -27,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def machine() -> str:
     """The processor's family. Raises OSError where its call numbers are not known here."""
-    name = platform.machine()
+    name = os.uname().machine
     if name not in PIVOT_ROOT:
         raise OSError(f"no system call numbers for {name}")
     return name

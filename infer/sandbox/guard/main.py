@@ -87,14 +87,14 @@ class Guard:
             return ""
         used = usage(descendants(os.getpid()))
         self._peak = max(self._peak, used.memory_bytes)
+        if used.tasks - self._room.own >= limits.processes:
+            return "too many processes"
         if now - self._begun > limits.wall_seconds:
             return f"timed out after {limits.wall_seconds:g} s"
         if used.cpu_seconds > limits.cpu_seconds:
             return f"timed out after {limits.cpu_seconds:g} s of computing"
         if used.memory_bytes > limits.memory_bytes:
             return "out of memory"
-        if used.tasks - self._room.own >= limits.processes:
-            return "too many processes"
         if max(len(heard) for heard in self._heard.values()) > limits.output_bytes:
             return "too much output"
         return self._too_full(now)
@@ -124,5 +124,7 @@ class Guard:
             ended = "killed with its steward"
         elif ended == "exited" and code < 0:
             ended, code = "killed", -code
-        output, word = (bytes(self._heard[fd]).decode(errors="replace") for fd in (self._room.output, self._room.word))
+        output, word = (
+            bytes(self._heard[fd]).decode(errors="replace") for fd in (self._room.output, self._room.word)
+        )
         return Report(ended, code, facts["step"], output, word, seconds, self._peak)

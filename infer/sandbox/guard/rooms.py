@@ -3,13 +3,9 @@
 import json
 import os
 import select
-import shutil
-import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from . import kernel, walls
 from .job import NOBODY, PLAYERS, Job
@@ -17,10 +13,10 @@ from .steward import Place, run_steps
 from .watch import end_all, tasks_of_user
 
 LEVELS = ("namespaces", "limits")
+BESIDE = 8  # programs, at the most they may grow to, that run as one user at a time
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """What the guard hears and sees of it."""
 
     output: int  # descriptors: what programs write to stdout and stderr,
@@ -43,7 +39,7 @@ def opened(job: Job) -> Iterator[Room]:
         pipes |= {3: job.channel[0], 4: job.channel[1]}
     if job.word:
         pipes |= {5: word[1]}
-    folder = tempfile.mkdtemp(prefix="sandbox-") if job.level == "limits" else None
+    folder = _folder() if job.level == "limits" else None
     try:
         if folder:
             _start_with_limits(job, folder, pipes, told[1])
@@ -102,12 +98,15 @@ def _start_in_namespaces(job: Job, pipes: dict[int, int], tell: int) -> None:
 
 
 def _tasks(job: Job) -> int:
-    """What the kernel must be told so that the program has its number of processes: since 5.14 it counts
-    those of a user in a namespace of users, before it counted those on the machine.
+    """What the kernel must be told so that the program has its number of processes.
+
+    Since 5.14 it counts those of a user in a namespace of users. Otherwise it counts them on the machine: then
+    there is room for programs beside this one, whose number the guard alone holds.
     """
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
-    own = 1 if job.level == "namespaces" and (major, minor) >= (5, 14) else tasks_of_user(walls.program_user())
-    return job.limits.processes + own
+    if job.level == "namespaces" and (major, minor) >= (5, 14):
+        return job.limits.processes + 1
+    return tasks_of_user(walls.program_user()) + BESIDE * job.limits.processes
 
 
 def _start_with_limits(job: Job, folder: str, pipes: dict[int, int], tell: int) -> None:
@@ -128,10 +127,18 @@ def _start_with_limits(job: Job, folder: str, pipes: dict[int, int], tell: int) 
     _child(begin, tell)
 
 
+def _folder() -> str:
+    import tempfile  # slow, and seldom needed
+
+    return tempfile.mkdtemp(prefix="sandbox-")
+
+
 def _remove(folder: str) -> None:
     """A folder with all that is in it, whatever rights its owner took from itself."""
+    import shutil  # slow, and seldom needed
+
     for root, folders, _ in os.walk(folder):
         for name in folders:
-            if not stat.S_ISLNK(os.lstat(f"{root}/{name}").st_mode):
-                Path(root, name).chmod(0o700)
+            if not os.path.islink(f"{root}/{name}"):
+                os.chmod(f"{root}/{name}", 0o700)
     shutil.rmtree(folder, ignore_errors=True)

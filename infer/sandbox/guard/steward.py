@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import kernel
 from .calls import filter_code
@@ -21,8 +21,7 @@ ADDRESS_SPACE = 2  # times the memory: reserving is not using
 _HIGH = 20  # descriptors are moved above this before they get the numbers that programs know
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where steps run, and with what."""
 
     box: str

@@ -19,7 +19,19 @@ from . import kernel
 from .job import BOX, NOBODY, PLAYERS, Job
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "mono", "R", "php")
+ETC = (
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "alternatives",
+    "localtime",
+    "timezone",
+    "mono",
+    "R",
+    "php",
+    "ldc2.conf",
+    "racket",
+)
 DEVICES = ("null", "zero", "full", "random", "urandom")
 FOLDER_FILES = 16384
 _OLD = "/old"

@@ -3,26 +3,18 @@
 import os
 import signal
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """At one moment."""
 
     memory_bytes: int = 0  # resident; a page that processes share is counted for each
     cpu_seconds: float = 0.0  # of those that live, and of those that ended and were waited for
     tasks: int = 0  # processes and threads
-
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.memory_bytes + other.memory_bytes,
-            self.cpu_seconds + other.cpu_seconds,
-            self.tasks + other.tasks,
-        )
 
 
 def children(pid: int) -> list[int]:
@@ -47,10 +39,12 @@ def descendants(pid: int) -> list[int]:
 
 def usage(pids: list[int]) -> Usage:
     """The sum over processes; those that have ended count nothing."""
-    total = Usage()
-    for pid in pids:
-        total += _of(pid)
-    return total
+    found = [_of(pid) for pid in pids]
+    return Usage(
+        sum(one.memory_bytes for one in found),
+        sum(one.cpu_seconds for one in found),
+        sum(one.tasks for one in found),
+    )
 
 
 def _of(pid: int) -> Usage:

