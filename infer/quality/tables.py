@@ -37,28 +37,28 @@ def print_quality(quality: Mapping[str, Any]) -> None:
 
 def notes(quality: Mapping[str, Any]) -> list[str]:
     """What a reader of the tables must know, in sentences."""
-    told = [
-        f"{_name(row)}: {row['too_long']} of {row['problems']} prompts leave no room for an answer in the "
-        f"context of {row['who']}; they count as failed."
-        for row in quality["rows"]
-        if row["too_long"] and row["decoder"] == "plain"
-    ]
-    told += [
-        f"{_name(row)}: {row['cut']} of {row['problems'] * row['samples']} answers of {_model(row)} ended at "
-        f"max_new_tokens={quality['settings']['max_new_tokens']}."
-        for row in quality["rows"]
-        if row["cut"] and row["decoder"] == "plain" and not row["temperature"]
-    ]
-    told += [f"Skipped: {_name(row)}, {row['reason']}." for row in quality["skipped"]]
+    limit, told = quality["settings"]["max_new_tokens"], list[str]()
+    plain = [row for row in quality["rows"] if row["decoder"] == "plain" and not row["temperature"]]
+    for who, rows in _grouped(plain, lambda row: row["who"]).items():
+        if long := _shares([row for row in rows if row["too_long"]], "too_long", "problems"):
+            told.append(f"No room for an answer in the context of {who}, which counts as failed: {long}.")
+        if cut := _shares([row for row in rows if row["cut"]], "cut", "problems"):
+            told.append(f"Answers of {who} that max_new_tokens={limit} ended: {cut}.")
+    if skipped := ", ".join(f"{_name(row)} ({row['reason']})" for row in quality["skipped"]):
+        told.append(f"Skipped: {skipped}.")
     same, compared = (sum(row[name] for row in quality["same"]) for name in ("identical", "compared"))
     if compared:
         others = [row for row in quality["same"] if row["identical"] < row["compared"]]
-        parts = ", ".join(f"{_name(row)} {row['identical']}/{row['compared']}" for row in others)
-        whole = f"SDSAT gave the very tokens of plain decoding in {same} of {compared} answers"
-        told.append(f"{whole} ({parts})." if parts else f"{whole}.")
+        parts = f" ({_shares(others, 'identical', 'compared')})" if others else ""
+        told.append(f"SDSAT gave the very tokens of plain decoding in {same} of {compared} answers{parts}.")
     if not any(row["value"] for row in quality["rows"]):
         told.append("No answer passed: these scores cannot tell the models apart.")
     return told
+
+
+def _shares(rows: Iterable[Row], part: str, whole: str) -> str:
+    """Each row with how many of how many."""
+    return ", ".join(f"{_name(row)} {row[part]}/{row[whole]}" for row in rows)
 
 
 def _kind(row: Row) -> tuple[str, float]:

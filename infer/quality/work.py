@@ -105,7 +105,8 @@ def judgeable(
 def _obstacle(problem: Problem, infills: bool) -> str | None:
     if isinstance(problem.prompt, Infill) and not infills:
         return "the model was not trained for infilling"
-    return missing_toolchain(problem.language) if problem.tests else None
+    missing = missing_toolchain(problem.language) if problem.tests else None
+    return f"{missing} is missing" if missing else None
 
 
 def _around(problem: Problem) -> dict[str, str]:

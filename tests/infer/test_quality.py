@@ -225,7 +225,7 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
     (row,) = done(config)["rows"]
     assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
     assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
-    assert "3 of 3 prompts leave no room" in " ".join(capsys.readouterr().out.split())
+    assert "which counts as failed: humaneval python 3/3." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_without_adaptive_tokens_is_decoded_plainly(
@@ -235,18 +235,18 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
     quality.main(config)
     printed = capsys.readouterr().out
     assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
-    assert "Skipped: infilling python, the model was not trained for infilling." in printed
+    assert "Skipped: infilling python (the model was not trained for infilling)." in printed
     assert {row["decoder"] for row in done(config)["rows"]} == {"plain"}
 
 
 def test_languages_without_a_toolchain_are_skipped_by_name(
     run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "missing_toolchain", lambda language: f"no {language} on this machine")
+    monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
     found = find_work(run())
-    told = {"benchmark": "humaneval", "language": "python", "reason": "no python on this machine"}
+    told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
     assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executes
-    with pytest.raises(UserError, match=r"found none \(humaneval python: no python on this machine\)"):
+    with pytest.raises(UserError, match=r"found none \(humaneval python: the python interpreter is missing\)"):
         find_work(run(names=("humaneval",)))
 
 

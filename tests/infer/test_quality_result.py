@@ -104,14 +104,16 @@ def test_a_prompt_that_does_not_fit_counts_as_failed_and_is_told() -> None:
     found = result(header(), {"0": one, "v": verdicts(one)})
     (row,) = found["rows"]
     assert (row["value"], row["problems"], row["too_long"]) == (0.5, 2, 1)
-    assert notes(found)[0].startswith("humaneval python: 1 of 2 prompts leave no room")
+    assert notes(found) == [
+        "No room for an answer in the context of model, which counts as failed: humaneval python 1/2."
+    ]
 
 
 def test_answers_that_the_limit_cut_are_told() -> None:
     one = unit(0, "model", [answer("a", "bad", [1] * 8), answer("b", "good", [1] * 7)])
     found = result(header(), {"0": one, "v": verdicts(one)})
     assert found["rows"][0]["cut"] == 1
-    assert notes(found) == ["humaneval python: 1 of 2 answers of model ended at max_new_tokens=8."]
+    assert notes(found) == ["Answers of model that max_new_tokens=8 ended: humaneval python 1/2."]
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +127,7 @@ def test_the_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[s
             one = unit(len(units), who, [answer("a", good), answer("b", "bad")], **facts)
             units[str(len(units))] = one
             units[f"v{len(units)}"] = verdicts(one)
-    skipped = [{"benchmark": "multipl_e", "language": "d", "reason": "no dmd on the path"}]
+    skipped = [{"benchmark": "multipl_e", "language": "d", "reason": "ldc2 is missing"}]
     print_quality(result(header(skipped=skipped), units))
     printed = capsys.readouterr().out
     assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
@@ -133,5 +135,5 @@ def test_the_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[s
     assert ["humaneval", "mbpp"] in lines and "multipl_e: pass@1 in %, greedy decoding" in printed
     assert "exact match in %" in printed and "average" in printed
     assert ["model,", "sdsat", "50.0", "50.0"] in lines and ["difference", "+50.0", "+50.0"] in lines
-    assert "Skipped: multipl_e d, no dmd on the path." in printed
+    assert "Skipped: multipl_e d (ldc2 is missing)." in printed
     assert "the very tokens of plain decoding in 24 of 24 answers" in " ".join(printed.split())

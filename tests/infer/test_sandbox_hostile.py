@@ -257,10 +257,10 @@ def test_a_fake_or_an_attack_fails(verdicts: dict[str, Verdict], name: str) -> N
 def test_the_machine_is_unharmed(
     verdicts: dict[str, Verdict], outside: Path, visits: tuple[int, list[str]]
 ) -> None:
-    deadline = time.monotonic() + 5
-    while players() and time.monotonic() < deadline:
+    left, deadline = players(), time.monotonic() + 10
+    while left & players() and time.monotonic() < deadline:  # other runs on this machine may have theirs
         time.sleep(0.05)
-    assert not players(), "processes were left"
+    assert not left & players(), "processes were left"
     assert [path.name for path in outside.iterdir()] == ["secret"]
     assert (outside / "secret").read_text() == SECRET and not Path("/mine").exists()
     assert not visits[1], "a program reached the network"
