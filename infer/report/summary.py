@@ -81,7 +81,7 @@ def headline(best: Iterable[Row], scores: Iterable[Row]) -> str:
         coolest = [row for row in coolest if row["temperature"] == min(one["temperature"] for one in coolest)]
         told.append(_speed_told(coolest))
     gaps = [score for score in scores if score["difference"] is not None]
-    if gaps:
+    if any(gap["model"] or gap["base"] for gap in gaps):
         told.append(_quality_told(gaps))
     return " ".join(told)
 
@@ -195,7 +195,9 @@ def _of_quality(part: Mapping[str, Any]) -> list[str]:
         for row in part["rows"]
         if row.get("too_long") and row["decoder"] == "plain"
     ]
+    if part["rows"] and not any(row["value"] for row in part["rows"]):
+        found.append("no answer passed: these scores cannot tell models apart")
     sandbox = part.get("sandbox")
-    if sandbox and sandbox["level"] in ("none", "unconfined"):
+    if sandbox and sandbox["level"] == "limits":
         found.append(f"generated programs ran unconfined: {sandbox['told']}")
     return found

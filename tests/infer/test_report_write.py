@@ -117,6 +117,15 @@ def test_what_a_reader_must_beware_of(tmp_path: Path) -> None:
     ]
 
 
+def test_scores_of_nothing_are_no_headline(tmp_path: Path) -> None:
+    quality = fixture.quality()
+    for row in (*quality["rows"], *quality["differences"]):
+        row |= {"value": 0.0, "interval": [0.0, 0.1]}
+    report = build(fixture.write_parts(tmp_path, quality=quality))
+    assert not report["summary"]["sentence"]
+    assert report["warnings"] == ["no answer passed: these scores cannot tell models apart"]
+
+
 def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None:
     """With two new tokens nothing follows the first step: no rate, no acceptance, and still a report."""
     speed = fixture.speed(temperatures=(0.0,))
