@@ -66,8 +66,13 @@ def time_of_rows(part: Part) -> Figure | None:
             one = measured[dtype]
             axis.plot(one["rows"], one["ms"], color=color("sdsat"), marker="o", label="measured step, L(q)")
         if dtype in limits:
-            at, ms = zip(*limits[dtype]["forward_ms"])
-            axis.plot(at, ms, color=color("plain"), linestyle="--", label="roofline of a forward")
+            most = max(measured[dtype]["rows"]) if dtype in measured else float("inf")
+            axis.plot(
+                *zip(*[point for point in limits[dtype]["forward_ms"] if point[0] <= most]),
+                color=color("plain"),
+                linestyle="--",
+                label="roofline of a forward",
+            )
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("q, rows of a forward")

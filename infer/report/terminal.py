@@ -77,7 +77,7 @@ def _print_quality(console: Console, report: Mapping[str, Any]) -> None:
     for one in part["skipped"]:
         console.print(f"skipped: {task(one)}: {one['reason']}", markup=False)
     if part.get("sandbox"):
-        console.print(f"sandbox: {part['sandbox']['told']}", markup=False)
+        console.print(part["sandbox"]["told"], markup=False)
     console.print()
 
 
