@@ -7,5 +7,8 @@ pairs       who runs beside whom
 units       one prompt's turn, as it is kept
 statistics  what pairs say: medians, spread, intervals
 aggregate   units to the rows of speed.json
+peers       the library's own decoding; vllm_peer vLLM's; peering what of them a run has
+limit       the physical limit of a forward; device what this device does at best
+profile     where the time of a step goes, and what memory a text takes
 samples     a text of each set, with who produced each token
 """
