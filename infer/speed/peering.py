@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from infer.checkpoint import Adaptive
 from infer.draft import Draft
 from infer.measure import Decoder
+from infer.parallel import is_first
 from infer.pick import Sampling
 from infer.speed.config import PEERS, SpeedConfig
 from infer.speed.peers import peer_decoders
@@ -62,6 +63,6 @@ class Peers:
         return None
 
     def _leave_out(self, name: str, reason: str) -> None:
-        if name not in self._told:
+        if name not in self._told and is_first():
             getLogger(__name__).warning("peers: %s is left out: %s", name, reason)
         self._told.add(name)
