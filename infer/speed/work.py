@@ -62,6 +62,7 @@ class Worker:
             return self._turn(prompts[unit.prompt], unit.round, unit.round + unit.prompt)
 
     def _begin(self, name: str) -> None:
+        self._own, self._decoders = {}, {}  # whose runners make room for the new ones
         self._set, self._own, self._warm = name, self._bench.own(name), False
         self._decoders = {
             group: {
@@ -72,7 +73,9 @@ class Worker:
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
-        """Each decoder once, uncounted."""
+        """Each decoder once, uncounted. A GPU's graph of a shape that comes up later is captured in a counted
+        run, which the median of its rounds passes over.
+        """
         for decoder in (decoder for ways in self._decoders.values() for decoder in ways.values()):
             if not self._warm:
                 decoder(prompt)
