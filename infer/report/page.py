@@ -26,7 +26,7 @@ from infer.report.rows import (
     span,
     task,
 )
-from infer.report.summary import sentence
+from infer.report.summary import sentence, sure
 
 FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality
@@ -38,7 +38,7 @@ MORE = {
     "tokens": lambda row: number(row["tokens"], ",d"),
     "forwards": lambda row: number(row["forwards"] or None, ",d"),
     "drafted tokens": lambda row: number(row["drafted"], ",d"),
-    "drafted nodes": lambda row: number(row["drafted_nodes"], ",.1f"),
+    "nodes of a draft model's graph": lambda row: number(row["drafted_nodes"], ",.1f"),
     "steps that used a merged node": lambda row: percent(row["graph_success"], 1),
     "accepted by place": lambda row: " ".join(map(percent, row["acceptance_by_position"] or ())),
     "peak memory": lambda row: quantity(row["peak_memory_bytes"], "B"),
@@ -95,8 +95,8 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         {
             "value": f"{one['speedup']:.2f}×",
             "label": f"plain decoding, {one['prompt_set'].replace('_', ' ')}",
-            "note": f"{one['label']}, {one['dtype']}"
-            + (f"; 95 %: {span(one['speedup_interval'])}" if one["speedup_interval"] else ""),
+            "note": f"{one['label']}, {one['dtype']}",
+            "interval": one["speedup_interval"] and span(one["speedup_interval"]),
         }
         for one in summary["best"]
         if one["temperature"] == coolest
@@ -106,6 +106,7 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             "value": percent(one["model"], 1),
             "label": f"{task(one)}, {one['metric']}",
             "note": "" if one["base"] is None else f"base model {percent(one['base'], 1)}",
+            "interval": one["model_interval"] and span([100 * end for end in one["model_interval"]], ".0f"),
         }
         for one in summary["scores"]
         if one["model"] is not None
@@ -153,15 +154,15 @@ def _speed_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "name": f"{dtype}, temperature {heat:g}",
             "first": heat == coolest,
             "rows": mine,
-            "best": _fastest_exact(mine),
+            "best": _best_exact(mine),
         }
         for (heat, dtype), mine in found
     ]
 
 
-def _fastest_exact(rows: Sequence[Row]) -> Row | None:
-    exact = [row for row in rows if drafts(row) and row["exact"] and row["tokens_per_second"]]
-    return max(exact, key=lambda row: row["tokens_per_second"], default=None)
+def _best_exact(rows: Sequence[Row]) -> Row | None:
+    exact = [row for row in rows if drafts(row) and row["exact"] and row["speedup"]]
+    return max(exact, key=sure, default=None)
 
 
 def _more(row: Row) -> list[str]:
@@ -172,11 +173,17 @@ def _more(row: Row) -> list[str]:
 def _bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The parts of a forward's time, of each prompt set, dtype and temperature; the longest fills its cell."""
     known = [row for row in rows if row["ms_forward"] is not None]
+    coolest = min((row["temperature"] for row in known), default=0)
     found = []
     for (name, dtype, heat), mine in groups(known, "prompt_set", "dtype", "temperature").items():
         longest = max(sum(row[f"ms_{kind}"] or 0 for kind in PARTS) for row in mine)
-        title = f"{name.replace('_', ' ')}, {dtype}, temperature {heat:g}"
-        found.append({"name": title, "bars": [_bar(row, longest) for row in mine]})
+        found.append(
+            {
+                "name": f"{name.replace('_', ' ')}, {dtype}, temperature {heat:g}",
+                "first": (dtype, heat) == (known[0]["dtype"], coolest),
+                "bars": [_bar(row, longest) for row in mine],
+            }
+        )
     return found
 
 

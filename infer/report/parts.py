@@ -15,6 +15,7 @@ FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
 LISTS = {"speed": ("limits", "costs", "samples"), "quality": ("differences", "same", "skipped", "samples")}
 # Who makes a part of the units that are done. Asked for an unfinished run alone: they bring torch and more.
+HEADER = "header.json"  # what all units of a run share
 READERS = {"speed": "infer.speed.aggregate", "quality": "infer.quality.result"}
 
 
@@ -40,12 +41,9 @@ def _read(folder: Path, kind: str, setting: str) -> dict[str, Any] | None:
         path = place / f"{kind}.json"
         return checked(_load(path), kind, path)
     partial = partial_of(place)
-    if not partial.is_dir():
+    if not (partial / HEADER).is_file():  # not begun, or nothing measured yet
         return None
-    try:
-        return checked(import_module(READERS[kind]).read(partial), kind, partial)
-    except FileNotFoundError:  # begun, and nothing measured yet
-        return None
+    return checked(import_module(READERS[kind]).read(partial), kind, partial)
 
 
 def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:

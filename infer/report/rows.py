@@ -54,7 +54,7 @@ BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"
 def label(row: Row) -> str:
     """A decoder's name in tables."""
     name: str = LABELS.get(row["decoder"]) or row["decoder"]
-    return f"{name} k={row['k']}" if name == "sdsat" else name
+    return f"{name} k={row['k']}" if name == "sdsat" and row["k"] else name
 
 
 def language(name: str) -> str:
