@@ -92,6 +92,7 @@ def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:
         "infer.speed",
         "experiment=demo",
         f"model={folders['model']}",
+        f"base={folders['base_model']}",
         f"draft={folders['draft']}",
         f"prompts.held_out.path={held_out}",
         f"out={tmp_path}",
@@ -102,18 +103,17 @@ def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:
         "rounds=1",
         "k=[1,6]",
     ]
-    printed = command(*arguments)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert {"schema", "hardware", "settings", "rows"} <= report.keys()
-    keys = "decoder k dtype prompt_set tokens_per_second speedup acceptance_rate tokens_per_forward identical"
-    assert all(set(keys.split()) | {"prompts"} <= row.keys() for row in report["rows"])
-    assert len(report["rows"]) == 2 * 7 + 2 * 8  # bfloat16, and float32 with the library's generate
-    assert {"ssd", "gsd", "gsd probes"} <= {row["decoder"] for row in report["rows"]}
+    printed = command(*arguments, ranks=2)
+    report = json.loads((tmp_path / "speed" / "speed.json").read_text())
+    assert report["units"] == {"all": 5, "done": 5} and report["ranks"] == 2
+    decoders = {row["decoder"] for row in report["rows"]}
+    assert {"plain", "sdsat", "auto", "ssd", "gsd", "gsd probes", "base", "generate assisted"} <= decoders
+    assert len(report["rows"]) == 2 * 2 * (len(decoders) + 1)  # sets, temperatures; two k of sdsat
     for row in report["rows"]:
-        if row["dtype"] == "float32":
-            assert row["identical"] == row["prompts"]
-    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000
-    assert "identical" in printed and "nothing to do" not in printed
+        if not row["peer"]:
+            assert row["identical"] == row["compared"]
+    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000 and (tmp_path / "index.html").is_file()
+    assert "gsd probes" in printed and "nothing to do" not in printed
     assert "nothing to do" in command(*arguments)
 
 

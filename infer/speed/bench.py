@@ -24,6 +24,7 @@ from infer.requests import check_lengths
 from infer.runner import Runner
 from infer.runners import Runners
 from infer.speed.config import SpeedConfig
+from infer.speed.peering import Peers
 from infer.speed.prepare import Prepared
 from infer.speed.units import Group, Way
 from infer.speed.ways import GSD_PROBES, ways
@@ -64,6 +65,8 @@ class Bench:
                 for probes, drawing in drawings.items():
                     group = Group(dtype, temperature)
                     self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing)
+        longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
+        self._peers = Peers(config, self.lms, drafts, prepared.adaptive, capacity=longest)
         self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in self._models}
         self._lent = list[tuple[Runners, Runner]]()
 
@@ -100,6 +103,10 @@ class Bench:
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
 
+    def peers(self, group: Group) -> dict[Way, Decoder]:
+        """The library's, and vLLM's, as far as they are asked for and there."""
+        return self._peers.decoders(group, self._sampling(group.temperature))
+
     def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
         """Of a way, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
@@ -117,9 +124,12 @@ class Bench:
         return enough_memory(wanted, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
 
     def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> Own:
+        limits = Limits(self._config.max_new_tokens, eos_ids(lm))
+        return Own(runner, drafters, limits, self._sampling(temperature))
+
+    def _sampling(self, temperature: float) -> Sampling:
         config = self._config
-        sampling = Sampling(temperature, config.top_k, config.top_p) if temperature else Sampling()
-        return Own(runner, drafters, Limits(config.max_new_tokens, eos_ids(lm)), sampling)
+        return Sampling(temperature, config.top_k, config.top_p) if temperature else Sampling()
 
     def _runner(self, lm: PreTrainedModel, name: str, rows: int) -> Runner:
         runners, capacity = self._runners[id(lm)], self.capacity(self._prepared.prompts[name])

@@ -43,12 +43,12 @@ class Profile:
     told.
     """
 
-    ms_draft: float | None
-    ms_forward: float | None
-    ms_rest: float | None
-    peak_memory_bytes: int | None
-    drafted_nodes: float | None
-    graph_success: float | None
+    ms_draft: float | None = None
+    ms_forward: float | None = None
+    ms_rest: float | None = None
+    peak_memory_bytes: int | None = None
+    drafted_nodes: float | None = None
+    graph_success: float | None = None
 
 
 def profile(

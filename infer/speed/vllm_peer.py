@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from infer import parallel
 from infer.benchmarks.prompts import TokenPrompt
 from infer.checkpoint import Adaptive
 from infer.measure import Decoder, Run, clock, seed_of
@@ -27,6 +28,8 @@ def missing(adaptive: Adaptive | None) -> str | None:
     """Why there can be no peer; None where there can."""
     if find_spec("vllm") is None:
         return "wanted vLLM, found it not installed"
+    if parallel.place()[1] > 1:
+        return "wanted one process, found more, of which each would serve on its own"
     if not torch.cuda.is_available():
         return "wanted a GPU, found none"
     if adaptive is None:

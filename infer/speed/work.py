@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
@@ -11,7 +12,7 @@ from infer.reading import Request
 from infer.speed.bench import Bench, Own
 from infer.speed.config import SpeedConfig
 from infer.speed.prepare import Prepared
-from infer.speed.profile import Profile, profile
+from infer.speed.profile import Profile, peak_memory, profile
 from infer.speed.samples import sample, shown
 from infer.speed.units import Group, Way, run_turn
 from infer.speed.ways import DRAFTED
@@ -61,14 +62,20 @@ class Worker:
             return self._turn(prompts[unit.prompt], unit.round, unit.round + unit.prompt)
 
     def _begin(self, name: str) -> None:
+        self._own, self._decoders = {}, {}  # whose runners make room for the new ones
         self._set, self._own, self._warm = name, self._bench.own(name), False
         self._decoders = {
-            group: {way: own.decoder(self._config.seed) for way, own in ways.items()}
+            group: {
+                **{way: own.decoder(self._config.seed) for way, own in ways.items()},
+                **self._bench.peers(group),
+            }
             for group, ways in self._own.items()
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
-        """Each decoder once, uncounted."""
+        """Each decoder once, uncounted. A GPU's graph of a shape that comes up later is captured in a counted
+        run, which the median of its rounds passes over.
+        """
         for decoder in (decoder for ways in self._decoders.values() for decoder in ways.values()):
             if not self._warm:
                 decoder(prompt)
@@ -89,7 +96,7 @@ class Worker:
                 **way._asdict(),
                 **asdict(self._profile(prompt, group, way)),
             }
-            for group, ways in self._own.items()
+            for group, ways in self._decoders.items()
             for way in ways
         ]
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
@@ -109,6 +116,11 @@ class Worker:
         return {"parts": parts, "samples": samples}
 
     def _profile(self, prompt: TokenPrompt, group: Group, way: Way) -> Profile:
+        """Of a peer the memory alone is known."""
+        device = self._bench.lms[group.dtype].device
+        if way not in self._own[group]:
+            decoder = self._decoders[group][way]
+            return Profile(peak_memory_bytes=peak_memory(device, partial(decoder, prompt))[1])
         own, drawn = self._own[group][way], list[Drawn]()
         if way.decoder in DRAFTED:
             own = replace(own, drafters=self._bench.drafters(self._set, group, way, watch=drawn.append))
@@ -118,6 +130,6 @@ class Worker:
             Request(prompt.ids, seed_of(prompt, self._config.seed)),
             own.limits.also(prompt.ends),
             own.sampling,
-            device=self._bench.lms[group.dtype].device,
+            device=device,
             drawn=drawn,
         )

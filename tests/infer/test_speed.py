@@ -14,7 +14,7 @@ from infer.api import Model
 from infer.config import DecodeConfig, InferConfig
 from infer.speed import __main__ as speed
 from infer.speed.aggregate import ORDER, read
-from infer.speed.config import SpeedConfig
+from infer.speed.config import PEERS, SpeedConfig
 from infer.speed.units import PLAIN, Way
 from infer.speed.ways import ways
 from infer.speed.work import Worker
@@ -65,6 +65,19 @@ def run(given: list[str], tmp_path: Path) -> Main:
         return json.loads((tmp_path / "report" / "speed" / "speed.json").read_text(encoding="utf-8"))
 
     return main
+
+
+def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
+    run: Main, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = run("decoders=[]", "peers=[generate,prompt_lookup,assisted,vllm]")
+    peers = [row for row in report["rows"] if row["peer"]]
+    assert [row["decoder"] for row in peers] == 2 * list(PEERS.values())[:3]
+    for row in peers:
+        assert row["compared"] == 2 and row["exact"] == (row["identical"] == 2)
+        assert row["exact"] or row["temperature"] > 0
+        assert row["forwards"] > 0 and row["rows_per_forward"] >= 1 and row["peak_memory_bytes"] != 0
+    assert caplog.messages == ["peers: vllm is left out: wanted vLLM, found it not installed"]
 
 
 def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
