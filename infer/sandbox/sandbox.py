@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +80,7 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
     """
     interpreter = python.interpreter(config.python)
     refused: list[str] = []
-    for level in LEVELS:
+    for level in LEVELS if shutil.which("bwrap") else [level for level in LEVELS if level != "bubblewrap"]:
         sandbox = Sandbox(level, config, interpreter)
         if level == "limits" and not config.unconfined:
             raise UserError(

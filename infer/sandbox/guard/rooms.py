@@ -1,4 +1,6 @@
-"""Where a program runs, by level: in namespaces of its own, or on the machine as it is with limits only."""
+"""Where a program runs, by level: in namespaces of its own, which bubblewrap makes or we do, or on the
+machine as it is with limits only.
+"""
 
 import json
 import os
@@ -7,12 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from . import kernel, walls
+from . import bubblewrap, kernel, walls
 from .job import NOBODY, PLAYERS, Job
 from .steward import Place, run_steps
 from .watch import end_all, tasks_of_user
 
-LEVELS = ("namespaces", "limits")
+LEVELS = ("bubblewrap", "namespaces", "limits")
+_OWN = {"bubblewrap": bubblewrap.OWN, "namespaces": 1, "limits": 1}
 BESIDE = 8  # programs, at the most they may grow to, that run as one user at a time
 
 
@@ -39,15 +42,17 @@ def opened(job: Job) -> Iterator[Room]:
         pipes |= {3: job.channel[0], 4: job.channel[1]}
     if job.word:
         pipes |= {5: word[1]}
-    folder = _folder() if job.level == "limits" else None
+    folder = _folder() if job.level != "namespaces" else None
     try:
-        if folder:
-            _start_with_limits(job, folder, pipes, told[1])
-        else:
+        if folder is None:
             _start_in_namespaces(job, pipes, told[1])
+        elif job.level == "bubblewrap":
+            bubblewrap.start(job, folder, pipes, told[1], _tasks(job))
+        else:
+            _start_with_limits(job, folder, pipes, told[1])
         for descriptor in {*pipes.values(), word[1], told[1]}:
             os.close(descriptor)
-        yield Room(output[0], word[0], told[0], own=1, folder=folder and f"{folder}/box")
+        yield Room(output[0], word[0], told[0], _OWN[job.level], _box(job, folder))
     finally:
         end_all()
         if folder:
@@ -104,8 +109,8 @@ def _tasks(job: Job) -> int:
     there is room for programs beside this one, whose number the guard alone holds.
     """
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
-    if job.level == "namespaces" and (major, minor) >= (5, 14):
-        return job.limits.processes + 1
+    if job.level != "limits" and (major, minor) >= (5, 14):
+        return job.limits.processes + _OWN[job.level]
     return tasks_of_user(walls.program_user()) + BESIDE * job.limits.processes
 
 
@@ -131,6 +136,10 @@ def _folder() -> str:
     import tempfile  # slow, and seldom needed
 
     return tempfile.mkdtemp(prefix="sandbox-")
+
+
+def _box(job: Job, folder: str | None) -> str | None:
+    return f"{folder}/box" if job.level == "limits" else None
 
 
 def _remove(folder: str) -> None:

@@ -145,6 +145,7 @@ def _own_files(job: Job) -> None:
 
 def place_players(job: Job, folder: str) -> None:
     """Write the files of ours that a program needs."""
+    os.makedirs(folder, mode=0o755, exist_ok=True)
     for name, text in job.players.items():
         os.makedirs(os.path.dirname(f"{folder}/{name}"), mode=0o755, exist_ok=True)
         _write(f"{folder}/{name}", text)
