@@ -26,10 +26,10 @@ from infer.hardware import hardware
 from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
-from infer.quality.result import HEADER, RESULT, SCHEMA, read, result
-from infer.quality.tables import print_quality
+from infer.quality.result import HEADER, RESULT, SCHEMA, result
 from infer.quality.verdicts import cases, judge
 from infer.quality.work import Work, find_work, whose
+from infer.report import print_report, write
 from infer.sandbox import Sandbox, open_sandbox
 
 
@@ -45,9 +45,9 @@ def main(config: QualityConfig) -> None:
     else:
         _measured(config, work, made, out, members)
     if members.first:
-        quality = read(out)
-        print_quality(quality)
-        check_identical(quality)
+        report = write(Path(config.out), config.tracker)
+        print_report(report, ["quality"])
+        check_identical(report["quality"])
 
 
 def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path, members: Members) -> None:

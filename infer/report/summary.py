@@ -195,6 +195,12 @@ def _of_quality(part: Mapping[str, Any]) -> list[str]:
         for row in part["rows"]
         if row.get("too_long") and row["decoder"] == "plain"
     ]
+    found += [
+        f"{task(row)}: {row['cut']} of {row['problems']} answers of {row['name']} were ended by "
+        f"max_new_tokens={part['settings']['max_new_tokens']}"
+        for row in part["rows"]
+        if row.get("cut") and row["decoder"] == "plain" and not row["temperature"]
+    ]
     if part["rows"] and not any(row["value"] for row in part["rows"]):
         found.append("no answer passed: these scores cannot tell models apart")
     sandbox = part.get("sandbox")

@@ -1,27 +1,27 @@
-"""A report on a terminal of 80 columns: a table for each prompt set and temperature, and one of the quality."""
+"""A report on a terminal of 80 columns: a table for each prompt set and temperature, and the scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from infer.report.rows import Row, differs, groups, label, number, percent, points, span, task
+from infer.report.rows import Row, differs, groups, label, number, percent, span, task
 from infer.report.summary import sentence
+from infer.report.terminal_quality import print_scores
 
 PEER, OTHER = "†", "≠"
 SPEED = ("tok/s", "speedup", "95 %", "acc.", "tok/\nfwd", "first\nms", "limit", "same")
-QUALITY = ("metric", "temp.", "base", "model", "diff.", "95 %", "problems")
 
 
-def print_report(report: Mapping[str, Any]) -> None:
-    """All that was measured, and what to beware of."""
+def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "quality")) -> None:
+    """What was measured of these kinds, what to beware of in all of it, and what it comes to."""
     console = Console(highlight=False, soft_wrap=False)
-    if report["speed"]:
+    if report["speed"] and "speed" in kinds:
         _print_speed(console, report)
-    if report["quality"]:
-        _print_quality(console, report)
+    if report["quality"] and "quality" in kinds:
+        _print_quality(console, report["quality"])
     for warning in report["warnings"]:
         console.print(f"warning: {warning}", markup=False)
     if report["summary"]["sentence"]:
@@ -67,10 +67,11 @@ def speed_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _print_quality(console: Console, report: Mapping[str, Any]) -> None:
-    part = report["quality"]
-    console.print("Quality, decoded plainly", markup=False)
-    console.print(_quality_table(report["summary"]["scores"]))
+def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
+    settings, machine = part["settings"], part["hardware"]
+    place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
+    console.print(f"quality in {settings['dtype']} on {place}\n", markup=False)
+    print_scores(console, part)
     if part["same"]:
         agree, asked = (sum(one[name] for one in part["same"]) for name in ("identical", "compared"))
         console.print(f"decoded with drafts, {agree} of {asked} answers are those of plain decoding")
@@ -79,22 +80,6 @@ def _print_quality(console: Console, report: Mapping[str, Any]) -> None:
     if part.get("sandbox"):
         console.print(part["sandbox"]["told"], markup=False)
     console.print()
-
-
-def _quality_table(scores: Sequence[Row]) -> Table:
-    table = plain_table(("benchmark", *QUALITY))
-    for score in scores:
-        table.add_row(
-            task(score),
-            score["metric"],
-            f"{score['temperature']:g}",
-            percent(score["base"], 1),
-            percent(score["model"], 1),
-            points(score["difference"]),
-            " to ".join(map(points, score["interval"] or ())),
-            str(score["problems"]),
-        )
-    return table
 
 
 def plain_table(columns: Sequence[str]) -> Table:

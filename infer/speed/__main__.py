@@ -82,7 +82,7 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 def _report(config: SpeedConfig) -> None:
     """Written and shown; one that shows a lossy decoder fails the run after that, and every later one."""
     found = write(Path(config.out), config.tracker)
-    print_report(found)
+    print_report(found, ["speed"])
     lossy = [f"{label(row)} on {row['prompt_set']}" for row in found["speed"]["rows"] if _is_lossy(row)]
     if lossy:
         raise LoneError(

@@ -1,5 +1,5 @@
-"""The result on a terminal, in the shape of the paper's tables 1, 2 and 3: a line for each model, a column for
-each benchmark, or for each language of one that has several.
+"""Scores on a terminal of 80 columns, in the shape of the paper's tables 1, 2 and 3: a line for each model, a
+column for each benchmark, or for each language of one that has several.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,50 +15,16 @@ Column = tuple[str, str]  # benchmark and language
 WIDEST = 7  # columns of figures in 80 characters
 
 
-def print_quality(quality: Mapping[str, Any]) -> None:
-    """All scores; what was skipped or did not fit; whether SDSAT's answers are those of plain decoding."""
-    console, machine, settings = Console(highlight=False), quality["hardware"], quality["settings"]
-    console.print(f"model {settings['model']}", soft_wrap=True)
-    if settings["base"]:
-        console.print(f"base  {settings['base']}", soft_wrap=True)
-    place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
-    console.print(f"{settings['dtype']} on {place}, {quality['date']}\n")
+def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
+    """All scores: those of the base model, of the fine-tuned one, and their difference."""
     for (metric, temperature), rows in _grouped(quality["rows"], _kind).items():
         gaps = [gap for gap in quality["differences"] if _kind(gap) == (metric, temperature)]
         same = [one for one in quality["same"] if one["temperature"] == temperature]
         for columns in _tables(rows):
             lines = _lines(columns, rows, gaps, same)
             for table in _cut(_heads(columns), lines):
-                console.print(_title(columns, metric, temperature))
+                console.print(_title(columns, metric, temperature), markup=False)
                 console.print(table, "")
-    for line in notes(quality):
-        console.print(line)
-
-
-def notes(quality: Mapping[str, Any]) -> list[str]:
-    """What a reader of the tables must know, in sentences."""
-    limit, told = quality["settings"]["max_new_tokens"], list[str]()
-    plain = [row for row in quality["rows"] if row["decoder"] == "plain" and not row["temperature"]]
-    for who, rows in _grouped(plain, lambda row: row["who"]).items():
-        if long := _shares([row for row in rows if row["too_long"]], "too_long", "problems"):
-            told.append(f"No room for an answer in the context of {who}, which counts as failed: {long}.")
-        if cut := _shares([row for row in rows if row["cut"]], "cut", "problems"):
-            told.append(f"Answers of {who} that max_new_tokens={limit} ended: {cut}.")
-    if skipped := ", ".join(f"{_name(row)} ({row['reason']})" for row in quality["skipped"]):
-        told.append(f"Skipped: {skipped}.")
-    same, compared = (sum(row[name] for row in quality["same"]) for name in ("identical", "compared"))
-    if compared:
-        others = [row for row in quality["same"] if row["identical"] < row["compared"]]
-        parts = f" ({_shares(others, 'identical', 'compared')})" if others else ""
-        told.append(f"SDSAT gave the very tokens of plain decoding in {same} of {compared} answers{parts}.")
-    if not any(row["value"] for row in quality["rows"]):
-        told.append("No answer passed: these scores cannot tell the models apart.")
-    return told
-
-
-def _shares(rows: Iterable[Row], part: str, whole: str) -> str:
-    """Each row with how many of how many."""
-    return ", ".join(f"{_name(row)} {row[part]}/{row[whole]}" for row in rows)
 
 
 def _kind(row: Row) -> tuple[str, float]:
@@ -71,10 +37,6 @@ def _column(row: Row) -> Column:
 
 def _model(row: Row) -> str:
     return row["who"] + (f", {row['decoder']}" if row["decoder"] != "plain" else "")
-
-
-def _name(row: Row) -> str:
-    return " ".join(part for part in _column(row) if part)
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
