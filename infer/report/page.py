@@ -119,6 +119,7 @@ def _method(part: Mapping[str, Any]) -> dict[str, Any]:
     device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
     units = part["units"]
     pairs = [
+        *_models(part["settings"]),
         ("measured", part["date"]),
         ("on", f"{device}, {machine['threads']} thread(s) a process, {part.get('ranks') or 1} process(es)"),
         ("with", ", ".join(f"{name} {version}" for name, version in part["versions"].items())),
@@ -126,6 +127,12 @@ def _method(part: Mapping[str, Any]) -> dict[str, Any]:
         ("done", f"{units['done']} of {units['all']} units"),
     ]
     return {"pairs": pairs, "settings": list(dotted(part["settings"]))}
+
+
+def _models(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    drafting = settings.get("draft") or {}
+    named = {"model": settings["model"], "base": settings.get("base"), "draft model": drafting.get("model")}
+    return [(name, folder) for name, folder in named.items() if folder]
 
 
 def _speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:

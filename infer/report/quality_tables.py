@@ -43,7 +43,7 @@ def _table(rows: Sequence[Row], gaps: Mapping[tuple[Any, ...], Row]) -> dict[str
         groups(rows, "who", "name", "decoder").items(),
         key=lambda item: (item[0][0] != "base", item[0][2] != "plain"),
     )
-    body = [_line(f"{name}, {decoder}", mine, places) for (_, name, decoder), mine in lines]
+    body = [_line(f"{who} ({name}), {decoder}", mine, places) for (who, name, decoder), mine in lines]
     if any(gaps[place]["difference"] is not None for place in places if place in gaps):
         body.append(["difference", *_differences([gaps.get(place) for place in places])])
     title = TITLES.get(metric, str(metric)) + (f", {benchmark(rows[0]['benchmark'])}" if by_language else "")

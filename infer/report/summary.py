@@ -60,7 +60,7 @@ def sentence(best: Row) -> str:
     interval = best["speedup_interval"]
     told = f"{best['label']} in {best['dtype']} is {best['speedup']:.2f}x plain decoding"
     if interval:
-        told += f" (95 %: {span(interval)}{', no clear difference' if _holds_one(interval) else ''})"
+        told += f" (95 %: {span(interval)}{', no clear difference' if _unclear(best) else ''})"
     if best["fastest_plain_dtype"] != best["dtype"]:
         told += f", {best['over_fastest_plain']:.2f}x plain decoding in {best['fastest_plain_dtype']}"
     if best["peer"]:
@@ -70,8 +70,10 @@ def sentence(best: Row) -> str:
     )
 
 
-def _holds_one(interval: tuple[float, float]) -> bool:
-    return interval[0] <= 1 <= interval[1]
+def _unclear(row: Row) -> bool:
+    """Whether the interval of a speedup holds 1."""
+    interval = row["speedup_interval"]
+    return bool(interval and interval[0] <= 1 <= interval[1])
 
 
 def headline(best: Iterable[Row], scores: Iterable[Row]) -> str:
@@ -106,6 +108,9 @@ def _speed_told(best: list[Row]) -> str:
         f"{' and '.join(names)} decode{'s' * (len(names) == 1)} {places} at {span_of} times the speed of plain "
     )
     told += "decoding, token for token the same" if exact else "decoding, but not token for token the same"
+    unclear = sum(_unclear(row) for row in best)
+    if unclear:
+        told += f" ({'without' if len(best) == 1 else f'in {unclear} of them without'} a clear difference)"
     peers = sorted(row["over_peer"] for row in best if row["over_peer"])
     if peers:
         ends = f"{peers[0]:.2f}" if len(peers) == 1 else f"{peers[0]:.2f} to {peers[-1]:.2f}"
