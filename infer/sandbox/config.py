@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from infer.sandbox.guard.job import Limits
 
 MIB = 1 << 20
-KINDS = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "memory": 63.0, "processes": 0.0, "file": 0.0, "folder": 0.0}
+LEAST_MEMORY = 64  # a Python that has started takes a fifth of it
 
 
 @dataclass
@@ -27,10 +27,11 @@ class SandboxConfig:
     python: str | None = None  # the interpreter that Python programs run on; ours if not given
 
     def __post_init__(self) -> None:
-        for name, least in KINDS.items():
-            value = getattr(self, name)
-            if not value > least:
-                raise ValueError(f"sandbox.{name}: wanted more than {least:g}, found {value}")
+        for name in ("wall_seconds", "cpu_seconds", "processes", "file", "folder", "output"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"sandbox.{name}: wanted more than 0, found {getattr(self, name)}")
+        if self.memory < LEAST_MEMORY:
+            raise ValueError(f"sandbox.memory: wanted at least {LEAST_MEMORY}, found {self.memory}")
 
     def limits(self) -> Limits:
         """In the guard's units."""

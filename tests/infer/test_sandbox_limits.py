@@ -104,7 +104,7 @@ def test_a_level_that_the_machine_refuses_is_passed_over(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ({"memory": 10}, "sandbox.memory: wanted more than 63, found 10"),
+        ({"memory": 10}, "sandbox.memory: wanted at least 64, found 10"),
         ({"wall_seconds": 0}, "sandbox.wall_seconds: wanted more than 0, found 0"),
         ({"processes": -1}, "sandbox.processes: wanted more than 0, found -1"),
     ],

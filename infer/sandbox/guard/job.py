@@ -67,7 +67,6 @@ class Report(NamedTuple):
     output: str = ""  # of all steps, stdout and stderr as they came
     word: str = ""
     seconds: float = 0.0  # from the first step's start
-    peak_bytes: int = 0
     trouble: str = ""  # why the room could not be built: then nothing has run
 
     def text(self) -> str:

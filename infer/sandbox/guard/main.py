@@ -44,7 +44,6 @@ class Guard:
         self._opened = time.monotonic()
         self._begun: float | None = None
         self._looked = 0.0
-        self._peak = 0
 
     def watch(self) -> Report:
         """Until it has ended, or had too much of something, or is not wanted any more.
@@ -53,30 +52,33 @@ class Guard:
         """
         ended = ""
         while not ended:
-            ended = self._listen(TICK) or self._excess()
+            ready = self._take(TICK)
+            if self._room.told not in self._open:
+                ended = "exited"
+            else:
+                ended = "stopped" if 0 in ready else self._excess()
         seconds = time.monotonic() - (self._begun or self._opened)
         end_all()
-        while self._room.told in self._open and self._listen(TICK) != "exited":
+        self._open = [descriptor for descriptor in self._open if descriptor]
+        while self._take(0.0) and not self._flooded():
             continue  # what was written before the end
         return self._report(ended, seconds)
 
-    def _listen(self, seconds: float) -> str:
-        """Take what has come, waiting for it so long: "stopped" when nobody wants more, "exited" when the
-        steward has gone.
-        """
-        for descriptor in select.select(self._open, [], [], seconds)[0]:
+    def _take(self, seconds: float) -> list[int]:
+        """Read what has come, waiting for it so long; the descriptors that had something or have ended."""
+        ready = select.select(self._open, [], [], seconds)[0]
+        for descriptor in ready:
             data = os.read(descriptor, _CHUNK)
-            if descriptor == 0:
-                self._open.remove(0)
-                return "stopped"
-            self._heard[descriptor] += data
             if not data:
                 self._open.remove(descriptor)
-            if not data and descriptor == self._room.told:
-                return "exited"
+            elif descriptor:
+                self._heard[descriptor] += data
         if self._begun is None and self._heard[self._room.told]:
             self._begun = time.monotonic()
-        return ""
+        return ready
+
+    def _flooded(self) -> bool:
+        return max(len(heard) for heard in self._heard.values()) > self._job.limits.output_bytes
 
     def _excess(self) -> str:
         """What there is too much of, in words; nothing if there is not."""
@@ -86,7 +88,6 @@ class Guard:
                 raise OSError(f"the room was not ready after {BUILDING:g} s")
             return ""
         used = usage(descendants(os.getpid()))
-        self._peak = max(self._peak, used.memory_bytes)
         if used.tasks - self._room.own >= limits.processes:
             return "too many processes"
         if now - self._begun > limits.wall_seconds:
@@ -95,7 +96,7 @@ class Guard:
             return f"timed out after {limits.cpu_seconds:g} s of computing"
         if used.memory_bytes > limits.memory_bytes:
             return "out of memory"
-        if max(len(heard) for heard in self._heard.values()) > limits.output_bytes:
+        if self._flooded():
             return "too much output"
         return self._too_full(now)
 
@@ -114,10 +115,10 @@ class Guard:
         return "too much on disk" if full else ""
 
     def _report(self, ended: str, seconds: float) -> Report:
-        facts: dict[str, Any] = {"step": 0}
+        facts: dict[str, Any] = {}
         for line in self._heard[self._room.told].splitlines():
             facts |= json.loads(line)
-        if "trouble" in facts:
+        if "trouble" in facts and "step" not in facts:
             raise OSError(facts["trouble"])
         code: int = facts.get("code", 0)
         if ended == "exited" and "code" not in facts:
@@ -127,4 +128,4 @@ class Guard:
         output, word = (
             bytes(self._heard[fd]).decode(errors="replace") for fd in (self._room.output, self._room.word)
         )
-        return Report(ended, code, facts["step"], output, word, seconds, self._peak)
+        return Report(ended, code, facts.get("step", 0), output, word, seconds)
