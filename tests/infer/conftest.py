@@ -62,3 +62,9 @@ def shared_models(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(model_dir: Path) -> Model:
     """The directory, loaded in float32."""
     return load(model_dir, "float32")
+
+
+@pytest.fixture(autouse=True)
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """infer.speed and infer.quality have the process stand alone under torchrun; the next test does not."""
+    monkeypatch.setattr("infer.parallel._alone", False)
