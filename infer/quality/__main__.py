@@ -54,7 +54,7 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
     """The result, written."""
     sandbox = open_sandbox(config.sandbox) if work.executes else None
     if sandbox:
-        tell(members, sandbox.told)
+        tell(members, f"sandbox: {sandbox.told}")
     for name in set(config.decoders) - set(work.decoders):
         tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
     with crew.folder(out, made, members) as partial:

@@ -78,7 +78,7 @@ def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     for one in part["skipped"]:
         console.print(f"skipped: {task(one)}: {one['reason']}", markup=False)
     if part.get("sandbox"):
-        console.print(part["sandbox"]["told"], markup=False)
+        console.print(f"sandbox: {part['sandbox']['told']}", markup=False)
     console.print()
 
 

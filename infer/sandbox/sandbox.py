@@ -47,7 +47,7 @@ class Sandbox:
             f"{config.cpu_seconds:g} s of computing, {config.wall_seconds:g} s in all, {config.memory} MiB, "
             f"{config.processes} processes"
         )
-        return f"sandbox: {self.level} ({WALLS[self.level].format(user=user)}; {limits})"
+        return f"{self.level} ({WALLS[self.level].format(user=user)}; {limits})"
 
     def judge(self, program: Program) -> Verdict:
         """Whether a program passes its tests.
