@@ -7,6 +7,7 @@ every text of ours must be that of plain decoding, or the run fails, once its re
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ def main(config: SpeedConfig) -> None:
 def measure(config: SpeedConfig, made: Mapping[str, Any], members: Members) -> None:
     """The folder DIR/speed, made by all ranks."""
     prepared = prepare(config)
+    if members.first and prepared.k != config.k:
+        print(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
+    config = replace(config, k=prepared.k)
     bench = Bench(config, prepared, device=members.device())
     found = units_of(prepared.prompts, config.rounds)
     # Pairs of one machine do not belong with those of another.

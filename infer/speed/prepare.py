@@ -14,30 +14,36 @@ from infer.text import Text
 
 @dataclass(frozen=True)
 class Prepared:
-    """`shared` is `Draft.rows`, 0 without a draft model."""
+    """`shared` is `Draft.rows`, 0 without a draft model; `k` are those that the adaptive tokens allow."""
 
     text: Text
     adaptive: Adaptive | None
     prompts: Mapping[str, Sequence[TokenPrompt]]
     shared: int
+    k: list[int]
 
 
 def prepare(config: SpeedConfig) -> Prepared:
-    """Raises UserError for directories that are no models, for sdsat without adaptive tokens or with more than
-    there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
+    """Raises UserError for directories that are no models, for sdsat without adaptive tokens or only with more
+    than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
     """
     text = load_text(config.model)
     adaptive = load_adaptive(config.model) if _probes(config) or has_adaptive(config.model) else None
-    if adaptive and "sdsat" in config.decoders:
-        try:
-            probe_ids(adaptive.ids, max(config.k))
-        except ValueError as error:
-            raise UserError(str(error)) from error
+    k = _possible(config.k, adaptive) if adaptive and "sdsat" in config.decoders else config.k
     shared = check_draft(config.draft, text) if config.draft.model else 0
     prompts = {name: load_prompts(name, one, text, seed=config.seed) for name, one in config.prompts.items()}
     if config.base:
         _check_base(config.base, text, [prompt for one in prompts.values() for prompt in one])
-    return Prepared(text, adaptive, prompts, shared)
+    return Prepared(text, adaptive, prompts, shared, k)
+
+
+def _possible(asked: Sequence[int], adaptive: Adaptive) -> list[int]:
+    """Of diverse tokens a model has no more than it was trained with (SDSAT, Appendix B)."""
+    try:
+        probe_ids(adaptive.ids, min(asked))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return [k for k in asked if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
 
 
 def _probes(config: SpeedConfig) -> bool:

@@ -15,6 +15,7 @@ from infer.config import DecodeConfig, InferConfig
 from infer.speed import __main__ as speed
 from infer.speed.aggregate import ORDER, read
 from infer.speed.config import PEERS, SpeedConfig
+from infer.speed.prepare import prepare
 from infer.speed.units import PLAIN, Way
 from infer.speed.ways import ways
 from infer.speed.work import Worker
@@ -157,6 +158,20 @@ def test_a_draft_model_with_adaptive_tokens_drafts_in_both_ways(run: Main, model
     report = run(f"draft={model_dir}", "draft.adaptive=true", "temperatures=[0]", "decoders=[gsd]", "base=null")
     assert [row["decoder"] for row in report["rows"]] == ["plain", "gsd", "gsd probes"]
     assert all(row["exact"] for row in report["rows"])
+
+
+def test_diverse_tokens_allow_no_more_drafts_than_there_are(
+    given: list[str], model_dir: Path, tmp_path: Path
+) -> None:
+    """launch/evaluate.sh asks for the k of the paper's figures, of which SDSAT-D has up to L."""
+    diverse = shutil.copytree(model_dir, tmp_path / "diverse")
+    described = json.loads((diverse / "adaptive.json").read_text())
+    described["adaptive_ids"] = [described["adaptive_ids"][0] + n for n in range(3)]
+    (diverse / "adaptive.json").write_text(json.dumps(described))
+    asked = [*given, f"model={diverse}", "base=null", "draft=null"]
+    assert prepare(settings("speed", SpeedConfig, [*asked, "k=[1,3,5]"])).k == [1, 3]
+    with pytest.raises(UserError, match="k: wanted 1 to 3 adaptive tokens, found 5"):
+        prepare(settings("speed", SpeedConfig, [*asked, "k=[5,7]"]))
 
 
 def other_tokenizer(folder: Path, base_dir: Path) -> Path:
