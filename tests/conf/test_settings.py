@@ -88,7 +88,7 @@ def test_help_lists_the_choices_of_every_group(capsys: pytest.CaptureFixture[str
     monkeypatch.setattr(sys, "argv", ["infer.speed", "--help"])
     run("speed", SpeedConfig, lambda config: None)
     told = capsys.readouterr().out
-    assert "\n  experiment=demo\n" in told and "\n  prompts=alpaca,gsm8k,humaneval,infilling," in told
+    assert "\n  experiment=demo|paper\n" in told and "\n  prompts=alpaca,gsm8k,humaneval,infilling," in told
 
 
 def drafting(*overrides: str) -> DraftConfig:

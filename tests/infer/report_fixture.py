@@ -189,7 +189,7 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
         "versions": VERSIONS,
         "settings": {"model": "runs/7b/model", "base": "codellama/7b" if base else None, "dtype": "float32"},
         "units": {"all": 90, "done": 90},
-        "sandbox": {"level": "namespaces", "told": "sandbox: namespaces (no network, no files, 1 GB, 10 s)"},
+        "sandbox": {"level": "namespaces", "told": "namespaces (no network, no files, 1 GB, 10 s)"},
         "rows": rows,
         "differences": _differences(rows),
         "same": [

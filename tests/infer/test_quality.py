@@ -218,7 +218,8 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
     (row,) = done(config)["rows"]
     assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
     assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
-    assert "which counts as failed: humaneval python 3/3." in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "3 of 3 prompts leave no room for an answer in the context of model, and count as failed" in printed
 
 
 def test_a_model_without_adaptive_tokens_is_decoded_plainly(
@@ -228,7 +229,7 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
     quality.main(config)
     printed = capsys.readouterr().out
     assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
-    assert "Skipped: infilling python (the model was not trained for infilling)." in printed
+    assert "skipped: infilling Python: the model was not trained for infilling" in printed
     assert {row["decoder"] for row in done(config)["rows"]} == {"plain"}
 
 

@@ -89,7 +89,7 @@ def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
         "Pass@1, MultiPL-E, greedy model C++ Java PHP TS C# Bash Average",
         "Exact match, infilling, greedy model Python Java JS Average",
         "difference",
-        "confined at level namespaces . sandbox: namespaces (no network",
+        "The sandbox of generated programs: namespaces (no network",
         "MultiPL-E Rs no rustc on this machine",
         "An answer ends before the next line that begins a top-level class",
         "behind a merged node",
