@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
@@ -160,14 +160,14 @@ def _quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
     types = [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
     if str in types and (kind is str or value != "null"):
         return f"{key}={_as_text(value)}"
-    if "," in value and any(get_origin(one) is list for one in types):
+    if any(get_origin(one) is list for one in types) and not (value == "null" and NoneType in types):
         value = _bracketed(value)
     return f"{key}={value}"
 
 
 def _bracketed(value: str) -> str:
     """A list of Hydra's grammar, from one or from values with commas between them."""
-    return value if value.startswith("[") else f"[{'' if value == 'null' else value}]"
+    return value if value.startswith(("[", "$")) else f"[{'' if value == 'null' else value}]"
 
 
 def _as_text(value: str) -> str:

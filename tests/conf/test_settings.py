@@ -45,6 +45,14 @@ def test_several_choices_of_a_group_are_a_list_with_or_without_brackets(value: s
     }
 
 
+def test_one_value_is_a_list_of_one() -> None:
+    """`k=5` beside `k=3,5` was: "Invalid value assigned: int is not a ListConfig, list or tuple"."""
+    given = ["k=5", "dtypes=float32", "temperatures=0", "peers=null", "prompts.multipl_e.languages=null"]
+    found = settings("speed", SpeedConfig, ["model=m", "out=o", "prompts=multipl_e", *given])
+    assert (found.k, found.dtypes, found.temperatures, found.peers) == ([5], ["float32"], [0.0], [])
+    assert found.prompts["multipl_e"].languages is None
+
+
 def test_a_set_by_a_name_of_its_own_comes_beside_the_others_or_instead() -> None:
     """`prompts.mine.path=FILE` was an unknown setting, unless a YAML had `mine`."""
     mine = PromptSetConfig(path="a b/(c).jsonl", key="content")
