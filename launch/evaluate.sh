@@ -2,6 +2,7 @@
 # Speed and quality of a model in one report, beside the model it was made from: launch/evaluate.sh MODEL [BASE]
 #   and, as needed: out=DIR and what else both stages take; speed.NAME=VALUE for infer.speed (speed.draft=DIR),
 #   quality.NAME=VALUE for infer.quality (quality.samples=10). RANKS processes share the prompts: one per GPU.
+#   Paths are taken from this project's folder, or whole.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
@@ -27,5 +28,10 @@ done
 bash launch/setup.sh
 source .venv/bin/activate
 ranks=${RANKS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
-torchrun --standalone --nproc_per_node "$ranks" -m infer.speed "${both[@]}" "${speed[@]}"
-torchrun --standalone --nproc_per_node "$ranks" -m infer.quality "${both[@]}" "${quality[@]}"
+start=(python) # alone a mistake is one sentence, without torchrun's word on it
+[[ $ranks -eq 1 ]] || start=(torchrun --standalone --nproc_per_node "$ranks")
+measure() { "${start[@]}" -m "$@" "${both[@]}"; }
+code=0 # what one of them cannot do keeps nobody from the other's figures
+measure infer.speed "${speed[@]}" || code=$?
+measure infer.quality "${quality[@]}" || code=$?
+exit "$code"

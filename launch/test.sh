@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types, import contracts, tests.
+# Lint, types, import contracts, tests: two processes of one thread each, a file of tests in one of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash launch/setup.sh
@@ -9,4 +9,4 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports --no-cache
-python -m pytest "$@"
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -86,49 +87,48 @@ def test_a_draft_model_has_the_tokens_of_its_target(folders: dict[str, Path]) ->
     assert (draft / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
 
 
-def test_speed_and_quality_make_one_report(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Path], tmp_path: Path) -> None:
     held_out = folders["data"] / "held_out.jsonl"
-    arguments = [
-        "infer.speed",
-        "experiment=demo",
-        f"model={folders['model']}",
-        f"base={folders['base_model']}",
-        f"draft={folders['draft']}",
-        f"prompts.held_out.path={held_out}",
-        f"out={tmp_path}",
-        "prompts.held_out.count=2",
-        "prompts.humaneval.count=1",
-        "prompts.humaneval.max_tokens=900",
-        "max_new_tokens=20",
-        "rounds=1",
-        "k=[1,6]",
+    settings = [
+        *(folders["model"], folders["base_model"], f"out={tmp_path}", "tracker.mode=disabled"),
+        *("speed.experiment=demo", f"speed.draft={folders['draft']}", "speed.max_new_tokens=20"),
+        *(f"speed.prompts.held_out.path={held_out}", "speed.prompts.held_out.count=2", "speed.rounds=1"),
+        *("speed.prompts.humaneval.count=1", "speed.prompts.humaneval.max_tokens=900", "speed.k=[1,6]"),
+        "speed.temperatures=[0]",
+        *(
+            "quality.experiment=demo",
+            f"quality.benchmarks.held_out.path={held_out}",
+            "quality.max_new_tokens=8",
+        ),
+        *("quality.benchmarks.held_out.count=2", "quality.benchmarks.humaneval.count=1"),
     ]
-    printed = command(*arguments, ranks=2)
+    printed = evaluate(*settings, ranks=2)
     report = json.loads((tmp_path / "speed" / "speed.json").read_text())
     assert report["units"] == {"all": 5, "done": 5} and report["ranks"] == 2
     decoders = {row["decoder"] for row in report["rows"]}
     assert {"plain", "sdsat", "auto", "ssd", "gsd", "gsd probes", "base", "generate assisted"} <= decoders
-    assert len(report["rows"]) == 2 * 2 * (len(decoders) + 1)  # sets, temperatures; two k of sdsat
+    assert len(report["rows"]) == 2 * (len(decoders) + 1)  # two sets, two k of sdsat
     for row in report["rows"]:
         if not row["peer"]:
             assert row["identical"] == row["compared"]
-    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000
-    assert "gsd probes" in printed and "nothing to do" not in printed
-    answers = [
-        "infer.quality",
-        "experiment=demo",
-        f"model={folders['model']}",
-        f"base={folders['base_model']}",
-        f"benchmarks.held_out.path={held_out}",
-        f"out={tmp_path}",
-        "benchmarks.humaneval.count=1",
-        "benchmarks.held_out.count=2",
-        "max_new_tokens=8",
-    ]
-    assert "3 of 3 answers are those of plain decoding" in command(*answers)
+    assert "gsd probes" in printed and "3 of 3 answers are those of plain decoding" in printed
     page = (tmp_path / "index.html").read_text()
     assert 'id="speed"' in page and 'id="quality"' in page
-    assert "nothing to do" in command(*arguments) and "nothing to do" in command(*answers)
+    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000
+    assert evaluate(*settings).count("nothing to do") == 2
+
+
+def evaluate(*arguments: object, ranks: int = 1) -> str:
+    """launch/evaluate.sh; returns what it printed."""
+    run = subprocess.run(
+        ["bash", "launch/evaluate.sh", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "RANKS": str(ranks)},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
 
 
 def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, Path]) -> None:
@@ -159,7 +159,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path],
     assert found[0] == found[1]
 
 
-def test_bad_inputs_are_one_sentence(folders: dict[str, Path], data_folder: Path, tmp_path: Path) -> None:
+def test_bad_inputs_are_one_sentence(
+    folders: dict[str, Path],
+    data_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, as `python -m` runs a module, since each start takes seconds."""
     shards, model = f"data.path={data_folder}", f"model.path={folders['base_model']}"
     other = tmp_path / "other"
     shutil.copytree(data_folder, other)
@@ -179,7 +186,10 @@ def test_bad_inputs_are_one_sentence(folders: dict[str, Path], data_folder: Path
         (["infer.speed", f"model={folders['base_model']}", out], "found no adaptive.json"),
     ]
     for arguments, message in cases:
-        printed = command(*arguments, code=2)
+        monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
+        with pytest.raises(SystemExit, match="^2$"):
+            runpy.run_module(str(arguments[0]), run_name="__main__")
+        printed = "".join(capsys.readouterr())
         assert message in printed, (arguments, printed)
         assert printed.count("\n") == 1, printed
     assert not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ from infer.benchmarks.config import SourceConfig
 from infer.benchmarks.problem import Problem
 from infer.benchmarks.rows import Row
 from infer.config import Infill
+from infer.sandbox.languages import check_tests
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, §2.2
 MBPP_TEST = range(11, 511)  # ids of the test split
@@ -36,7 +37,8 @@ MULTIPL_E_RULES = (
     "MultiPL-E (Cassano et al. 2022), HumanEval in other languages: the model is given the prompt as it "
     "stands, its last newline included. The answer ends before the first of the problem's own stop tokens; of "
     "Python, which has none, those of HumanEval. Prompt, answer, a newline and the problem's tests, which "
-    "close open blocks, are executed."
+    "close open blocks, are executed. Program and tests share a process: ending it early is a failure, but a "
+    "program written against this harness could still cheat, unlike a Python program."
 )
 INFILLING_RULES = (
     "Single-line infilling (Bavarian et al. 2022; Allal et al. 2023): one line of a solution is missing; the "
@@ -132,14 +134,20 @@ def _multipl_e(row: Row) -> Problem:
     language = language_named(row.values.get("language") or row.source.rpartition("-")[2])
     python = language == "python"
     stop = row.texts("stop_tokens") if row.values.get("stop_tokens") or not python else HUMANEVAL_STOP
-    prompt = row.text("prompt")
+    prompt, tests = row.text("prompt"), row.text("tests", "test")
+    try:
+        check_tests(language, tests)
+    except ValueError as error:
+        raise UserError(
+            f"{row.place}: wanted tests of {language} that can be told to end, found {error}"
+        ) from error
     return Problem(
         id=row.text("name", "task_id"),
         prompt=prompt,
         stop=tuple(stop),
         answer=row.values.get("canonical_solution"),
         language=language,
-        tests=row.text("tests", "test"),
+        tests=tests,
         known=_beside(prompt) if python else "",
     )
 

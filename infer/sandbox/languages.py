@@ -44,8 +44,10 @@ def _cpp(tests: str, word: str) -> str:
 
 
 def _lua(tests: str, word: str) -> str:
-    ending = f'local code = lu.LuaUnit.run()\nif code == 0 then print("{word}") end\nos.exit(code)'
-    return tests.replace("os.exit(lu.LuaUnit.run())", ending)
+    last, ending = "os.exit(lu.LuaUnit.run())", f'if code == 0 then print("{word}") end\nos.exit(code)'
+    if last not in tests:
+        raise ValueError(f"the tests end without {last!r}")
+    return tests.replace(last, f"local code = lu.LuaUnit.run()\n{ending}")
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,12 @@ LANGUAGES = {
         address_space=False,
     ),
 }
+
+
+def check_tests(language: str, tests: str) -> None:
+    """Raises ValueError for tests without an end that a language's have; those of others are not known."""
+    if language in LANGUAGES:
+        LANGUAGES[language].mark(tests, "")
 
 
 def missing_toolchain(language: str) -> str | None:

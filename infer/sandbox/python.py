@@ -73,6 +73,8 @@ def judge(program: Program, *, level: str, limits: Limits, python: Interpreter) 
     seconds = max(end.seconds, gone.seconds)
     if word.startswith("failed: MemoryError"):
         word = "out of memory"
+    if word == "passed" and end.ended != "exited":
+        word = "gone"  # its room was ended, by whatever else it held
     if word != "gone":
         return Verdict(word == "passed", word, seconds)
     return Verdict(False, reason(end if gone.ended == "stopped" else gone), seconds)

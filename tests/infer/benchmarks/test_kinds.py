@@ -230,6 +230,11 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
         ("humaneval", "", "benchmarks.humaneval: wanted at least one problem, found none in /"),
         ("humaneval", b"\xff\xfe", "a.jsonl: wanted a readable file, found 'utf-8' codec"),
         ("multipl_e", json.dumps(CPP | {"stop_tokens": [1]}), "a list of texts 'stop_tokens', found"),
+        (
+            "multipl_e",
+            json.dumps(CPP | {"tests": "// no main"}),
+            "line 1: wanted tests of cpp that can be told to end",
+        ),
         ("mbpp", json.dumps(task("x")), "a whole number 'task_id', found task_id='x'"),  # type: ignore[arg-type]
         (
             "infilling",
