@@ -39,7 +39,7 @@ def main(config: QualityConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     work, out = find_work(config), Path(config.out) / "quality"
-    made = made_from(config, _inputs(config), ignore=("tracker", "workers")) | {"skipped": work.skipped}
+    made = made_from(config, _inputs(config), ignore=("tracker", "workers")) | work.made()
     if is_finished(out, "quality", made):
         tell(members, f"quality: {out} is finished: nothing to do")
     else:

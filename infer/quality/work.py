@@ -1,7 +1,9 @@
 """What there is to do: the problems that can be judged here, found out before a weight is read."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,12 @@ class Work:
     def executes(self) -> bool:
         """Whether any answer is executed."""
         return any(problem.tests for problems in self.benchmarks.values() for problem in problems)
+
+    def made(self) -> dict[str, Any]:
+        """What decides the result beside settings and models: the problems as they were read, in order."""
+        read = {name: [asdict(problem) for problem in problems] for name, problems in self.benchmarks.items()}
+        digests = {name: hashlib.sha256(json.dumps(rows).encode()).hexdigest() for name, rows in read.items()}
+        return {"skipped": self.skipped, "problems": digests}
 
     def facts(self, config: QualityConfig) -> dict[str, Any]:
         """What the result says of it, and what is needed to make the result."""

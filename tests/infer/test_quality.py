@@ -152,6 +152,19 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
         assert done(broken)[name] == done(whole)[name]
 
 
+def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
+    run: Callable[..., QualityConfig], files: dict[str, Path], tmp_path: Path
+) -> None:
+    """The result was known by the file's path alone: other problems under it were given the old scores."""
+    changed = tmp_path / "changed.jsonl"
+    shutil.copy(files["infilling"], changed)
+    config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
+    quality.main(config)
+    changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
+    with pytest.raises(UserError, match="holds a result with problems.infilling="):
+        quality.main(config)
+
+
 def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
     run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
