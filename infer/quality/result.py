@@ -65,9 +65,11 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
     verdicts = dict[str, Sequence[Any]]()
     for unit in units.values():
         verdicts |= unit.get("verdicts", {})
+    begun = bool(verdicts) or len(answered) == header["batches"]
+    waiting = {way_of(unit) for unit in answered if not begun or not _all_judged(unit, verdicts)}
     given, done = dict[Way, list[Given]](), 0
     for unit in answered:
-        judged = list(_judged(unit, verdicts))
+        judged = list(_judged(unit, verdicts, too_long=way_of(unit) not in waiting))
         given.setdefault(way_of(unit), []).extend(judged)
         done += len(judged) == len(unit["answers"])
     scores = [score for way, answers in given.items() for score in _scores(way, answers, header)]
@@ -87,10 +89,22 @@ def way_of(unit: Mapping[str, Any]) -> Way:
     return Way(*(unit[name] for name in Way._fields))
 
 
-def _judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> Iterator[Given]:
+def _all_judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether all have verdicts that need one."""
+    where = unit["benchmark"], unit["language"]
+    return all(answer["too_long"] or key_of(*where, answer) in verdicts for answer in unit["answers"])
+
+
+def _judged(
+    unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]], *, too_long: bool
+) -> Iterator[Given]:
+    """Those without room for an answer need no verdict, but count no earlier than the others of their way:
+    alone they would be a score of 0.
+    """
     for answer in unit["answers"]:
         if answer["too_long"]:
-            yield Given(answer, False, TOO_LONG)
+            if too_long:
+                yield Given(answer, False, TOO_LONG)
         elif verdict := verdicts.get(key_of(unit["benchmark"], unit["language"], answer)):
             yield Given(answer, *verdict)
 

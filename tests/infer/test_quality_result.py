@@ -91,6 +91,20 @@ def test_what_is_not_judged_yet_does_not_count() -> None:
     assert [(row["value"], row["problems"]) for row in found["rows"]] == [(1, 1)]
 
 
+def test_prompts_that_do_not_fit_make_no_score_before_the_others_are_judged() -> None:
+    """They need no verdict: an unfinished run was told as "exact match 0.0, 1 problem"."""
+    long = answer("b", "") | {"too_long": True, "tokens": []}
+    first, second = unit(0, "model", [long, answer("a", "good")]), unit(1, "base", [long])
+    for units in ({"0": first, "1": second}, {"1": second}):
+        assert result(header(), units)["rows"] == []
+    other = unit(2, "base", [answer("c", "good")])
+    begun = result(header(), {"0": first, "1": second, "2": other, "v": verdicts(other)})
+    assert [(row["who"], row["value"], row["problems"]) for row in begun["rows"]] == [("base", 0.5, 2)]
+    assert begun["units"]["done"] == 2
+    (row,) = result(header(batches=1), {"1": second})["rows"]
+    assert (row["value"], row["too_long"]) == (0, 1)
+
+
 def test_sampled_answers_give_pass_at_k() -> None:
     texts = {"a": ("good", "bad", "bad"), "b": ("bad", "bad", "bad")}
     answers = [answer(id, text, sample=n) for id in texts for n, text in enumerate(texts[id])]
