@@ -156,14 +156,14 @@ def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
 
 
 def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
-    """How many answers are those of plain decoding, token for token."""
+    """How many answers are those of plain decoding, token for token, where there was room for an answer."""
     for way, answers in given.items():
         plain = given.get(way._replace(decoder="plain"), ())
         tokens = {(one.answer["id"], one.answer["sample"]): one.answer["tokens"] for one in plain}
         pairs = [
             (one.answer["tokens"], tokens[key])
             for one in answers
-            if (key := (one.answer["id"], one.answer["sample"])) in tokens
+            if not one.answer["too_long"] and (key := (one.answer["id"], one.answer["sample"])) in tokens
         ]
         if way.decoder != "plain" and pairs:
             same = sum(ours == theirs for ours, theirs in pairs)

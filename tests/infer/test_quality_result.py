@@ -124,6 +124,18 @@ def test_a_prompt_that_does_not_fit_counts_as_failed_and_is_told() -> None:
     assert any(told in warning for warning in warnings({"quality": found}))
 
 
+def test_answers_that_had_no_room_are_not_compared() -> None:
+    """Nothing is nothing: empty answers were counted as identical to plain decoding."""
+    long = answer("b", "") | {"too_long": True, "tokens": []}
+    ways = [
+        unit(n, "model", [answer("a", "good"), long], decoder=name) for n, name in enumerate(("plain", "sdsat"))
+    ]
+    (same,) = result(header(), {"0": ways[0], "1": ways[1], "v": verdicts(*ways)})["same"]
+    assert (same["identical"], same["compared"]) == (1, 1)
+    only = [unit(n, "model", [long], decoder=name) for n, name in enumerate(("plain", "sdsat"))]
+    assert result(header(batches=2), {"0": only[0], "1": only[1]})["same"] == []
+
+
 def test_answers_that_the_limit_cut_are_told() -> None:
     one = unit(0, "model", [answer("a", "bad", [1] * 8), answer("b", "good", [1] * 7)])
     found = result(header(), {"0": one, "v": verdicts(one)})
