@@ -307,6 +307,25 @@ def test_a_base_with_another_tokenizer_is_refused(
         quality.main(run(f"base={tmp_path}/bare"))
 
 
+def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
+    run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
+) -> None:
+    """It was given them, and the run died half way in "prompts[0]: wanted ids of the model's vocabulary"."""
+    base = tmp_path / "older"
+    shutil.copytree(base_dir, base)
+    ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
+    described = json.loads((base / "tokenizer.json").read_text())
+    vocab, added = described["model"]["vocab"], described["added_tokens"]
+    described["model"]["vocab"] = {piece: id for piece, id in vocab.items() if id not in ids.values()}
+    described["added_tokens"] = [one for one in added if one["id"] not in ids.values()]
+    (base / "tokenizer.json").write_text(json.dumps(described))
+    found = find_work(run(f"base={base}"))
+    reason = f"the base is not asked, since it has no id {ids['pre']} of hole/0"
+    assert found.skipped == [{"benchmark": "infilling", "language": "python", "reason": reason}]
+    asked = {(batch.who, batch.benchmark) for batch in found.batches}
+    assert asked == {("model", "humaneval"), ("model", "infilling"), ("base", "humaneval")}
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [
