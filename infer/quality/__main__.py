@@ -6,6 +6,7 @@ Under torchrun the answers are divided over the ranks. What is done stays: an in
 result is DIR/quality. In float32 every answer of SDSAT must be that of plain decoding, token for token.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -57,16 +58,25 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
         tell(members, f"sandbox: {sandbox.told}")
     for name in set(config.decoders) - set(work.decoders):
         tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
-    with crew.folder(out, made, members) as partial:
-        header = _header(config, work, sandbox)
-        if members.first:
-            write_json(partial / HEADER, header)
+    with crew.folder(out, {**made, **_place(sandbox)}, members) as partial:
+        if members.first and not (partial / HEADER).is_file():
+            write_json(partial / HEADER, _header(config, work, sandbox))
         answered = Units(partial / "units", [batch.name for batch in work.batches])
         _answer(config, work, answered, members)
         judged = _judge(config, work, answered.read(), sandbox, partial / "units", members)
         if members.first:
+            header = json.loads((partial / HEADER).read_text(encoding="utf-8"))
             write_json(partial / RESULT, result(header, answered.read() | judged.read()))
             write_manifest(partial, "quality", made)
+
+
+def _place(sandbox: Sandbox | None) -> dict[str, Any]:
+    """What must be as it was for a run to go on, since answers and verdicts may hang on it."""
+    machine = hardware()
+    return {
+        "hardware": {name: machine[name] for name in ("cpu", "gpu")},
+        "sandbox.level": sandbox.level if sandbox else None,
+    }
 
 
 def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:

