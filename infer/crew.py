@@ -53,6 +53,9 @@ class Members:
         return f"cuda:{self.local}" if torch.cuda.is_available() else None
 
 
+ALONE = Members(rank=0, world=1, local=0)
+
+
 def muster() -> Members:
     """The processes that torchrun started, or this one alone; each is to load whole models for itself."""
     parallel.stand_alone()

@@ -28,7 +28,7 @@ from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
 from infer.quality.result import HEADER, RESULT, SCHEMA, result
-from infer.quality.verdicts import cases, judge
+from infer.quality.verdicts import cases, judge, late_ones
 from infer.quality.work import Work, find_work, whose
 from infer.report import print_report, write
 from infer.sandbox import Sandbox, open_sandbox
@@ -66,7 +66,7 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
         judged = _judge(config, work, answered.read(), sandbox, partial / "units", members)
         if members.first:
             header = json.loads((partial / HEADER).read_text(encoding="utf-8"))
-            write_json(partial / RESULT, result(header, answered.read() | judged.read()))
+            write_json(partial / RESULT, result(header, answered.read() | judged))
             write_manifest(partial, "quality", made)
 
 
@@ -127,8 +127,8 @@ def _judge(
     sandbox: Sandbox | None,
     folder: Path,
     members: Members,
-) -> Units:
-    """The verdicts, of which each rank made its share."""
+) -> dict[str, Any]:
+    """The verdicts by unit, of which each rank made its share; those that came late once more, alone."""
     lists = list(cases(work.benchmarks, answered.values()))
     names = [f"verdicts-{index:04}" for index in range(len(lists))]
     by_name, units = dict(zip(names, lists)), Units(folder, names)
@@ -138,7 +138,14 @@ def _judge(
             verdicts = judge(by_name[name], sandbox, config.workers or _cores(members))
             units.save(name, {"verdicts": verdicts})
     members.wait()
-    return units
+    found = units.read()
+    late = {f"{name}-again": late_ones(by_name[name], unit["verdicts"]) for name, unit in found.items()}
+    again = Units(folder, [name for name, some in late.items() if some])
+    if members.first:
+        for name in again.open(crew.ALONE):
+            again.save(name, {"verdicts": judge(late[name], sandbox, workers=1)})
+    members.wait()
+    return found | again.read()
 
 
 def _cores(members: Members) -> int:

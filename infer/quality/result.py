@@ -63,7 +63,7 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
     """quality.json, of those units that are done."""
     answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
     verdicts = dict[str, Sequence[Any]]()
-    for unit in units.values():
+    for _, unit in sorted(units.items()):  # "verdicts-0000-again" behind "verdicts-0000"
         verdicts |= unit.get("verdicts", {})
     begun = bool(verdicts) or len(answered) == header["batches"]
     waiting = {way_of(unit) for unit in answered if not begun or not _all_judged(unit, verdicts)}

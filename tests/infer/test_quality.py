@@ -24,7 +24,7 @@ from infer.quality.config import QualityConfig
 from infer.quality.result import read
 from infer.quality.verdicts import TOO_LONG, Case, cases, judge
 from infer.quality.work import find_work
-from infer.sandbox import SandboxConfig, open_sandbox
+from infer.sandbox import SandboxConfig, Verdict, open_sandbox
 from tests.conftest import tiny_llama
 
 PROMPT = 'def {name}(x):\n    """{name} of x"""\n'
@@ -176,6 +176,38 @@ def test_a_run_that_goes_on_says_what_it_began_on(
         quality.main(config)
     quality.main(config)
     assert done(config)["date"] == "2026-01-01"
+
+
+def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
+    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts hung on the load: a program that waited for the others' cores was failed for good."""
+    judged = list[tuple[int, int]]()
+
+    class Busy:
+        """Too busy for any verdict on several programs."""
+
+        level, told = "namespaces", "busy"
+
+        def judge_all(self, programs: Any, workers: int) -> list[Verdict]:
+            judged.append((len(programs), workers))
+            late = [Verdict(False, "timed out after 20 s"), Verdict(False, "timed out after 10 s of computing")]
+            passed = [Verdict(True, "passed") for _ in programs]
+            return passed if workers == 1 else (late + passed)[: len(programs)]
+
+    def given(model: Any, batch: Any, config: Any) -> Any:
+        return [one | {"pieces": [["own", "    return x\n"]]} for one in answer(model, batch, config)]
+
+    monkeypatch.setattr(quality, "answer", given)
+    monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
+    config = run("decoders=[plain]", "base=null", names=("humaneval",))
+    quality.main(config)
+    assert judged == [(3, 2), (1, 1)]
+    (row,) = done(config)["rows"]
+    assert row["value"] == pytest.approx(2 / 3)
+    folder = Path(config.out) / "quality"
+    (folder / "quality.json").unlink()
+    assert [one["value"] for one in read(folder)["rows"]] == [row["value"]]
 
 
 def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
