@@ -53,6 +53,9 @@ class Members:
         return f"cuda:{self.local}" if torch.cuda.is_available() else None
 
 
+ALONE = Members(rank=0, world=1, local=0)
+
+
 def muster() -> Members:
     """The processes that torchrun started, or this one alone; each is to load whole models for itself."""
     parallel.stand_alone()
@@ -74,24 +77,30 @@ def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterat
     """The folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
     becomes `out` when the block ends well on every rank.
 
-    Raises UserError as `begun` does, and where what was left is of another `made`.
+    Raises UserError as `begun` does, and where what was left is of another `made`. One that a rank meets in
+    the block is told by that rank, whichever it is.
     """
-    if not members.first:
-        members.wait()
-        yield partial_of(out)
-        members.wait()
-        members.wait()
-        return
+    with _told_by_its_rank():
+        if members.first:
+            _check_left(partial_of(out), made)
+            with begun(out, made) as partial:
+                members.wait()
+                yield partial
+                members.wait()
+                publish(partial)
+        else:
+            members.wait()
+            yield partial_of(out)
+            members.wait()
+    members.wait()
+
+
+@contextmanager
+def _told_by_its_rank() -> Iterator[None]:
     try:
-        _check_left(partial_of(out), made)
-        with begun(out, made) as partial:
-            members.wait()
-            yield partial
-            members.wait()
-            publish(partial)
+        yield
     except UserError as error:
         raise LoneError(str(error)) from error
-    members.wait()
 
 
 def _check_left(partial: Path, made: Mapping[str, Any]) -> None:

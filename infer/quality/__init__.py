@@ -7,5 +7,6 @@ answers.py   a model's answers to a batch, and who produced each token
 verdicts.py  every distinct answer judged once: executed in the sandbox, or matched exactly
 scores.py    pass@k, intervals, differences of two models
 result.py    units of work -> quality.json
-tables.py    the same on a terminal, in the shape of the paper's tables 1 to 3
+
+Its tables on a terminal, in the shape of the paper's tables 1 to 3, are infer/report/terminal_quality.py.
 """

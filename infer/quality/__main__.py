@@ -6,6 +6,7 @@ Under torchrun the answers are divided over the ranks. What is done stays: an in
 result is DIR/quality. In float32 every answer of SDSAT must be that of plain decoding, token for token.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,7 +28,7 @@ from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
 from infer.quality.result import HEADER, RESULT, SCHEMA, result
-from infer.quality.verdicts import cases, judge
+from infer.quality.verdicts import cases, judge, late_ones
 from infer.quality.work import Work, find_work, whose
 from infer.report import print_report, write
 from infer.sandbox import Sandbox, open_sandbox
@@ -39,7 +40,7 @@ def main(config: QualityConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     work, out = find_work(config), Path(config.out) / "quality"
-    made = made_from(config, _inputs(config), ignore=("tracker", "workers")) | {"skipped": work.skipped}
+    made = made_from(config, _inputs(config), ignore=("tracker", "workers")) | work.made()
     if is_finished(out, "quality", made):
         tell(members, f"quality: {out} is finished: nothing to do")
     else:
@@ -57,16 +58,25 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
         tell(members, f"sandbox: {sandbox.told}")
     for name in set(config.decoders) - set(work.decoders):
         tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
-    with crew.folder(out, made, members) as partial:
-        header = _header(config, work, sandbox)
-        if members.first:
-            write_json(partial / HEADER, header)
+    with crew.folder(out, {**made, **_place(sandbox)}, members) as partial:
+        if members.first and not (partial / HEADER).is_file():
+            write_json(partial / HEADER, _header(config, work, sandbox))
         answered = Units(partial / "units", [batch.name for batch in work.batches])
         _answer(config, work, answered, members)
         judged = _judge(config, work, answered.read(), sandbox, partial / "units", members)
         if members.first:
-            write_json(partial / RESULT, result(header, answered.read() | judged.read()))
+            header = json.loads((partial / HEADER).read_text(encoding="utf-8"))
+            write_json(partial / RESULT, result(header, answered.read() | judged))
             write_manifest(partial, "quality", made)
+
+
+def _place(sandbox: Sandbox | None) -> dict[str, Any]:
+    """What must be as it was for a run to go on, since answers and verdicts may hang on it."""
+    machine = hardware()
+    return {
+        "hardware": {name: machine[name] for name in ("cpu", "gpu")},
+        "sandbox.level": sandbox.level if sandbox else None,
+    }
 
 
 def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:
@@ -117,8 +127,8 @@ def _judge(
     sandbox: Sandbox | None,
     folder: Path,
     members: Members,
-) -> Units:
-    """The verdicts, of which each rank made its share."""
+) -> dict[str, Any]:
+    """The verdicts by unit, of which each rank made its share; those that came late once more, alone."""
     lists = list(cases(work.benchmarks, answered.values()))
     names = [f"verdicts-{index:04}" for index in range(len(lists))]
     by_name, units = dict(zip(names, lists)), Units(folder, names)
@@ -128,7 +138,14 @@ def _judge(
             verdicts = judge(by_name[name], sandbox, config.workers or _cores(members))
             units.save(name, {"verdicts": verdicts})
     members.wait()
-    return units
+    found = units.read()
+    late = {f"{name}-again": late_ones(by_name[name], unit["verdicts"]) for name, unit in found.items()}
+    again = Units(folder, [name for name, some in late.items() if some])
+    if members.first:
+        for name in again.open(crew.ALONE):
+            again.save(name, {"verdicts": judge(late[name], sandbox, workers=1)})
+    members.wait()
+    return found | again.read()
 
 
 def _cores(members: Members) -> int:

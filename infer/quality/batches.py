@@ -1,7 +1,7 @@
 """Which answers are wanted, of whom, and in which batches: the units of the work. Decodes nothing."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -64,10 +64,13 @@ def seed_of(*facts: object) -> int:
 
 
 def plan(
-    benchmarks: Mapping[str, Sequence[Problem]], config: QualityConfig, decoders: Sequence[str]
+    benchmarks: Mapping[str, Sequence[Problem]],
+    config: QualityConfig,
+    decoders: Sequence[str],
+    apart: Collection[tuple[str, str]] = (),
 ) -> list[Batch]:
-    """All of them: the model's by each of the decoders, then the base's by plain decoding. Sampled answers are
-    wanted of problems that are executed.
+    """All of them: the model's by each of the decoders, then the base's by plain decoding, but on the
+    benchmarks and languages `apart`. Sampled answers are wanted of problems that are executed.
     """
     ways = [("model", decoder) for decoder in decoders] + [("base", "plain")] * (config.base is not None)
     found = list[Batch]()
@@ -76,6 +79,8 @@ def plan(
         kinds = ((0.0, _asks(problems, 1)), (config.temperature, _asks(executed, config.samples)))
         for temperature, asks in kinds:
             for language, part in _parts(asks, config.batch):
+                if who == "base" and (benchmark, language) in apart:
+                    continue
                 found.append(Batch(who, decoder, benchmark, language, temperature, part, len(found)))
     return found
 

@@ -63,11 +63,13 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
     """quality.json, of those units that are done."""
     answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
     verdicts = dict[str, Sequence[Any]]()
-    for unit in units.values():
+    for _, unit in sorted(units.items()):  # "verdicts-0000-again" behind "verdicts-0000"
         verdicts |= unit.get("verdicts", {})
+    begun = bool(verdicts) or len(answered) == header["batches"]
+    waiting = {way_of(unit) for unit in answered if not begun or not _all_judged(unit, verdicts)}
     given, done = dict[Way, list[Given]](), 0
     for unit in answered:
-        judged = list(_judged(unit, verdicts))
+        judged = list(_judged(unit, verdicts, too_long=way_of(unit) not in waiting))
         given.setdefault(way_of(unit), []).extend(judged)
         done += len(judged) == len(unit["answers"])
     scores = [score for way, answers in given.items() for score in _scores(way, answers, header)]
@@ -87,10 +89,22 @@ def way_of(unit: Mapping[str, Any]) -> Way:
     return Way(*(unit[name] for name in Way._fields))
 
 
-def _judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> Iterator[Given]:
+def _all_judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether all have verdicts that need one."""
+    where = unit["benchmark"], unit["language"]
+    return all(answer["too_long"] or key_of(*where, answer) in verdicts for answer in unit["answers"])
+
+
+def _judged(
+    unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]], *, too_long: bool
+) -> Iterator[Given]:
+    """Those without room for an answer need no verdict, but count no earlier than the others of their way:
+    alone they would be a score of 0.
+    """
     for answer in unit["answers"]:
         if answer["too_long"]:
-            yield Given(answer, False, TOO_LONG)
+            if too_long:
+                yield Given(answer, False, TOO_LONG)
         elif verdict := verdicts.get(key_of(unit["benchmark"], unit["language"], answer)):
             yield Given(answer, *verdict)
 
@@ -142,14 +156,14 @@ def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
 
 
 def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
-    """How many answers are those of plain decoding, token for token."""
+    """How many answers are those of plain decoding, token for token, where there was room for an answer."""
     for way, answers in given.items():
         plain = given.get(way._replace(decoder="plain"), ())
         tokens = {(one.answer["id"], one.answer["sample"]): one.answer["tokens"] for one in plain}
         pairs = [
             (one.answer["tokens"], tokens[key])
             for one in answers
-            if (key := (one.answer["id"], one.answer["sample"])) in tokens
+            if not one.answer["too_long"] and (key := (one.answer["id"], one.answer["sample"])) in tokens
         ]
         if way.decoder != "plain" and pairs:
             same = sum(ours == theirs for ours, theirs in pairs)

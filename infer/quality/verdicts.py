@@ -1,9 +1,11 @@
 """Every distinct answer judged once, whoever gave it: equal texts have equal verdicts.
 
 All answers are there before the first is judged: programs that run beside a model would slow each other
-down, and a time limit would decide on what was only late.
+down, and a time limit would decide on what was only late. Programs slow each other down too: one that the
+clock on the wall stopped is judged again, alone, and that verdict counts.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +16,7 @@ from infer.quality.batches import seed_of
 from infer.sandbox.program import Program, Verdict
 
 TOGETHER = 32  # verdicts that are kept together
+LATE = re.compile(r"timed out after \S+ s")  # by the clock on the wall, not "of computing"
 TOO_LONG = "failed: the prompt leaves no room for an answer in the model's context"
 
 
@@ -69,6 +72,11 @@ def judge(judged: Sequence[Case], sandbox: Judge | None, workers: int) -> dict[s
         case.key: _matched(case) if program is None else _told(next(verdicts))
         for case, program in zip(judged, programs, strict=True)
     }
+
+
+def late_ones(judged: Iterable[Case], verdicts: Mapping[str, Sequence[Any]]) -> list[Case]:
+    """Those that a busy machine may have kept from their verdict."""
+    return [case for case in judged if LATE.fullmatch(verdicts[case.key][1])]
 
 
 def _told(verdict: Verdict) -> list[Any]:

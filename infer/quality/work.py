@@ -1,17 +1,20 @@
 """What there is to do: the problems that can be judged here, found out before a weight is read."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from infer.base import base_pieces, lacking
 from infer.benchmarks.kinds import rules
 from infer.benchmarks.problem import Problem
 from infer.benchmarks.reading import kind_of, read_problems
 from infer.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.config import Infill
-from infer.draft import rows_of_both, told_as
+from infer.quality.answers import ids_of
 from infer.quality.batches import Batch, plan
 from infer.quality.config import QualityConfig
 from infer.sandbox import missing_toolchain
@@ -35,6 +38,12 @@ class Work:
         """Whether any answer is executed."""
         return any(problem.tests for problems in self.benchmarks.values() for problem in problems)
 
+    def made(self) -> dict[str, Any]:
+        """What decides the result beside settings and models: the problems as they were read, in order."""
+        read = {name: [asdict(problem) for problem in problems] for name, problems in self.benchmarks.items()}
+        digests = {name: hashlib.sha256(json.dumps(rows).encode()).hexdigest() for name, rows in read.items()}
+        return {"skipped": self.skipped, "problems": digests}
+
     def facts(self, config: QualityConfig) -> dict[str, Any]:
         """What the result says of it, and what is needed to make the result."""
         return {
@@ -57,13 +66,14 @@ def whose(config: QualityConfig) -> dict[str, str]:
 
 
 def find_work(config: QualityConfig) -> Work:
-    """Raises UserError for what is no model, a base with other token ids, benchmarks that cannot be read, and
+    """A base that lacks ids of a benchmark's prompts is not asked there, by name.
+
+    Raises UserError for what is no model, a base with other token ids, benchmarks that cannot be read, and
     where nothing is left that can be judged.
     """
     text = load_text(config.model)
     adaptive = load_adaptive(config.model) if has_adaptive(config.model) else None
-    if config.base:
-        check_base(config.base, text)
+    pieces = base_pieces(config.base, text) if config.base else None
     read = {name: read_problems(name, one, seed=config.seed) for name, one in config.benchmarks.items()}
     benchmarks, skipped = judgeable(read, infills=adaptive is not None and adaptive.infilling is not None)
     if not benchmarks:
@@ -72,17 +82,30 @@ def find_work(config: QualityConfig) -> Work:
         )
         raise UserError(f"benchmarks: wanted problems that can be judged here, found none ({reasons})")
     decoders = [name for name in config.decoders if name == "plain" or adaptive]
-    return Work(text, benchmarks, skipped, decoders, plan(benchmarks, config, decoders))
+    apart = beyond(pieces, benchmarks, text) if pieces is not None else []
+    batches = plan(benchmarks, config, decoders, {(one["benchmark"], one["language"]) for one in apart})
+    return Work(text, benchmarks, skipped + apart, decoders, batches)
 
 
-def check_base(base: str, text: Text) -> None:
-    """Raises UserError where the base is no model with the tokenizer `text`."""
-    with told_as("base", base):
-        pieces = load_text(base).pieces
-    try:
-        rows_of_both(text.pieces, pieces)
-    except ValueError as error:
-        raise UserError(f"base={base}: wanted the token ids of the model, {error}") from error
+def beyond(
+    pieces: Mapping[int, str], benchmarks: Mapping[str, Iterable[Problem]], text: Text
+) -> list[dict[str, str]]:
+    """The benchmarks, by language, whose prompts have ids that are no pieces of the base."""
+    found = list[dict[str, str]]()
+    for name, problems in benchmarks.items():
+        for language, mine in by_language(problems).items():
+            if strange := lacking(pieces, ((one.id, ids_of(text, one.prompt)) for one in mine)):
+                reason = f"the base is not asked, since it has {strange}"
+                found.append({"benchmark": name, "language": language, "reason": reason})
+    return found
+
+
+def by_language(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
+    """In the order in which the languages are first met."""
+    found = dict[str, list[Problem]]()
+    for problem in problems:
+        found.setdefault(problem.language, []).append(problem)
+    return found
 
 
 def judgeable(
@@ -91,10 +114,7 @@ def judgeable(
     """The problems whose answers can be given and judged here, and why the others are skipped, by language."""
     found, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
     for name, problems in benchmarks.items():
-        by_language = dict[str, list[Problem]]()
-        for problem in problems:
-            by_language.setdefault(problem.language, []).append(problem)
-        for language, mine in by_language.items():
+        for language, mine in by_language(problems).items():
             if reason := _obstacle(mine[0], infills):
                 skipped.append({"benchmark": name, "language": language, "reason": reason})
             else:

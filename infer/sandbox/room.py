@@ -38,7 +38,7 @@ class Room:
         self._guard.stdin.flush()
 
     def report(self) -> Report:
-        """How it ended, once it has. Raises OSError where it could not be built."""
+        """How it ended, once it has. Raises OSError where it could not be built, or lost its guard."""
         assert self._guard.stdout and self._guard.stderr and self._guard.stdin
         try:
             told, trouble = self._guard.stdout.read(), self._guard.stderr.read()
@@ -46,7 +46,8 @@ class Room:
             self._guard.stdin.close()
             self._guard.wait()
         if not told:
-            raise RuntimeError(f"the sandbox's guard failed: {trouble.decode(errors='replace')}")
+            lines = trouble.decode(errors="replace").strip().splitlines()
+            raise OSError(f"its guard failed: {lines[-1] if lines else f'code {self._guard.returncode}'}")
         report = Report.read(told.decode())
         if report.trouble:
             raise OSError(report.trouble)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from conf import UserError
 from infer.sandbox import compiled, python
@@ -52,8 +53,17 @@ class Sandbox:
     def judge(self, program: Program) -> Verdict:
         """Whether a program passes its tests.
 
-        Raises UserError where its language cannot be judged here: `missing_toolchain` says so before.
+        Raises UserError where its language cannot be judged here, `missing_toolchain` says so before, and
+        where a room for it could not be had twice: a machine may be short of something for a while.
         """
+        with suppress(OSError):
+            return self._judge(program)
+        try:
+            return self._judge(program)
+        except OSError as error:
+            raise UserError(f"sandbox: wanted a room ({self.level}) for a program, found {error}") from error
+
+    def _judge(self, program: Program) -> Verdict:
         if program.language == "python":
             return python.judge(program, level=self.level, limits=self._limits, python=self._python)
         return compiled.judge(program, level=self.level, limits=self._limits)

