@@ -24,7 +24,7 @@ from infer.speed.aggregate import HEADER, UNITS, read
 from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
 from infer.speed.header import header
-from infer.speed.prepare import prepare
+from infer.speed.prepare import Prepared, fingerprint, prepare
 from infer.speed.work import Unit, Worker, units_of
 
 KIND = "speed"
@@ -36,18 +36,18 @@ def main(config: SpeedConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     members, out = muster(), Path(config.out) / KIND
-    made = made_from(config, _inputs(config), ignore=("tracker",))
+    prepared = prepare(config)
+    made = _made(config, prepared)
     if not is_finished(out, KIND, made):
-        measure(config, made, members)
+        measure(config, prepared, made, members)
     elif members.first:
         print(f"speed: {out} is finished: nothing to do")
     if members.first:
         _report(config)
 
 
-def measure(config: SpeedConfig, made: Mapping[str, Any], members: Members) -> None:
+def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], members: Members) -> None:
     """The folder DIR/speed, made by all ranks."""
-    prepared = prepare(config)
     if members.first and prepared.k != config.k:
         print(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
     config = replace(config, k=prepared.k)
@@ -74,6 +74,13 @@ def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Member
                 units.save(name, worker(found[name]))
             except UserError as error:
                 raise LoneError(str(error)) from error
+
+
+def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
+    """What the figures are of. The prompts themselves count, not where they were read."""
+    made = made_from(config, _inputs(config), ignore=("tracker",))
+    read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
+    return {**made, "inputs": {**made["inputs"], **read}}
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What is read and checked before any weight is: tokenizers, prompts, and whether ids mean the same."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ def prepare(config: SpeedConfig) -> Prepared:
     if config.base:
         _check_base(config.base, text, [prompt for one in prompts.values() for prompt in one])
     return Prepared(text, adaptive, prompts, shared, k)
+
+
+def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
+    """SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
+    told = [(prompt.id, prompt.ids, sorted(prompt.ends)) for prompt in prompts]
+    return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _possible(asked: Sequence[int], adaptive: Adaptive) -> list[int]:

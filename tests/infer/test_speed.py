@@ -132,6 +132,16 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     assert not partial.exists()
 
 
+def test_another_text_in_the_same_file_is_another_result(run: Main, tmp_path: Path) -> None:
+    """The file was known by its name: a changed one gave the old figures, and half of a run went on with it."""
+    short = ("temperatures=[0]", "decoders=[]", "base=null", "draft=null")
+    run(*short)
+    path = tmp_path / "texts.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("Reader", "Writer"), encoding="utf-8")
+    with pytest.raises(UserError, match="holds a result with inputs.prompts.mine=.*, now asked for with"):
+        run(*short)
+
+
 def test_a_lossy_decoder_fails_the_run_and_every_later_one(
     run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
