@@ -14,6 +14,7 @@ SPEED = (
     "tokens",
     "forwards",
     "tokens_per_second",
+    "tokens_per_second_measured",
     "tokens_per_second_quartiles",
     "speedup",
     "speedup_interval",

@@ -12,13 +12,12 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
     against the fastest peer. The best is the one that is surely so fast, by the lower end of its interval: of
     many noisy speedups the highest is not to be believed.
 
-    All of it by speedups, which are made of pairs: rates alone are also the machine's at the moment.
+    All of it by tokens per second as infer.speed tells them, which are made of speedups, and those of pairs.
     """
     found = []
     for every in groups(rows, "prompt_set", "temperature").values():
         mine = [row for row in every if row["tokens_per_second"] and row["speedup"]]
-        plains = {row["dtype"]: row for row in mine if row["decoder"] == "plain"}
-        paces = [(_pace(row, plains), row) for row in mine if row["dtype"] in plains]
+        paces = [(row["tokens_per_second"], row) for row in mine]
         candidates = [(pace, row) for pace, row in paces if drafts(row)]
         if not candidates:
             continue
@@ -39,11 +38,6 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _pace(row: Row, plains: Mapping[str, Row]) -> float:
-    """Tokens per second, were plain decoding in this dtype always as fast as in its median."""
-    return row["speedup"] * plains[row["dtype"]]["tokens_per_second"]
 
 
 def _first(paces: Iterable[tuple[float, Row]]) -> tuple[float, Row]:
