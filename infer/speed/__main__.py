@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 8 -m infer.speed model=DIR [base=DIR0] [draft=DIR2] prompts=humaneval out=DIR
 
-Every rank has whole models of its own and a share of the turns; a run that was interrupted goes on. In float32
+Every rank has whole models of its own and a share of the turns; a run that was interrupted goes on, on the same
+machine with the same number of threads (threads=N; torchrun's own is 1). In float32
 every text of ours must be that of plain decoding, or the run fails, once its report is written.
 """
 
@@ -24,6 +25,7 @@ from infer.speed.aggregate import HEADER, UNITS, read
 from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
 from infer.speed.header import header
+from infer.speed.place import check_place
 from infer.speed.prepare import Prepared, fingerprint, prepare
 from infer.speed.work import Unit, Worker, units_of
 
@@ -50,11 +52,13 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
     """The folder DIR/speed, made by all ranks."""
     if members.first and prepared.k != config.k:
         print(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
+    begun = _begun(made)
+    if members.first:
+        check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
     bench = Bench(config, prepared, device=members.device())
     found = units_of(prepared.prompts, config.rounds)
-    # Pairs of one machine do not belong with those of another.
-    with folder(Path(config.out) / KIND, {**made, "hardware": hardware()}, members) as partial:
+    with folder(Path(config.out) / KIND, begun, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
             write_json(partial / HEADER, told)
@@ -64,6 +68,12 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
         if members.first:
             write_json(partial / RESULT, read(partial))
             write_manifest(partial, KIND, made)
+
+
+def _begun(made: Mapping[str, Any]) -> dict[str, Any]:
+    """What pairs must share to belong together: also the machine, and the threads in use, whoever set them."""
+    settings = {name: value for name, value in made["settings"].items() if name != "threads"}
+    return {**made, "settings": settings, "hardware": hardware()}
 
 
 def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:

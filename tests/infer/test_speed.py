@@ -4,9 +4,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from conf import UserError, settings
@@ -140,6 +142,37 @@ def test_another_text_in_the_same_file_is_another_result(run: Main, tmp_path: Pa
     path.write_text(path.read_text(encoding="utf-8").replace("Reader", "Writer"), encoding="utf-8")
     with pytest.raises(UserError, match="holds a result with inputs.prompts.mine=.*, now asked for with"):
         run(*short)
+
+
+def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
+    run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
+    a setting that itself was another.
+    """
+    monkeypatch.setattr(speed, "Bench", None)
+    monkeypatch.setattr(speed, "header", lambda *args, **kwargs: {})
+    place = tmp_path / "report" / "speed"
+    place.mkdir(parents=True)
+    (place / "mine.txt").write_text("")
+    with pytest.raises(UserError, match="wanted a new or empty folder, found other files"):
+        run()
+    (place / "mine.txt").unlink()
+    with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked
+        run()
+    assert list((tmp_path / "report").iterdir()) == [place]
+    monkeypatch.setattr(speed, "Bench", lambda *args, **kwargs: SimpleNamespace(lms={}))
+    monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        run()
+    used, other = torch.get_num_threads(), 1 + torch.get_num_threads()
+    try:
+        with pytest.raises(UserError, match=rf"begun with, found {other}: give threads={used}, choose"):
+            run(f"threads={other}")
+        with pytest.raises(ZeroDivisionError):
+            run(f"threads={used}")
+    finally:
+        torch.set_num_threads(used)
 
 
 def test_a_lossy_decoder_fails_the_run_and_every_later_one(
