@@ -246,6 +246,7 @@ def other_tokenizer(folder: Path, base_dir: Path) -> Path:
         (["peers=[llama]"], "peers: wanted some of generate, prompt_lookup, assisted, vllm, found llama"),
         (["dtypes=[int8]"], "dtypes: wanted some of float32, bfloat16, float16, found int8"),
         (["dtypes=[]"], "dtypes: wanted some of .*, found none"),
+        (["k=[2,99]"], "k: wanted below max_new_tokens=12, found 99"),  # no draft was so deep: a row of others
         (["k=[0]"], "k: wanted numbers of adaptive tokens from 1 on, found"),
         (["temperatures=[-1]"], "temperatures: wanted some from 0 on, found"),
         (["temperatures=[1,1]"], "temperatures: wanted each once, found"),
