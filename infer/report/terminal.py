@@ -39,6 +39,8 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         console.print(
             told.get((name, temperature), "the texts were too short for drafts"), "", markup=False, sep="\n"
         )
+    for one in report["speed"]["skipped"]:
+        console.print(f"left out: {one['prompt_set']}: {one['reason']}", markup=False)
     if any(row["peer"] for row in rows):
         console.print(f"{PEER} a peer")
     if any(map(differs, rows)):

@@ -52,6 +52,9 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
     """The folder DIR/speed, made by all ranks."""
     if members.first and prepared.k != config.k:
         print(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
+    skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
+    for one in skipped if members.first else ():
+        print(f"speed: {one['prompt_set']} is left out: {one['reason']}")
     begun = _begun(made)
     if members.first:
         check_place(Path(config.out) / KIND, begun)
@@ -61,7 +64,7 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
     with folder(Path(config.out) / KIND, begun, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
-            write_json(partial / HEADER, told)
+            write_json(partial / HEADER, {**told, "skipped": skipped})
         units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
         _do(units, found, worker, members)
         members.wait()

@@ -144,6 +144,27 @@ def test_another_text_in_the_same_file_is_another_result(run: Main, tmp_path: Pa
         run(*short)
 
 
+def test_a_set_that_the_model_cannot_read_is_left_out(
+    run: Main, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Infillings of a model without infilling ended the run of all sets."""
+    plain = shutil.copytree(model_dir, tmp_path / "plain")
+    described = json.loads((plain / "adaptive.json").read_text())
+    (plain / "adaptive.json").write_text(json.dumps({**described, "infilling": None}))
+    asked = [f"model={plain}", "base=null", "draft=null", "decoders=[]", "temperatures=[0]"]
+    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "def one():\n    return 1\n\n\none()\n"}))
+    asked += [f"prompts.middle.path={tmp_path / 'code.jsonl'}", "prompts.middle.kind=lines"]
+    asked += ["prompts.middle.count=1"]
+    report = run(*asked)
+    (skipped,) = report["skipped"]
+    assert skipped["prompt_set"] == "middle" and "trained for infilling" in skipped["reason"]
+    assert {row["prompt_set"] for row in report["rows"]} == {"mine"} and report["units"]["all"] == 3
+    assert "speed: middle is left out: infill: wanted a model" in capsys.readouterr().out
+    assert "trained for infilling" in (tmp_path / "report" / "index.html").read_text()
+    with pytest.raises(UserError, match="prompts.middle: infill: wanted a model trained for infilling"):
+        run(*asked, "~prompts.mine")
+
+
 def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
     run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
