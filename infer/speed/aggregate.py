@@ -150,6 +150,7 @@ def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
     speedup = estimate([[Weighed(_decoding(p.plain), _rate(p.run) / _rate(p.plain)) for p in r] for r in later])
     all_ = estimate([[Weighed(p.plain["seconds"], _all(p.run) / _all(p.plain)) for p in r] for r in prompts])
     assert all_
+    firsts = [pair.run["first_seconds"] for rounds in prompts for pair in rounds if pair.run["first_seconds"]]
     return {
         "tokens_per_second_measured": rate and rate.value,
         "tokens_per_second_quartiles": rate and rate.quartiles,
@@ -158,13 +159,13 @@ def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
         "speedup_quartiles": speedup and speedup.quartiles,
         "speedup_whole": all_.value,
         "speedup_whole_interval": all_.interval,
-        "first_ms": 1e3 * median(pair.run["first_seconds"] for rounds in prompts for pair in rounds),
+        "first_ms": 1e3 * median(firsts) if firsts else None,
     }
 
 
 def _later(run: Record) -> int:
-    """Tokens behind the first step's."""
-    return run["tokens"] - run["first_tokens"]
+    """Tokens behind the first step's; none are known to be where its time is not known, and is 0."""
+    return run["tokens"] - run["first_tokens"] if run["first_seconds"] else 0
 
 
 def _decoding(run: Record) -> float:
@@ -187,7 +188,8 @@ def _counts(runs: Sequence[Record]) -> dict[str, Any]:
         sum(run[name] for run in runs) for name in ("tokens", "forwards", "rows", "drafted")
     )
     judged, right = (_summed([run[name] for run in runs]) for name in ("judged", "right"))
-    steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in runs if run["forwards"] > 1]
+    timed = [run for run in runs if run["forwards"] > 1 and run["first_seconds"]]
+    steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in timed]
     return {
         "tokens": tokens,
         "forwards": forwards,

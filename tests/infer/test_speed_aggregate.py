@@ -120,6 +120,14 @@ def test_texts_of_one_step_have_no_rate() -> None:
     assert row["speedup"] == pytest.approx(2) and row["prompts"] == 2
 
 
+def test_a_peer_that_does_not_tell_its_first_token_is_held_against_whole_times() -> None:
+    """vLLM's metrics may be None: its whole time was then held against what follows the first token."""
+    peer = ran("vllm", 1) | {"first_seconds": 0.0}
+    row = rows(turn([peer, ran("plain", 2)]))["vllm"]
+    assert row["speedup"] is row["tokens_per_second"] is row["first_ms"] is row["ms_per_forward"] is None
+    assert row["speedup_whole"] == pytest.approx(2.1 / 1.1)
+
+
 def test_rows_come_in_the_order_of_the_settings() -> None:
     block = [ran("gsd", 1), ran("plain", 1), ran("sdsat", 1, k=7)]
     other = [ran("sdsat", 1, k=3), ran("plain", 1)]
