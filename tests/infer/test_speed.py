@@ -16,6 +16,7 @@ from infer.api import Model
 from infer.config import DecodeConfig, InferConfig
 from infer.speed import __main__ as speed
 from infer.speed.aggregate import ORDER, read
+from infer.speed.bench import Own
 from infer.speed.config import PEERS, SpeedConfig
 from infer.speed.prepare import prepare
 from infer.speed.units import PLAIN, Way
@@ -163,6 +164,27 @@ def test_a_set_that_the_model_cannot_read_is_left_out(
     assert "trained for infilling" in (tmp_path / "report" / "index.html").read_text()
     with pytest.raises(UserError, match="prompts.middle: infill: wanted a model trained for infilling"):
         run(*asked, "~prompts.mine")
+
+
+def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shapes were captured in a counted run, which the median of two rounds does not pass over."""
+    ids, texts = [], ["x", "y", "def long(n):\n    return n + 1\n", "z"]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    turn, real = Worker._turn, Own.decoder
+
+    def noted(self: Own, seed: int) -> Any:
+        return lambda prompt: (ids.append(len(prompt.ids)), real(self, seed)(prompt))[1]
+
+    def begun(self: Worker, *args: Any) -> Any:
+        found = turn(self, *args)
+        ids.append(None)
+        return found
+
+    monkeypatch.setattr(Own, "decoder", noted)
+    monkeypatch.setattr(Worker, "_turn", begun)
+    run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
+    first = ids[: ids.index(None)]
+    assert max(first) == max(one for one in ids if one) and len(first) in (2, 3)
 
 
 def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
