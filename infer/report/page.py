@@ -13,6 +13,7 @@ from infer import coloured
 from infer.report.plots import PLOTS
 from infer.report.quality_tables import quality_tables
 from infer.report.rows import (
+    FORWARD,
     Row,
     benchmark,
     differs,
@@ -23,6 +24,7 @@ from infer.report.rows import (
     number,
     percent,
     quantity,
+    same,
     span,
     task,
 )
@@ -81,8 +83,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"label": label, "differs": differs, "number": number, "percent": percent, "span": span}
+    found.filters |= {
+        "label": label,
+        "same": same,
+        "differs": differs,
+        "number": number,
+        "percent": percent,
+        "span": span,
+    }
     found.globals |= {
+        "forward": FORWARD,
         "colours": Markup(coloured.STYLE),
         "style": Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
     }
