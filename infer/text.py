@@ -36,6 +36,10 @@ class Infilling:
     eot: int
 
 
+class NoInfilling(UserError):
+    """Of a model that was not trained for infilling."""
+
+
 class Text:
     """A `tokenizers` file with what the model directory says of its ids.
 
@@ -85,11 +89,11 @@ class Text:
     def infill(self, wanted: Infill) -> list[int]:
         """The prompt whose continuation, up to EOT, is the middle.
 
-        Raises UserError for a model that was not trained for infilling.
+        Raises NoInfilling for a model that was not trained for it.
         """
         ids = self._infilling
         if ids is None:
-            raise UserError(
+            raise NoInfilling(
                 "infill: wanted a model trained for infilling, found no infilling ids in its adaptive.json"
             )
         prefix, suffix = self._plain(self._lead(wanted.prefix)), self._plain(wanted.suffix)

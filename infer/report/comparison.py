@@ -16,23 +16,31 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     """Differences of what made them, rows that both have, and rows that one has."""
     ours, theirs = (_by_key(_rows(one, "speed"), KEY) for one in (first, second))
     scores, others = (_by_key(one["summary"]["scores"], PLACE) for one in (first, second))
+    names = _names(first["name"], second["name"])
     return {
         "schema": SCHEMA,
-        "names": [first["name"], second["name"]],
-        "warnings": [f"{one['name']}: {told}" for one in (first, second) for told in one["warnings"]],
+        "names": names,
+        "warnings": [
+            f"{name}: {told}" for name, one in zip(names, (first, second)) for told in one["warnings"]
+        ],
         "differences": list(_differences(first, second)),
         "speed": [_pair(ours[key], theirs[key]) for key in ours if key in theirs],
         "quality": [_scores(scores[key], others[key]) for key in scores if key in others],
         "lone": [
             {"report": name, "row": _told(row)}
             for name, mine, other in (
-                (first["name"], {**ours, **scores}, {**theirs, **others}),
-                (second["name"], {**theirs, **others}, {**ours, **scores}),
+                (names[0], {**ours, **scores}, {**theirs, **others}),
+                (names[1], {**theirs, **others}, {**ours, **scores}),
             )
             for key, row in mine.items()
             if key not in other
         ],
     }
+
+
+def _names(first: str, second: str) -> list[str]:
+    """Two, also of folders that are called alike."""
+    return [f"{first} (A)", f"{second} (B)"] if first == second else [first, second]
 
 
 def _rows(report: Mapping[str, Any], kind: str) -> list[Row]:

@@ -13,6 +13,7 @@ from infer import coloured
 from infer.report.plots import PLOTS
 from infer.report.quality_tables import quality_tables
 from infer.report.rows import (
+    FORWARD,
     Row,
     benchmark,
     differs,
@@ -23,6 +24,7 @@ from infer.report.rows import (
     number,
     percent,
     quantity,
+    same,
     span,
     task,
 )
@@ -32,7 +34,8 @@ FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality
 PARTS = ("draft", "forward", "rest")
 MORE = {
-    "tokens/s, quartiles": lambda row: span(row["tokens_per_second_quartiles"], ".0f"),
+    "measured tokens/s": lambda row: number(row["tokens_per_second_measured"], ".0f"),
+    "its quartiles": lambda row: span(row["tokens_per_second_quartiles"], ".0f"),
     "speedup, quartiles": lambda row: span(row["speedup_quartiles"]),
     "speedup, first token included": lambda row: number(row["speedup_whole"]),
     "tokens": lambda row: number(row["tokens"], ",d"),
@@ -80,8 +83,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"label": label, "differs": differs, "number": number, "percent": percent, "span": span}
+    found.filters |= {
+        "label": label,
+        "same": same,
+        "differs": differs,
+        "number": number,
+        "percent": percent,
+        "span": span,
+    }
     found.globals |= {
+        "forward": FORWARD,
         "colours": Markup(coloured.STYLE),
         "style": Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
     }

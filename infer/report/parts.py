@@ -13,7 +13,10 @@ from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED
 SCHEMAS = {"speed": 2, "quality": 1}
 FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
-LISTS = {"speed": ("limits", "costs", "samples"), "quality": ("differences", "same", "skipped", "samples")}
+LISTS = {
+    "speed": ("limits", "costs", "samples", "skipped"),
+    "quality": ("differences", "same", "skipped", "samples"),
+}
 # Who makes a part of the units that are done. Asked for an unfinished run alone: they bring torch and more.
 HEADER = "header.json"  # what all units of a run share
 READERS = {"speed": "infer.speed.aggregate", "quality": "infer.quality.result"}

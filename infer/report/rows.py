@@ -14,6 +14,7 @@ SPEED = (
     "tokens",
     "forwards",
     "tokens_per_second",
+    "tokens_per_second_measured",
     "tokens_per_second_quartiles",
     "speedup",
     "speedup_interval",
@@ -47,6 +48,10 @@ LABELS = {
     "generate prompt lookup": "generate+lookup",
     "generate assisted": "generate+draft",
 }
+FORWARD = (
+    "sdsat k drafts in one forward and checks in the next, and its tokens by forward count both; "
+    "sdsat auto does both in one"
+)
 LANGUAGES = {"cpp": "C++", "cs": "C#", "js": "JS", "ts": "TS", "php": "PHP", "sh": "Bash"}
 BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"}
 
@@ -85,6 +90,12 @@ def drafts(row: Row) -> bool:
 def differs(row: Row) -> bool:
     """Whether a text was another than plain decoding's; the base model is another model, and is not asked."""
     return bool(row["compared"]) and not row["exact"] and row["decoder"] != "base"
+
+
+def same(row: Row) -> str:
+    """How many texts are plain decoding's; nothing for plain decoding itself, and for another model."""
+    counted = row["compared"] and row["decoder"] != "plain"
+    return f"{row['identical']}/{row['compared']}" if counted else ""
 
 
 def groups(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:

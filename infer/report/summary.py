@@ -9,16 +9,15 @@ from infer.report.rows import KEY, PLACE, Row, differs, drafts, groups, label, p
 def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """For each prompt set and temperature the best decoder that drafts, of those whose every text is plain
     decoding's, where there is one; held against plain decoding in its own dtype and in its fastest, and
-    against the fastest peer. The best is the one that is surely so fast, by the lower end of its interval: of
-    many noisy speedups the highest is not to be believed.
+    against the fastest peer, unless their intervals overlap. The best is the one that is surely so fast, by
+    the lower end of its interval: of many noisy speedups the highest is not to be believed.
 
-    All of it by speedups, which are made of pairs: rates alone are also the machine's at the moment.
+    All of it by tokens per second as infer.speed tells them, which are made of speedups, and those of pairs.
     """
     found = []
     for every in groups(rows, "prompt_set", "temperature").values():
         mine = [row for row in every if row["tokens_per_second"] and row["speedup"]]
-        plains = {row["dtype"]: row for row in mine if row["decoder"] == "plain"}
-        paces = [(_pace(row, plains), row) for row in mine if row["dtype"] in plains]
+        paces = [(row["tokens_per_second"], row) for row in mine]
         candidates = [(pace, row) for pace, row in paces if drafts(row)]
         if not candidates:
             continue
@@ -35,19 +34,25 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
                 "over_fastest_plain": pace / fastest,
                 "fastest_plain_dtype": plain["dtype"],
                 "peer": label(peer) if peer else None,
-                "over_peer": pace / over if over else None,
+                "over_peer": pace / over if peer and over and _apart(best, peer) else None,
             }
         )
     return found
 
 
-def _pace(row: Row, plains: Mapping[str, Row]) -> float:
-    """Tokens per second, were plain decoding in this dtype always as fast as in its median."""
-    return row["speedup"] * plains[row["dtype"]]["tokens_per_second"]
-
-
 def _first(paces: Iterable[tuple[float, Row]]) -> tuple[float, Row]:
     return max(paces, key=lambda one: one[0])
+
+
+def _apart(row: Row, other: Row) -> bool:
+    """Whether the intervals of both, in tokens per second, are known and have nothing in common."""
+    if not (row["speedup_interval"] and other["speedup_interval"]):
+        return False
+    (low, high), (least, most) = (
+        [one["tokens_per_second"] / one["speedup"] * end for end in one["speedup_interval"]]
+        for one in (row, other)
+    )
+    return bool(high < least or most < low)
 
 
 def sure(row: Row) -> float:
@@ -64,7 +69,9 @@ def sentence(best: Row) -> str:
     if best["fastest_plain_dtype"] != best["dtype"]:
         told += f", {best['over_fastest_plain']:.2f}x plain decoding in {best['fastest_plain_dtype']}"
     if best["peer"]:
-        told += f", {best['over_peer']:.2f}x the fastest peer ({best['peer']})"
+        over = best["over_peer"]
+        told += f", {over:.2f}x the fastest peer" if over else ", no clear difference from the fastest peer"
+        told += f" ({best['peer']}{', which drew other texts' * bool(best['temperature'])})"
     return told + (
         "" if best["exact"] else "; no decoder that drafts gave plain decoding's tokens in every text"
     )
@@ -111,11 +118,20 @@ def _speed_told(best: list[Row]) -> str:
     unclear = sum(_unclear(row) for row in best)
     if unclear:
         told += f" ({'without' if len(best) == 1 else f'in {unclear} of them without'} a clear difference)"
-    peers = sorted(row["over_peer"] for row in best if row["over_peer"])
-    if peers:
-        ends = f"{peers[0]:.2f}" if len(peers) == 1 else f"{peers[0]:.2f} to {peers[-1]:.2f}"
-        told += f", and at {ends} times that of the fastest peer"
-    return told + "."
+    return f"{told}{_peers_told([row for row in best if row['peer']])}."
+
+
+def _peers_told(best: list[Row]) -> str:
+    """The same against the fastest peer, where there is one."""
+    if not best:
+        return ""
+    clear = sorted(row["over_peer"] for row in best if row["over_peer"])
+    sampled = ", which drew other texts" * bool(best[0]["temperature"])
+    if not clear:
+        return f", without a clear difference from the fastest peer{sampled}"
+    ends = f"{clear[0]:.2f}" if len(clear) == 1 else f"{clear[0]:.2f} to {clear[-1]:.2f}"
+    places = f" in {len(clear)} of them, and without a clear difference in the others"
+    return f", and at {ends} times that of the fastest peer{sampled}{places * (len(clear) < len(best))}"
 
 
 def changes(part: Mapping[str, Any]) -> list[dict[str, Any]]:

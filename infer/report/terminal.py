@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from infer.report.rows import Row, differs, groups, label, number, percent, span, task
+from infer.report.rows import FORWARD, Row, differs, groups, label, number, percent, same, span, task
 from infer.report.summary import sentence
 from infer.report.terminal_quality import print_scores
 
@@ -39,6 +39,10 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         console.print(
             told.get((name, temperature), "the texts were too short for drafts"), "", markup=False, sep="\n"
         )
+    for one in report["speed"]["skipped"]:
+        console.print(f"left out: {one['prompt_set']}: {one['reason']}", markup=False)
+    if any(row["decoder"] == "sdsat" for row in rows):
+        console.print(FORWARD)
     if any(row["peer"] for row in rows):
         console.print(f"{PEER} a peer")
     if any(map(differs, rows)):
@@ -52,7 +56,6 @@ def speed_table(rows: Sequence[Row]) -> Table:
     for dtype, mine in groups(rows, "dtype").items():
         table.add_row(f"[bold]{dtype[0]}[/bold]")
         for row in mine:
-            same = f"{row['identical']}/{row['compared']}" if row["compared"] else ""
             table.add_row(
                 f" {label(row)}" + (f" {PEER}" if row["peer"] else ""),
                 number(row["tokens_per_second"], ".0f"),
@@ -62,7 +65,7 @@ def speed_table(rows: Sequence[Row]) -> Table:
                 number(row["tokens_per_forward"]),
                 number(row["first_ms"], ".3g" if (row["first_ms"] or 0) < 100 else ".0f"),
                 percent(row["limit_share"]),
-                f"{same} {OTHER}" if differs(row) else same,
+                f"{same(row)} {OTHER}" if differs(row) else same(row),
             )
     return table
 

@@ -2,6 +2,7 @@
 
 config      the settings
 prepare     what is checked before any weight is read
+place       whether the folder of a run can be had
 ways        our ways to decode, by the settings of infer.methods
 bench       the models, and every row's decoder
 peers       the library's own decoding; vllm_peer vLLM's; peering what of them a run has

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 8 -m infer.speed model=DIR [base=DIR0] [draft=DIR2] prompts=humaneval out=DIR
 
-Every rank has whole models of its own and a share of the turns; a run that was interrupted goes on. In float32
+Every rank has whole models of its own and a share of the turns; a run that was interrupted goes on, on the same
+machine with the same number of threads (threads=N; torchrun's own is 1). In float32
 every text of ours must be that of plain decoding, or the run fails, once its report is written.
 """
 
@@ -24,7 +25,8 @@ from infer.speed.aggregate import HEADER, UNITS, read
 from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
 from infer.speed.header import header
-from infer.speed.prepare import prepare
+from infer.speed.place import check_place
+from infer.speed.prepare import Prepared, fingerprint, prepare
 from infer.speed.work import Unit, Worker, units_of
 
 KIND = "speed"
@@ -36,34 +38,45 @@ def main(config: SpeedConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     members, out = muster(), Path(config.out) / KIND
-    made = made_from(config, _inputs(config), ignore=("tracker",))
+    prepared = prepare(config)
+    made = _made(config, prepared)
     if not is_finished(out, KIND, made):
-        measure(config, made, members)
+        measure(config, prepared, made, members)
     elif members.first:
         print(f"speed: {out} is finished: nothing to do")
     if members.first:
         _report(config)
 
 
-def measure(config: SpeedConfig, made: Mapping[str, Any], members: Members) -> None:
+def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], members: Members) -> None:
     """The folder DIR/speed, made by all ranks."""
-    prepared = prepare(config)
     if members.first and prepared.k != config.k:
         print(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
+    skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
+    for one in skipped if members.first else ():
+        print(f"speed: {one['prompt_set']} is left out: {one['reason']}")
+    begun = _begun(made)
+    if members.first:
+        check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
     bench = Bench(config, prepared, device=members.device())
     found = units_of(prepared.prompts, config.rounds)
-    # Pairs of one machine do not belong with those of another.
-    with folder(Path(config.out) / KIND, {**made, "hardware": hardware()}, members) as partial:
+    with folder(Path(config.out) / KIND, begun, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
-            write_json(partial / HEADER, told)
+            write_json(partial / HEADER, {**told, "skipped": skipped})
         units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
         _do(units, found, worker, members)
         members.wait()
         if members.first:
             write_json(partial / RESULT, read(partial))
             write_manifest(partial, KIND, made)
+
+
+def _begun(made: Mapping[str, Any]) -> dict[str, Any]:
+    """What pairs must share to belong together: also the machine, and the threads in use, whoever set them."""
+    settings = {name: value for name, value in made["settings"].items() if name != "threads"}
+    return {**made, "settings": settings, "hardware": hardware()}
 
 
 def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:
@@ -74,6 +87,13 @@ def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Member
                 units.save(name, worker(found[name]))
             except UserError as error:
                 raise LoneError(str(error)) from error
+
+
+def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
+    """What the figures are of. The prompts themselves count, not where they were read."""
+    made = made_from(config, _inputs(config), ignore=("tracker",))
+    read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
+    return {**made, "inputs": {**made["inputs"], **read}}
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:

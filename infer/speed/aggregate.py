@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from infer.speed.config import PEERS
-from infer.speed.statistics import Estimate, Weighed, estimate
+from infer.speed.statistics import Weighed, estimate
 
 SCHEMA = 2
 HEADER = "header.json"
@@ -54,17 +54,19 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
     """speed.json of the units that are done, in any order, and of the header: what all of them share.
 
     A row's figures are of what came after a text's first step, but for those that say otherwise. Without pairs
-    whose texts went on after it, a rate and its speedup are None.
+    whose texts went on after it, a rate and its speedup are None. `tokens_per_second` is plain decoding's times
+    the speedup, `tokens_per_second_measured` the row's own.
     """
     done = [units[name] for name in sorted(units)]
     pairs = _pairs([unit for unit in done if "groups" in unit])
     parts = {_key(part["prompt_set"], part, part): part for unit in done for part in unit.get("parts", [])}
     kept = {name: value for name, value in header.items() if name != "all"}
+    rows = [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))]
     return {
         "schema": SCHEMA,
         **kept,
         "units": {"all": header["all"], "done": len(done)},
-        "rows": [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))],
+        "rows": _paced(rows),
         "samples": [sample for unit in done for sample in unit.get("samples", [])],
     }
 
@@ -125,6 +127,22 @@ def _row(
     return row | {"limit_share": _limit_share(row, header)}
 
 
+def _paced(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With tokens per second that say what the speedups say: plain decoding's times the speedup. A decoder's
+    own rate is of other moments of the machine than plain decoding's median, and may contradict its pairs.
+    """
+    groups = [(row["prompt_set"], row["dtype"], row["temperature"]) for row in rows]
+    plain = {
+        group: row["tokens_per_second_measured"]
+        for group, row in zip(groups, rows)
+        if row["decoder"] == "plain"
+    }
+    return [
+        row | {"tokens_per_second": row["speedup"] and plain[group] and plain[group] * row["speedup"]}
+        for group, row in zip(groups, rows)
+    ]
+
+
 def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
     """Rates and ratios, with their spread."""
     later = [[pair for pair in rounds if _later(pair.run) and _later(pair.plain)] for rounds in prompts]
@@ -132,23 +150,22 @@ def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
     speedup = estimate([[Weighed(_decoding(p.plain), _rate(p.run) / _rate(p.plain)) for p in r] for r in later])
     all_ = estimate([[Weighed(p.plain["seconds"], _all(p.run) / _all(p.plain)) for p in r] for r in prompts])
     assert all_
+    firsts = [pair.run["first_seconds"] for rounds in prompts for pair in rounds if pair.run["first_seconds"]]
     return {
-        **_told("tokens_per_second", rate, interval=False),
-        **_told("speedup", speedup),
+        "tokens_per_second_measured": rate and rate.value,
+        "tokens_per_second_quartiles": rate and rate.quartiles,
+        "speedup": speedup and speedup.value,
+        "speedup_interval": speedup and speedup.interval,
+        "speedup_quartiles": speedup and speedup.quartiles,
         "speedup_whole": all_.value,
         "speedup_whole_interval": all_.interval,
-        "first_ms": 1e3 * median(pair.run["first_seconds"] for rounds in prompts for pair in rounds),
+        "first_ms": 1e3 * median(firsts) if firsts else None,
     }
 
 
-def _told(name: str, found: Estimate | None, *, interval: bool = True) -> dict[str, Any]:
-    told = {name: found and found.value, f"{name}_quartiles": found and found.quartiles}
-    return told | ({f"{name}_interval": found and found.interval} if interval else {})
-
-
 def _later(run: Record) -> int:
-    """Tokens behind the first step's."""
-    return run["tokens"] - run["first_tokens"]
+    """Tokens behind the first step's; none are known to be where its time is not known, and is 0."""
+    return run["tokens"] - run["first_tokens"] if run["first_seconds"] else 0
 
 
 def _decoding(run: Record) -> float:
@@ -171,7 +188,8 @@ def _counts(runs: Sequence[Record]) -> dict[str, Any]:
         sum(run[name] for run in runs) for name in ("tokens", "forwards", "rows", "drafted")
     )
     judged, right = (_summed([run[name] for run in runs]) for name in ("judged", "right"))
-    steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in runs if run["forwards"] > 1]
+    timed = [run for run in runs if run["forwards"] > 1 and run["first_seconds"]]
+    steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in timed]
     return {
         "tokens": tokens,
         "forwards": forwards,

@@ -52,6 +52,9 @@ class SpeedConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}: wanted at least {least}, found {value}")
+        if "sdsat" in self.decoders and max(self.k) >= self.max_new_tokens:
+            # The first token of a text is no draft's.
+            raise ValueError(f"k: wanted below max_new_tokens={self.max_new_tokens}, found {max(self.k)}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
         if not self.prompts:

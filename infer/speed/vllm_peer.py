@@ -71,14 +71,12 @@ def load_engines(
     capacity: int,
     gpu_memory_utilization: float = 0.3,
 ) -> Engines | str:
-    """Two, for texts of up to `capacity` tokens, each with that share of the GPU's memory; or why there are
-    none.
+    """Two, for texts of up to `capacity` tokens, each with that share of the GPU's memory, that have decoded a
+    prompt; or why there are none.
     """
     reason = missing(adaptive)
     if reason:
         return reason
-    from vllm import LLM
-
     drafting = {
         "method": "draft_model",
         "model": model,
@@ -87,7 +85,9 @@ def load_engines(
     }
 
     def load(config: Mapping[str, Any] | None) -> Any:
-        return LLM(
+        from vllm import LLM
+
+        engine = LLM(
             model=model,
             dtype=dtype,
             max_model_len=capacity,
@@ -97,17 +97,20 @@ def load_engines(
             disable_log_stats=False,  # the time to the first token is among them
             speculative_config=config,
         )
+        _run(engine, TokenPrompt("try", (0,), frozenset(), "", ""), {"temperature": 0.0, "max_tokens": 2})
+        return engine
 
     try:
         return Engines({0: load(None), k: load(drafting)})
-    except (RuntimeError, ValueError) as error:  # of whatever vLLM lacks: the others' figures are not lost
-        return (
-            f"wanted vLLM to load the model, found {next(iter(str(error).splitlines()), type(error).__name__)}"
-        )
+    except Exception as error:  # whatever vLLM lacks or calls otherwise: the others' figures are not lost
+        told = next(iter(str(error).splitlines()), "")
+        return f"wanted vLLM to load the model and decode a prompt, found {type(error).__name__}: {told}"
 
 
 def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
-    """EOS ends a text as vLLM reads it from the directory. Of drafts vLLM tells the sums, not the steps."""
+    """EOS ends a text as vLLM reads it from the directory. Of drafts vLLM tells the sums, not the steps; the
+    time to the first token is 0 where it does not tell it.
+    """
     from vllm import SamplingParams
 
     params = SamplingParams(**settings, stop_token_ids=sorted(prompt.ends))
@@ -124,7 +127,7 @@ def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
         forwards,
         drafted,
         accepted,
-        first_seconds=output.metrics.first_token_latency,
+        first_seconds=getattr(output.metrics, "first_token_latency", 0.0) or 0.0,
         first_tokens=1,
         rows=forwards + drafted,
     )

@@ -73,12 +73,17 @@ class Worker:
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
-        """Each decoder once, uncounted. A GPU's graph of a shape that comes up later is captured in a counted
-        run, which the median of its rounds passes over.
+        """Each decoder once on this prompt and once on the longest of the set, uncounted: of two texts there
+        are more of the shapes that a GPU captures a graph of. Of a shape that comes up later it is captured in
+        a counted run, which the median passes over where there are three rounds or more.
         """
-        for decoder in (decoder for ways in self._decoders.values() for decoder in ways.values()):
-            if not self._warm:
-                decoder(prompt)
+        if self._warm:
+            return
+        longest = max(self._prepared.prompts[self._set], key=lambda one: len(one.ids))
+        for one in dict.fromkeys((longest, prompt)):
+            for ways in self._decoders.values():
+                for decoder in ways.values():
+                    decoder(one)
         self._warm = True
 
     def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """python -m infer.report compare=A,B."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_two_reports_row_by_row(folders: tuple[Path, Path], tmp_path: Path, monk
     page = Page.read(tmp_path / "index.html")
     assert {"versions.torch" in page.text, "sdsat auto" in page.text, "1.20" in page.text} == {True}
     main(ReportConfig(str(tmp_path), f"{second},{first}"))  # over an earlier comparison
+
+
+def test_two_folders_of_one_name_are_told_apart(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """runs/1/report and runs/2/report: "only in report: ..." was said of either."""
+    places = [Path(shutil.copytree(one, tmp_path / one.name / "report")) for one in folders]
+    command(monkeypatch, f"compare={places[0]},{places[1]}", f"out={tmp_path / 'c'}")
+    found = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert found["names"] == ["report (A)", "report (B)"]
+    assert "only in report (A): vllm on humaneval" in lines(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from infer.report.__main__ import main
 from infer.report.config import ReportConfig
 from infer.report.plots import PLOTS
 from infer.report.rows import KEY
+from infer.report.summary import sentence
 from tests.infer import report_fixture as fixture
 
 QUIET = "tracker.mode=disabled"
@@ -65,6 +66,29 @@ def test_the_sentence_names_the_fastest_exact_decoder(tmp_path: Path, capsys) ->
     assert f"sdsat auto in bfloat16 is {ratio:.2f}x plain decoding (95 %: " in printed
     assert "sdsat auto decodes humaneval at" in printed and "token for token the same" in printed
     assert "not token for token plain decoding's texts: gsd (at worst 19 of 20, humaneval)" in printed
+
+
+def test_plain_decoding_is_not_held_against_itself(tmp_path: Path, capsys) -> None:
+    """ "20/20" of plain decoding was of its own first run; and no line told why sdsat's forwards give less."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))
+    print_report(write(fixture.write_parts(tmp_path, speed=speed)))
+    shown, page = capsys.readouterr().out, (tmp_path / "index.html").read_text(encoding="utf-8")
+    (plain,) = (line for line in shown.splitlines() if line.split()[:1] == ["plain"])
+    assert "/20" not in plain and "20/20" in shown and page.count(">20/20<") == shown.count("20/20")
+    assert "tokens by forward count both" in lines(shown) and "tokens by forward count both" in page
+
+
+@pytest.mark.parametrize(("temperature", "told"), [(0.0, ")"), (1.0, ", which drew other texts)")])
+def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: float, told: str) -> None:
+    """ "1.50x the fastest peer" was a ratio of two noisy figures, without a word on their intervals."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(temperature,))
+    for row in speed["rows"]:
+        if row["peer"]:
+            row["speedup_interval"] = [0.5, 9.0]
+    (best,) = (report := build(fixture.write_parts(tmp_path, speed=speed)))["summary"]["best"]
+    assert best["over_peer"] is None
+    assert f"no clear difference from the fastest peer (vllm{told}" in sentence(best)
+    assert "without a clear difference from the fastest peer" in report["summary"]["sentence"]
 
 
 def test_a_wide_interval_is_not_the_best(tmp_path: Path) -> None:

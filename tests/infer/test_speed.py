@@ -4,9 +4,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from conf import UserError, settings
@@ -14,6 +16,7 @@ from infer.api import Model
 from infer.config import DecodeConfig, InferConfig
 from infer.speed import __main__ as speed
 from infer.speed.aggregate import ORDER, read
+from infer.speed.bench import Own
 from infer.speed.config import PEERS, SpeedConfig
 from infer.speed.prepare import prepare
 from infer.speed.units import PLAIN, Way
@@ -132,6 +135,89 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     assert not partial.exists()
 
 
+def test_another_text_in_the_same_file_is_another_result(run: Main, tmp_path: Path) -> None:
+    """The file was known by its name: a changed one gave the old figures, and half of a run went on with it."""
+    short = ("temperatures=[0]", "decoders=[]", "base=null", "draft=null")
+    run(*short)
+    path = tmp_path / "texts.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("Reader", "Writer"), encoding="utf-8")
+    with pytest.raises(UserError, match="holds a result with inputs.prompts.mine=.*, now asked for with"):
+        run(*short)
+
+
+def test_a_set_that_the_model_cannot_read_is_left_out(
+    run: Main, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Infillings of a model without infilling ended the run of all sets."""
+    plain = shutil.copytree(model_dir, tmp_path / "plain")
+    described = json.loads((plain / "adaptive.json").read_text())
+    (plain / "adaptive.json").write_text(json.dumps({**described, "infilling": None}))
+    asked = [f"model={plain}", "base=null", "draft=null", "decoders=[]", "temperatures=[0]"]
+    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "def one():\n    return 1\n\n\none()\n"}))
+    asked += [f"prompts.middle.path={tmp_path / 'code.jsonl'}", "prompts.middle.kind=lines"]
+    asked += ["prompts.middle.count=1"]
+    report = run(*asked)
+    (skipped,) = report["skipped"]
+    assert skipped["prompt_set"] == "middle" and "trained for infilling" in skipped["reason"]
+    assert {row["prompt_set"] for row in report["rows"]} == {"mine"} and report["units"]["all"] == 3
+    assert "speed: middle is left out: infill: wanted a model" in capsys.readouterr().out
+    assert "trained for infilling" in (tmp_path / "report" / "index.html").read_text()
+    with pytest.raises(UserError, match="prompts.middle: infill: wanted a model trained for infilling"):
+        run(*asked, "~prompts.mine")
+
+
+def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shapes were captured in a counted run, which the median of two rounds does not pass over."""
+    ids, texts = [], ["x", "y", "def long(n):\n    return n + 1\n", "z"]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    turn, real = Worker._turn, Own.decoder
+
+    def noted(self: Own, seed: int) -> Any:
+        return lambda prompt: (ids.append(len(prompt.ids)), real(self, seed)(prompt))[1]
+
+    def begun(self: Worker, *args: Any) -> Any:
+        found = turn(self, *args)
+        ids.append(None)
+        return found
+
+    monkeypatch.setattr(Own, "decoder", noted)
+    monkeypatch.setattr(Worker, "_turn", begun)
+    run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
+    first = ids[: ids.index(None)]
+    assert max(first) == max(one for one in ids if one) and len(first) in (2, 3)
+
+
+def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
+    run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
+    a setting that itself was another.
+    """
+    monkeypatch.setattr(speed, "Bench", None)
+    monkeypatch.setattr(speed, "header", lambda *args, **kwargs: {})
+    place = tmp_path / "report" / "speed"
+    place.mkdir(parents=True)
+    (place / "mine.txt").write_text("")
+    with pytest.raises(UserError, match="wanted a new or empty folder, found other files"):
+        run()
+    (place / "mine.txt").unlink()
+    with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked
+        run()
+    assert list((tmp_path / "report").iterdir()) == [place]
+    monkeypatch.setattr(speed, "Bench", lambda *args, **kwargs: SimpleNamespace(lms={}))
+    monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        run()
+    used, other = torch.get_num_threads(), 1 + torch.get_num_threads()
+    try:
+        with pytest.raises(UserError, match=rf"begun with, found {other}: give threads={used}, choose"):
+            run(f"threads={other}")
+        with pytest.raises(ZeroDivisionError):
+            run(f"threads={used}")
+    finally:
+        torch.set_num_threads(used)
+
+
 def test_a_lossy_decoder_fails_the_run_and_every_later_one(
     run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +289,7 @@ def other_tokenizer(folder: Path, base_dir: Path) -> Path:
         (["peers=[llama]"], "peers: wanted some of generate, prompt_lookup, assisted, vllm, found llama"),
         (["dtypes=[int8]"], "dtypes: wanted some of float32, bfloat16, float16, found int8"),
         (["dtypes=[]"], "dtypes: wanted some of .*, found none"),
+        (["k=[2,99]"], "k: wanted below max_new_tokens=12, found 99"),  # no draft was so deep: a row of others
         (["k=[0]"], "k: wanted numbers of adaptive tokens from 1 on, found"),
         (["temperatures=[-1]"], "temperatures: wanted some from 0 on, found"),
         (["temperatures=[1,1]"], "temperatures: wanted each once, found"),

@@ -40,10 +40,19 @@ def test_a_run_is_held_against_the_plain_decoding_beside_it() -> None:
     assert {name: row["speedup"] for name, row in found.items()} == pytest.approx(
         {"plain": 1, "auto": 2, "gsd": 4, "ssd": 2}
     )
-    assert found["auto"]["tokens_per_second"] == pytest.approx(4)  # behind the first token
+    assert found["auto"]["tokens_per_second_measured"] == pytest.approx(4)  # behind the first token
     assert found["auto"]["speedup_whole"] == pytest.approx(2.1 / 1.1)
     assert found["auto"]["first_ms"] == pytest.approx(100)
     assert found["plain"]["tokens"] == 10 and found["auto"]["speedup_interval"] is None
+
+
+def test_tokens_per_second_say_what_the_speedup_says() -> None:
+    """A table had 588 tokens per second of plain decoding, and 579 of a decoder "1.32x" as fast."""
+    found = rows(turn([ran("auto", 1), ran("plain", 2), ran("gsd", 0.5)], [ran("ssd", 2), ran("plain", 4)]))
+    assert found["plain"]["tokens_per_second"] == found["plain"]["tokens_per_second_measured"]
+    assert found["ssd"]["tokens_per_second_measured"] == pytest.approx(2)
+    for row in found.values():
+        assert row["tokens_per_second"] == pytest.approx(found["plain"]["tokens_per_second"] * row["speedup"])
 
 
 def test_long_texts_count_for_more() -> None:
@@ -109,6 +118,14 @@ def test_texts_of_one_step_have_no_rate() -> None:
     assert row["first_ms"] == pytest.approx(100) and row["speedup_whole"] == 1
     row = rows(short, turn([ran("auto", 1), ran("plain", 2)], prompt="a/1"))["auto"]
     assert row["speedup"] == pytest.approx(2) and row["prompts"] == 2
+
+
+def test_a_peer_that_does_not_tell_its_first_token_is_held_against_whole_times() -> None:
+    """vLLM's metrics may be None: its whole time was then held against what follows the first token."""
+    peer = ran("vllm", 1) | {"first_seconds": 0.0}
+    row = rows(turn([peer, ran("plain", 2)]))["vllm"]
+    assert row["speedup"] is row["tokens_per_second"] is row["first_ms"] is row["ms_per_forward"] is None
+    assert row["speedup_whole"] == pytest.approx(2.1 / 1.1)
 
 
 def test_rows_come_in_the_order_of_the_settings() -> None:

@@ -54,7 +54,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_model_drafts_for_itself_in_parallel(asked: list[dict[str, Any]]) -> None:
     engines = load()
     assert isinstance(engines, Engines)
-    plain, drafting = asked
+    plain, drafting = (one for one in asked if "model" in one)
+    assert len(asked) == 4  # each has been tried
     assert plain["speculative_config"] is None and not plain["enable_prefix_caching"]
     assert drafting["speculative_config"] == {
         "method": "draft_model",
@@ -93,5 +94,26 @@ def test_an_engine_that_cannot_load_is_told(
     def refuse(**settings: Any) -> None:
         raise ValueError("no room for the cache\nmore")
 
-    monkeypatch.setattr(sys.modules["vllm"], "LLM", refuse)
-    assert load() == "wanted vLLM to load the model, found no room for the cache"
+    told = "wanted vLLM to load the model and decode a prompt, found"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["vllm"], "LLM", refuse)
+        assert load() == f"{told} ValueError: no room for the cache"
+    monkeypatch.delattr(sys.modules["vllm"], "SamplingParams")
+    assert str(load()).startswith(f"{told} ImportError: cannot import name 'SamplingParams'")
+
+
+def test_an_engine_without_metrics_has_no_time_of_the_first_token(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the run of all decoders."""
+    real = sys.modules["vllm"].LLM.generate
+
+    def without(self: Any, *args: Any, **kwargs: Any) -> Any:
+        (output,) = real(self, *args, **kwargs)
+        return [SimpleNamespace(outputs=output.outputs, metrics=None)]
+
+    monkeypatch.setattr(sys.modules["vllm"].LLM, "generate", without)
+    engines = load()
+    assert isinstance(engines, Engines)
+    decoder = engines.decoders(sampling=Sampling(), max_new_tokens=7)[0]
+    assert decoder(TokenPrompt("a", (1, 2), frozenset(), "", "")).first_seconds == 0

@@ -1,0 +1,40 @@
+"""Whether the folder of a run can be had, asked before any weight is read."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conf import LoneError, UserError
+from conf.stage import BEGUN, begun, check_same, partial_of
+
+
+def check_place(out: Path, made: Mapping[str, Any]) -> None:
+    """Raises LoneError where `infer.crew.folder` would refuse. By the first rank alone; of what it has to make
+    for that, nothing is left.
+    """
+    partial = partial_of(out)
+    new = [folder for folder in (partial, *partial.parents) if not folder.exists()]
+    record = partial / BEGUN
+    try:
+        if record.is_file():
+            _check_left(json.loads(record.read_text(encoding="utf-8")), made, partial)
+        with begun(out, made):
+            pass
+    except UserError as error:
+        raise LoneError(str(error)) from error
+    if new:
+        record.unlink()
+    for folder in new:
+        folder.rmdir()
+
+
+def _check_left(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:
+    """Of other threads, torchrun's one among them, it is told how to go on."""
+    was, now = (one["hardware"]["threads"] for one in (found, made))
+    if was != now:
+        raise UserError(
+            f"out={partial}: wanted to go on with the {was} thread(s) that it was begun with, found {now}: "
+            f"give threads={was}, choose another out, or remove the folder"
+        )
+    check_same(found, made, partial)
