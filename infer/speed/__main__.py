@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from conf import LoneError, UserError, run
+from conf import LoneError, run
 from conf.stage import is_finished, made_from, write_json, write_manifest
 from infer.crew import Members, Units, folder, muster
 from infer.hardware import hardware
@@ -83,10 +83,7 @@ def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Member
     left = units.open(members)
     with Progress(disable=not members.first) as progress:
         for name in progress.track(left, description=KIND):
-            try:
-                units.save(name, worker(found[name]))
-            except UserError as error:
-                raise LoneError(str(error)) from error
+            units.save(name, worker(found[name]))
 
 
 def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
