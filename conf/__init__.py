@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 T = TypeVar("T")
+GRACE = 5.0  # seconds
 
 
 class UserError(Exception):
@@ -81,6 +83,8 @@ def _fail(sentence: str, *, alone: bool = False) -> None:
     # Every rank of a torchrun job meets the same mistake: one of them says it.
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {sentence}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(GRACE)  # torchrun ends all with the first that ends: the one that speaks may be slower
     sys.exit(2)
 
 
