@@ -82,7 +82,7 @@ def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterat
     """
     with _told_by_its_rank():
         if members.first:
-            _check_left(partial_of(out), made)
+            check_left(partial_of(out), made)
             with begun(out, made) as partial:
                 members.wait()
                 yield partial
@@ -103,7 +103,8 @@ def _told_by_its_rank() -> Iterator[None]:
         raise LoneError(str(error)) from error
 
 
-def _check_left(partial: Path, made: Mapping[str, Any]) -> None:
+def check_left(partial: Path, made: Mapping[str, Any]) -> None:
+    """Raises UserError where an unfinished folder was begun with another `made`."""
     record = partial / BEGUN
     if record.is_file():
         check_same(json.loads(record.read_text(encoding="utf-8")), made, partial)

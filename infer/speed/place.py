@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from conf import LoneError, UserError
-from conf.stage import BEGUN, begun, check_same, partial_of
+from conf.stage import BEGUN, begun, partial_of
+from infer.crew import check_left
 
 
 def check_place(out: Path, made: Mapping[str, Any]) -> None:
@@ -18,7 +19,8 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
     record = partial / BEGUN
     try:
         if record.is_file():
-            _check_left(json.loads(record.read_text(encoding="utf-8")), made, partial)
+            _check_threads(json.loads(record.read_text(encoding="utf-8")), made, partial)
+        check_left(partial, made)
         with begun(out, made):
             pass
     except UserError as error:
@@ -29,7 +31,7 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
         folder.rmdir()
 
 
-def _check_left(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:
+def _check_threads(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:
     """Of other threads, torchrun's one among them, it is told how to go on."""
     was, now = (one["hardware"]["threads"] for one in (found, made))
     if was != now:
@@ -37,4 +39,3 @@ def _check_left(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path
             f"out={partial}: wanted to go on with the {was} thread(s) that it was begun with, found {now}: "
             f"give threads={was}, choose another out, or remove the folder"
         )
-    check_same(found, made, partial)
