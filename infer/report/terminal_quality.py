@@ -10,14 +10,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-Row = Mapping[str, Any]
+from infer.report.rows import Row, groups
+
 Column = tuple[str, str]  # benchmark and language
 WIDEST = 7  # columns of figures in 80 characters
 
 
 def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
     """All scores: those of the base model, of the fine-tuned one, and their difference."""
-    for (metric, temperature), rows in _grouped(quality["rows"], _kind).items():
+    for (metric, temperature), rows in groups(quality["rows"], "metric", "temperature").items():
         gaps = [gap for gap in quality["differences"] if _kind(gap) == (metric, temperature)]
         same = [one for one in quality["same"] if one["temperature"] == temperature]
         for columns in _tables(rows):
@@ -39,22 +40,11 @@ def _model(row: Row) -> str:
     return row["who"] + (f", {row['decoder']}" if row["decoder"] != "plain" else "")
 
 
-def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
-
-
 def _tables(rows: Sequence[Row]) -> list[list[Column]]:
     """The columns of each table: benchmarks of one language together, the languages of others apart."""
-    columns = dict.fromkeys(map(_column, rows))
-    groups = [
-        [column for column in columns if column[0] == name]
-        for name in dict.fromkeys(name for name, _ in columns)
-    ]
-    single = [column for group in groups if len(group) == 1 for column in group]
-    return [part for part in (single, *(group for group in groups if len(group) > 1)) if part]
+    found = [list(dict.fromkeys(map(_column, mine))) for mine in groups(rows, "benchmark").values()]
+    single = [column for columns in found if len(columns) == 1 for column in columns]
+    return [part for part in (single, *(columns for columns in found if len(columns) > 1)) if part]
 
 
 def _by_language(columns: Sequence[Column]) -> bool:
@@ -78,8 +68,8 @@ def _lines(
 ) -> dict[str, list[str]]:
     """The cells of every line by its label; the interval of a difference stands below it."""
     average = _by_language(columns)
-    models = _grouped(sorted(rows, key=lambda row: row["who"]), _model)
-    picked = {label: _pick(mine, columns) for label, mine in models.items()}
+    models = groups(sorted(rows, key=lambda row: row["who"]), "who", "decoder").values()
+    picked = {_model(mine[0]): _pick(mine, columns) for mine in models}
     lines = {label: _cells(found, lambda row: row["value"], ".1f", average) for label, found in picked.items()}
     if any(found := _pick(gaps, columns)):
         lines["difference"] = _cells(found, lambda row: row["value"], "+.1f", average)
