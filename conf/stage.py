@@ -76,6 +76,11 @@ def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[
     }
 
 
+def with_manifest(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Of folders by setting those that say what made them: the inputs of `made_from`."""
+    return {name: folder for name, folder in named.items() if folder and (Path(folder) / MANIFEST).is_file()}
+
+
 def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     """Whether `out` already holds this very result.
 

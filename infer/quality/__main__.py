@@ -18,7 +18,7 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError, run
-from conf.stage import commit, is_finished, made_from, versions, write_json, write_manifest
+from conf.stage import commit, is_finished, made_from, versions, with_manifest, write_json, write_manifest
 from infer import crew
 from infer.api import Model, load
 from infer.crew import Members, Units
@@ -40,7 +40,7 @@ def main(config: QualityConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     work, out = find_work(config), Path(config.out) / "quality"
-    made = made_from(config, _inputs(config), ignore=("tracker", "workers")) | work.made()
+    made = made_from(config, with_manifest(whose(config)), ignore=("tracker", "workers")) | work.made()
     if is_finished(out, "quality", made):
         tell(members, f"quality: {out} is finished: nothing to do")
     else:
@@ -151,11 +151,6 @@ def _judge(
 def _cores(members: Members) -> int:
     """The share of this rank in the machine."""
     return max(1, len(os.sched_getaffinity(0)) // members.world)
-
-
-def _inputs(config: QualityConfig) -> dict[str, str]:
-    """The models that say what made them; others are known by their paths."""
-    return {who: name for who, name in whose(config).items() if (Path(name) / "manifest.json").is_file()}
 
 
 def tell(members: Members, line: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from rich.progress import Progress
 
 from conf import LoneError, run
-from conf.stage import is_finished, made_from, write_json, write_manifest
+from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
 from infer.crew import Members, Units, folder, muster
 from infer.hardware import hardware
 from infer.report import print_report, write
@@ -94,10 +94,7 @@ def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:
-    named = {"model": config.model, "base": config.base, "draft.model": config.draft.model}
-    return {
-        name: folder for name, folder in named.items() if folder and (Path(folder) / "manifest.json").is_file()
-    }
+    return with_manifest({"model": config.model, "base": config.base, "draft.model": config.draft.model})
 
 
 def _report(config: SpeedConfig) -> None:

@@ -17,7 +17,7 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError, run
-from conf.stage import is_finished, made_from, staged, versions, write_json, write_manifest
+from conf.stage import is_finished, made_from, staged, versions, with_manifest, write_json, write_manifest
 from infer.hardware import hardware
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
@@ -79,8 +79,7 @@ def _measured(config: StudyConfig, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inputs(config: StudyConfig) -> dict[str, str]:
-    named = {"model": config.model, "draft.model": str(config.draft.model)}
-    return {name: folder for name, folder in named.items() if (Path(folder) / "manifest.json").is_file()}
+    return with_manifest({"model": config.model, "draft.model": config.draft.model})
 
 
 def _check_identical(report: dict[str, Any]) -> None:
