@@ -24,16 +24,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from conf.errors import LoneError, UserError
+
 T = TypeVar("T")
 GRACE = 5.0  # seconds
-
-
-class UserError(Exception):
-    """One sentence for the user: the setting or file, what was wanted, what was found."""
-
-
-class LoneError(UserError):
-    """The same, met by one rank of many: it is told by that rank, whichever it is."""
 
 
 def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:

@@ -29,7 +29,7 @@ from tests.conftest import tiny_llama
 from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
-from train.export import adaptive_json
+from train.export.beside import adaptive_json
 from train.layout import branch, dual
 from train.lm import AdaptiveLM
 from train.lora import Gate, adapt, plain_weights

@@ -14,8 +14,8 @@ from infer.__main__ import main as infer
 from infer.checkpoint import load_model
 from infer.config import InferConfig
 from tests.test_pipeline import BATCH, SHORT, command
-from train.config import ExportConfig
-from train.export import main as export
+from train.export.__main__ import main as export
+from train.export.config import ExportConfig
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The settings of `python -m train` and `python -m train.export`."""
+"""The settings of `python -m train`."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,19 +178,3 @@ class TrainConfig:
                 f"{self.micro_batch} x {ranks}"
             )
         return self.global_batch // (self.micro_batch * ranks)
-
-
-@dataclass
-class ExportConfig:
-    """python -m train.export: a checkpoint -> a Transformers directory."""
-
-    checkpoint: str
-    out: str
-    dtype: str = "bfloat16"
-    lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
-
-    def __post_init__(self) -> None:
-        if self.lora not in (None, "merged", "kept"):
-            raise ValueError(f"lora: wanted merged or kept, found {self.lora}")
-        if self.dtype not in ("bfloat16", "float16", "float32"):
-            raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from conf import UserError, settings
 from tests.train.test_attention import L, a_layout, model
-from train.config import ExportConfig, LoraSettings, OptimizerConfig, TrainConfig
+from train.config import LoraSettings, OptimizerConfig, TrainConfig
 from train.data import to_tensors
 from train.engine import parameter_groups
-from train.export import keeps_adapter
+from train.export.adapter import keeps_adapter
+from train.export.config import ExportConfig
 from train.layout import Layout, dual
 from train.lm import AdaptiveLM
 from train.lora import Gate, adapt, plain_weights

@@ -15,18 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from conf import UserError, run
-from conf.stage import (
-    fingerprint,
-    is_finished,
-    made_from,
-    read_manifest,
-    staged,
-    write_json,
-    write_manifest,
-)
-from data_prep.vocab import Vocab
+from conf.stage import is_finished, made_from, read_manifest, staged, write_json, write_manifest
 from train.checkpoint import find_whole, list_checkpoints
-from train.config import ExportConfig, LoraSettings
+from train.export.adapter import keeps_adapter, trained_lora
+from train.export.beside import adaptive_json
+from train.export.config import ExportConfig
 from train.lora import plain_weights
 from train.partitions import full_weights
 
@@ -43,25 +36,6 @@ def main(config: ExportConfig) -> None:
         export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype), kept=kept)
         write_manifest(out, "model", made, parameters=manifest["parameters"])
     print(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
-
-
-def trained_lora(manifest: dict[str, Any]) -> LoraSettings:
-    """How the checkpoint was trained."""
-    return LoraSettings(**manifest["settings"].get("lora", {}))
-
-
-def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
-    """Whether the adapter stays beside the base model. Raises UserError for what cannot be."""
-    if config.lora == "kept" and not lora.rank:
-        raise UserError(
-            f"lora=kept: wanted a checkpoint trained with LoRA, found {config.checkpoint} with lora.rank=0"
-        )
-    if config.lora == "merged" and lora.gated:
-        raise UserError(
-            "lora=merged: wanted an adapter that acts on every row, found a gated one in "
-            f"{config.checkpoint}, which can only be kept"
-        )
-    return lora.gated or config.lora == "kept"
 
 
 def export(
@@ -96,32 +70,6 @@ def export(
     lm.save_pretrained(out, state_dict=weights)
     if adaptive:
         write_json(out / "adaptive.json", adaptive)
-
-
-def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
-    """What a decoder must know of the tokens: the adaptive ones, those of infilling, what opens a prompt,
-    and which no text becomes. None where no adaptive tokens were trained.
-    """
-    if not manifest["adaptive"]:
-        return None
-    vocab = manifest["vocab"]
-    return {
-        "schema": 1,
-        "adaptive_ids": manifest["adaptive"],
-        "identical": len(manifest["adaptive"]) == 1,
-        "L": manifest["L"],
-        "gated": trained_lora(manifest).gated,
-        "bos": vocab["bos"],
-        "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
-        "control": sorted(Vocab.from_json(vocab).control),
-        "provenance": {
-            "checkpoint": fingerprint(checkpoint),
-            "data": manifest["inputs"]["data.path"],
-            "step": step,
-            "objective": manifest["settings"]["objective"],
-            "commit": manifest["commit"],
-        },
-    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""A finished training folder -> a model directory that others can serve."""

@@ -1,0 +1,22 @@
+"""The settings of `python -m train.export`."""
+
+from dataclasses import dataclass
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass
+class ExportConfig:
+    """python -m train.export: a checkpoint -> a model directory that others can serve."""
+
+    checkpoint: str
+    out: str
+    dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
+    lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
+
+    def __post_init__(self) -> None:
+        self.dtype = DTYPES.get(self.dtype, self.dtype)
+        if self.lora not in (None, "merged", "kept"):
+            raise ValueError(f"lora: wanted merged or kept, found {self.lora}")
+        if self.dtype not in DTYPES.values():
+            raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")
