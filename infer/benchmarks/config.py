@@ -19,11 +19,11 @@ class SourceConfig:
     group: ClassVar[str]  # what the settings are called on the command line
     kinds: ClassVar[tuple[str, ...]]
 
-    kind: str | None = None  # one of KINDS; None: that of the set's own name, else jsonl
-    path: str | None = None  # a file; of multipl_e a folder too; None: the kind's own package or dataset
-    languages: list[str] | None = None  # of multipl_e and infilling; None: all there are
-    order: str | None = None  # of infilling: spm (None) or psm
-    shots: int | None = None  # of mbpp: solved tasks in the prompt; None: 0
+    kind: str | None = None  # what the problems are; null: the set's own name, else jsonl
+    path: str | None = None  # a file; of multipl_e a folder too; null: the kind's package or dataset
+    languages: list[str] | None = None  # of multipl_e and infilling; null: all there are
+    order: str | None = None  # of infilling: spm or psm; null: spm
+    shots: int | None = None  # of mbpp: solved tasks in the prompt, 0 to 3; null: 0
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *self.kinds):
@@ -43,8 +43,8 @@ class PromptSetConfig(SourceConfig):
     group: ClassVar[str] = "prompts"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
-    key: str | None = None  # of jsonl: the field that holds the text; None: prompt
-    share: float = 1.0  # of jsonl: of the text's lines that are the prompt
+    key: str | None = None  # of jsonl: the field that holds the text; null: prompt
+    share: float = 1.0  # of jsonl: share of a text's lines that is the prompt
     count: int | None = 10  # prompts taken; null: all
     max_tokens: int | None = None  # longer prompts are passed over
 
@@ -65,7 +65,7 @@ class BenchmarkConfig(SourceConfig):
     group: ClassVar[str] = "benchmarks"
     kinds: ClassVar[tuple[str, ...]] = JUDGED
 
-    count: int | None = None  # problems taken, of each language, as the seed says; None: all
+    count: int | None = None  # problems taken, of each language, as the seed says; null: all
 
     def __post_init__(self) -> None:
         super().__post_init__()

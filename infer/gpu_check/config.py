@@ -10,15 +10,16 @@ from infer.gpu_check.shapes import SHAPES
 class GpuCheckConfig:
     """python -m infer.gpu_check: parity and speed of decoding on this GPU, with random weights."""
 
-    out: str  # the JSON file
-    device: str = "cuda"  # cpu tries the check itself, with shapes=[tiny]
-    shapes: list[str] = field(default_factory=lambda: ["codellama_7b", "codellama_13b"])  # what is timed
-    dtype: str = "bfloat16"  # of what is timed
-    k: list[int] = field(default_factory=lambda: [3, 5, 7, 13])
+    out: str  # the JSON file to write
+    device: str = "cuda"  # cuda, or cpu to try the check itself with shapes=[tiny]
+    # models that are timed: codellama_7b, codellama_13b, tiny
+    shapes: list[str] = field(default_factory=lambda: ["codellama_7b", "codellama_13b"])
+    dtype: str = "bfloat16"  # of what is timed: float32, bfloat16 or float16
+    k: list[int] = field(default_factory=lambda: [3, 5, 7, 13])  # drafts in a row that are timed
     context: int = 1024  # tokens in the cache of what is timed
-    rounds: int = 25  # of every measurement
-    compile: bool = True  # the decoder, before it is captured
-    prompts: int = 8  # of every comparison
+    rounds: int = 25  # repetitions of every measurement
+    compile: bool = True  # the forward by torch.compile, before it is captured
+    prompts: int = 8  # in every comparison with plain decoding
 
     def __post_init__(self) -> None:
         if self.device not in ("cuda", "cpu"):

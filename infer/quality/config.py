@@ -18,22 +18,22 @@ class QualityConfig:
     Raises ValueError for values out of range, and for decoders with nothing to be compared with.
     """
 
-    model: str
-    out: str
+    model: str  # a Transformers directory, best an export
+    out: str  # the report's folder; the result is out/quality
     benchmarks: dict[str, BenchmarkConfig]
     tracker: TrackerConfig
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    base: str | None = None  # the model before it was tuned, with the same token ids
-    decoders: list[str] = field(default_factory=lambda: list(DECODERS))  # of the model; the base: plain
+    base: str | None = None  # the model before it was tuned, with the same token ids; null: none
+    decoders: list[str] = field(default_factory=lambda: list(DECODERS))  # of the model; of the base plain
     samples: int = 0  # sampled answers to every problem that is executed, beside the likeliest one
     k: list[int] = field(default_factory=lambda: [1, 10])  # pass@k, of the sampled answers
     temperature: float = 0.8  # of the sampled answers
-    top_p: float = 0.95
-    max_new_tokens: int = 512
-    dtype: str = "bfloat16"
+    top_p: float = 0.95  # of the sampled answers
+    max_new_tokens: int = 512  # of an answer, at most
+    dtype: str = "bfloat16"  # of the weights; in float32 every answer of sdsat must be that of plain
     batch: int = 8  # answers decoded side by side, and kept together
-    workers: int | None = None  # programs judged at once on this machine; None: one for each core
-    threads: int | None = None
+    workers: int | None = None  # programs judged at once on this machine; null: one for each core
+    threads: int | None = None  # of the CPU; null: the library's choice
     seed: int = 0  # chooses the problems, and draws the sampled answers
 
     def __post_init__(self) -> None:

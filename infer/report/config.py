@@ -13,8 +13,8 @@ class ReportConfig:
     Raises ValueError for anything but two folders to compare.
     """
 
-    out: str
-    compare: str | None = None  # two folders: A,B
+    out: str  # the folder with speed.json or quality, where the page is written too
+    compare: str | None = None  # two reports' folders, A,B; null: a report of `out` itself
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:

@@ -17,14 +17,14 @@ class SandboxConfig:
     """
 
     unconfined: bool = False  # run programs even where the machine offers no walls
-    wall_seconds: float = 20.0
-    cpu_seconds: float = 10.0
-    memory: int = 1024
-    processes: int = 64  # threads are counted too
-    file: int = 64
-    folder: int = 256
-    output: float = 1.0
-    python: str | None = None  # the interpreter that Python programs run on; ours if not given
+    wall_seconds: float = 20.0  # seconds on the clock
+    cpu_seconds: float = 10.0  # seconds of the CPU
+    memory: int = 1024  # MiB of memory
+    processes: int = 64  # processes at once, threads counted too
+    file: int = 64  # MiB of each file
+    folder: int = 256  # MiB of all files
+    output: float = 1.0  # MiB that it may print
+    python: str | None = None  # the interpreter that Python programs run on; null: ours
 
     def __post_init__(self) -> None:
         for name in ("wall_seconds", "cpu_seconds", "processes", "file", "folder", "output"):

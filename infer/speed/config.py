@@ -23,23 +23,23 @@ class SpeedConfig:
     type, and for values out of range.
     """
 
-    model: str
-    out: str
+    model: str  # a Transformers directory, best an export
+    out: str  # the report's folder
     prompts: dict[str, PromptSetConfig]
     tracker: TrackerConfig
-    base: str | None = None  # the model before fine-tuning, decoded plainly
+    base: str | None = None  # the model before fine-tuning, decoded plainly; null: none
     draft: DraftConfig = field(default_factory=DraftConfig)
-    decoders: list[str] = field(default_factory=lambda: list(OWN))
-    peers: list[str] = field(default_factory=lambda: list(PEERS))
-    k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])  # of sdsat
-    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.2, 1.0])
-    top_k: int = 10  # of temperatures above 0 (SDSAT 3.4.2)
-    top_p: float = 0.95
-    dtypes: list[str] = field(default_factory=lambda: ["bfloat16"])
-    rounds: int = 3  # turns of every prompt
-    max_new_tokens: int = 256
-    compile: bool = False  # a GPU's forward by torch.compile
-    threads: int | None = None
+    decoders: list[str] = field(default_factory=lambda: list(OWN))  # beside plain; ssd, tsd, gsd with draft
+    peers: list[str] = field(default_factory=lambda: list(PEERS))  # other libraries' decoding, where installed
+    k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])  # drafts in a row of sdsat: a row each
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.2, 1.0])  # 0: greedy; a row each
+    top_k: int = 10  # of temperatures above 0 (SDSAT 3.4.2); 0: all
+    top_p: float = 0.95  # of temperatures above 0
+    dtypes: list[str] = field(default_factory=lambda: ["bfloat16"])  # of the weights; float32 must be exact
+    rounds: int = 3  # times that every prompt is decoded each way
+    max_new_tokens: int = 256  # of a text, at most
+    compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
+    threads: int | None = None  # of the CPU; null: the library's choice
     seed: int = 0  # chooses the prompts, and what is drawn
 
     def __post_init__(self) -> None:

@@ -15,17 +15,17 @@ class StudyConfig:
     Raises ValueError for an unknown part, for no draft model and for one that does not draft by levels.
     """
 
-    model: str
-    out: str
+    model: str  # a Transformers directory
+    out: str  # the folder to write
     prompts: dict[str, PromptSetConfig]
     draft: DraftConfig = field(default_factory=DraftConfig)
-    parts: list[str] = field(default_factory=lambda: list(PARTS))
-    dtype: str = "float32"  # of both models
-    self_layers: int = 1  # of the model's own, that draft for Self-SSD
+    parts: list[str] = field(default_factory=lambda: list(PARTS))  # what is measured
+    dtype: str = "float32"  # of both models: float32, bfloat16 or float16
+    self_layers: int = 1  # layers of the model's own that draft for Self-SSD
     nodes: int = 100  # verified in a step where the budget is fixed
     rounds: int = 3  # alternations of all decoders over every prompt, where time is measured
-    max_new_tokens: int = 128
-    threads: int | None = None
+    max_new_tokens: int = 128  # of a text, at most
+    threads: int | None = None  # of the CPU; null: the library's choice
     seed: int = 0  # chooses the prompts
 
     def __post_init__(self) -> None:

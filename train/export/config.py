@@ -9,8 +9,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 class ExportConfig:
     """python -m train.export: a checkpoint -> a model directory that others can serve."""
 
-    checkpoint: str
-    out: str
+    checkpoint: str  # a finished folder of training
+    out: str  # the model directory to write
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
 

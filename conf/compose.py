@@ -1,0 +1,73 @@
+"""YAML and overrides composed into a stage's dataclass. `DictConfig` never leaves this file."""
+
+import sysconfig
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from conf import overrides as given
+from conf.choices import FOLDER, groups
+from conf.errors import UserError
+from conf.links import named
+from conf.mistakes import explain
+
+T = TypeVar("T")
+
+
+def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
+    """Compose `conf/<entry>/config.yaml` with `overrides` into an instance of `schema`.
+
+    Raises UserError for an unknown setting, a value of the wrong type, a missing value
+    or a combination that the dataclass refuses.
+    """
+    config = _compose(entry, schema, overrides)
+    names = tuple(group.name for group in groups(entry))
+    try:
+        return OmegaConf.to_object(config)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error, schema, names)) from error
+    except (ValueError, TypeError) as error:
+        sentence = str(error)
+        told = sentence if named(sentence, schema, names) else f"settings of {entry}: {sentence}"
+        raise UserError(told) from error
+
+
+def composed(entry: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The same as plain values: what is required and missing is "???". Raises UserError as `settings`."""
+    found = OmegaConf.to_container(_compose(entry, schema, overrides), resolve=False)
+    assert isinstance(found, dict)
+    return found  # type: ignore[return-value]
+
+
+def as_yaml(entry: str, schema: type, overrides: Sequence[str] = ()) -> str:
+    """The same as YAML."""
+    return OmegaConf.to_yaml(_compose(entry, schema, overrides), resolve=False)
+
+
+def _required(name: str) -> None:
+    """`${required:NAME}` in the YAML: ??? for a setting that has a default, over which ??? is ignored."""
+    raise MissingMandatoryValue(f"Missing mandatory value: {name}")
+
+
+def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
+    OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
+    OmegaConf.register_new_resolver("required", _required, replace=True)
+    # The dataclass is the first of the YAML's defaults: it gives every setting its type.
+    ConfigStore.instance().store(name="schema", node=schema)
+    chosen = groups(entry)
+    given.check(overrides, chosen)
+    # So do the settings by name, of those names that no YAML has.
+    members = given.members(overrides, schema)
+    ConfigStore.instance().store(group="members", name="members", node=members, package="_global_")
+    several = [group.name for group in chosen if group.several]
+    taken = [given.quoted(text, schema, several) for text in overrides]
+    try:
+        with initialize_config_dir(str(FOLDER / entry), version_base=None):
+            return compose("config", overrides=[*taken, "+members=members"] if members else taken)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, schema, [group.name for group in chosen])) from error

@@ -1,0 +1,65 @@
+"""The command line of a stage: settings to its main; help; a mistake as one line."""
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from conf.choices import groups
+from conf.compose import as_yaml, settings
+from conf.describe import describe
+from conf.errors import LoneError, UserError
+from conf.help import print_help
+from conf.links import link
+
+T = TypeVar("T")
+GRACE = 5.0  # seconds
+CFG = ("-c", "--cfg", "job")  # Hydra's, as its users type it
+
+
+def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
+    """Call `main` with the settings of the command line; a UserError ends in one line, the page that explains
+    it, and code 2.
+
+    --help tells of every setting; --cfg prints all of them as they would be, as Hydra's `--cfg job` does.
+    """
+    arguments = sys.argv[1:]
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print_help(describe(entry, schema), Console(highlight=False))
+        return
+    config: Any = None
+    try:
+        if any(argument in CFG[:2] for argument in arguments):
+            print(as_yaml(entry, schema, [text for text in arguments if text not in CFG]), end="")
+            return
+        config = settings(entry, schema, arguments)
+        main(config)
+    except UserError as error:
+        _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, LoneError))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            raise
+        # An error of writing names no file: then it is the result that found no place.
+        place = error.filename or f"out={getattr(config, 'out', '')}"
+        sentence = f"{place}: {error.strerror}"
+        _fail(sentence, _link(sentence, None, entry, schema))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _link(sentence: str, page: str | None, entry: str, schema: type) -> str | None:
+    return link(sentence, page, entry, schema, tuple(group.name for group in groups(entry)))
+
+
+def _fail(sentence: str, place: str | None, *, alone: bool = False) -> None:
+    # Every rank of a torchrun job meets the same mistake: one of them says it.
+    if alone or os.environ.get("LOCAL_RANK", "0") == "0":
+        more = f"\n  see {place}" if place else ""
+        print(f"error: {sentence}{more}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(GRACE)  # torchrun ends all with the first that ends: the one that speaks may be slower
+    sys.exit(2)

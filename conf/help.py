@@ -1,0 +1,98 @@
+"""--help: what a stage does, how it is called, its groups and its settings, at the terminal's width."""
+
+import textwrap
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from conf.describe import Entry, Section, Setting
+from conf.links import settings_page
+
+INDENT, COLUMN, GAP = 2, 32, 2  # characters: before a name, before what is said of it, between the two at least
+GROUPS = "files of settings, chosen by name; a setting on the command line goes over theirs"
+
+
+def print_help(entry: Entry, console: Console) -> None:
+    """Print all of it; without colours where there is no terminal."""
+    for line in lines(entry, console.width):
+        console.print(line, soft_wrap=True)
+
+
+def lines(entry: Entry, width: int) -> Iterator[Text]:
+    """All of it, in lines of at most `width` characters where its words allow that."""
+    yield from _wrapped(entry.title[:1].upper() + entry.title[1:], width)
+    yield Text()
+    yield Text.assemble(("Usage: ", "bold"), f"{entry.command.words} NAME=VALUE ...")
+    for example in entry.command.examples:
+        yield from _command(example, width)
+    yield Text()
+    if entry.groups:
+        yield from _groups(entry, width)
+    for section in entry.sections:
+        if section.settings:
+            yield from _section(section, width)
+    page = settings_page(entry.name)
+    yield from _wrapped(f"--cfg prints the settings as they would be, and stops. More is in {page}.", width)
+
+
+def _groups(entry: Entry, width: int) -> Iterator[Text]:
+    yield from _heading("Groups", GROUPS, width)
+    for group in entry.groups:
+        if group.several:
+            yield from _row(f"{group.name}=", "A,B,...", "one or several of these:", width)
+        for choice in group.choices:
+            mark = "(default) " if choice.name in group.default else ""
+            yield from _row(f"{group.name}=", choice.name, mark + " ".join(choice.lines[:1]), width)
+        if group.otherwise:
+            yield from _row("", "", f"(default: {group.otherwise})", width)
+    yield Text()
+
+
+def _section(section: Section, width: int) -> Iterator[Text]:
+    yield from _heading(section.name or "Settings", section.text, width)
+    for setting in section.settings:
+        yield from _row(f"{setting.name}=", setting.default or "", _said(setting), width)
+    yield Text()
+
+
+def _said(setting: Setting) -> str:
+    if setting.default is None:
+        return f"(required) {setting.description}"
+    # The default of others shows what they are.
+    return f"{setting.description} ({setting.kind})" if setting.default == "null" else setting.description
+
+
+def _heading(name: str, text: str, width: int) -> Iterator[Text]:
+    for number, line in enumerate(_wrapped(f"{name}: {text}" if text else name, width)):
+        line.stylize("bold", 0, 0 if number else len(name))
+        yield line
+
+
+def _row(name: str, value: str, said: str, width: int) -> Iterator[Text]:
+    """A name with its value, and what is said of it beside the two, or below them where they are long."""
+    margin = " " * COLUMN
+    told = list(_wrapped(said, max(width - COLUMN, COLUMN), margin=margin))
+    left = list(_wrapped(name + value, width - INDENT, margin=" " * INDENT, then=" " * INDENT))
+    for line in left:
+        line.stylize("green")
+    left[0].stylize("cyan", INDENT, INDENT + len(name))
+    if len(left) == 1 and len(left[0]) <= COLUMN - GAP and told:
+        left[0].append(margin[len(left[0]) :]).append_text(told.pop(0)[COLUMN:])
+    yield from left
+    yield from told
+
+
+def _command(example: str, width: int) -> Iterator[Text]:
+    """A command, on several lines as a shell takes it."""
+    *first, last = _wrapped(example, width - GAP, margin=" " * INDENT, then=" " * INDENT)
+    for line in first:
+        yield line.append(" \\")
+    yield last
+
+
+def _wrapped(text: str, width: int, *, margin: str = "", then: str = "") -> Iterator[Text]:
+    """Lines of at most `width` characters and a margin; those after the first begin with `then`."""
+    words = {"break_long_words": False, "break_on_hyphens": False}
+    for line in textwrap.wrap(text, width, subsequent_indent=then, **words):  # type: ignore[arg-type]
+        yield Text(margin + line)

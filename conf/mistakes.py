@@ -1,0 +1,40 @@
+"""Hydra's and OmegaConf's many-line messages as one sentence. Pure."""
+
+import difflib
+from collections.abc import Collection
+
+from conf.schema import NAME, names
+
+
+def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
+    """What was wrong with the settings of `schema`, which may also be chosen by `groups`."""
+    if "Error merging override" in str(error) and error.__cause__ is not None:
+        error = error.__cause__  # type: ignore[assignment]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("object_type=", "reference_type="))]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    unknown = "Could not override" in lines[0]
+    if unknown or lines[0].startswith("Key '"):
+        return _unknown(lines[0].split("'")[1] if unknown else key, [*names(schema), *groups])
+    kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
+    text = " ".join(kept)
+    if key and key not in text:
+        text = f"setting '{key}': {text}"
+    if "missing mandatory value" in text.lower():
+        key = text.rsplit(":", 1)[-1].strip()
+        return f"setting '{key}' is required: give it as {key}=VALUE"
+    return text.partition(" See https://hydra.cc")[0]
+
+
+def _unknown(key: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(key, [_called_as(name, key) for name in known], n=1)
+    return f"unknown setting '{key}': " + (
+        f"did you mean '{close[0]}'?" if close else "--help lists the settings"
+    )
+
+
+def _called_as(name: str, key: str) -> str:
+    """A setting by name with the name that `key` has for it."""
+    group, by_name, _ = name.partition(f".{NAME}.")
+    given = key.removeprefix(f"{group}.").split(".")[0]
+    return name.replace(NAME, given, 1) if by_name and key.startswith(f"{group}.") else name
