@@ -6,9 +6,10 @@
     mistakes   Hydra's and OmegaConf's messages -> one sentence
     schema     what a stage's dataclass holds: names, types, settings by name
     choices    what a stage's YAML holds: groups with their choices, examples
-    describe   every setting with type, default and what it means, for the help and for docs/settings
+    describe   every setting with type, default and what it means, for the help and for docs/settings;
+               comments: what the source of a dataclass says of its fields
     help       --help on a terminal
-    links      the page of the documentation that an error is explained on
+    links      the page of the documentation that an error is explained on; pages: those beside the settings'
     errors     what a user is told
     stage      what every stage leaves behind: a folder whose manifest is written last
 

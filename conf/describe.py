@@ -66,20 +66,20 @@ def describe(entry: str, schema: type) -> Entry:
 
 
 def _sections(schema: type, defaults: Mapping[str, Any], chosen: Iterable[Group]) -> Iterable[Section]:
-    sources = {group.name: f"of {group.name}={','.join(group.default)}" for group in chosen if group.default}
+    choices = {group.name: f"{group.name}={','.join(group.default)}" for group in chosen}
     owners: dict[str, type] = {"": schema}
     settings: dict[str, list[Setting]] = {"": []}
     for name, owner, field, kind in fields_of(schema):
         group = name.partition(".")[0]
         section = "" if owner is schema else group
-        value = _default(defaults, name, owner, field)
-        if value and isinstance(value, Mapping):
-            text: str | None = sources[group]  # too long to write, and the choice of a group
+        value, said = _default(defaults, name, owner, field), comments(owner).get(field, "")
+        if isinstance(value, Mapping) and value:
+            text: str | None = "{...}"
+            said += f"; by default those of {choices[group]}"
         else:
             text = None if value == REQUIRED else written(value)
         owners[section] = owner
-        found = Setting(name, in_words(kind), text, comments(owner).get(field, ""))
-        settings.setdefault(section, []).append(found)
+        settings.setdefault(section, []).append(Setting(name, in_words(kind), text, said))
     for section, owner in owners.items():
         yield Section(section, paragraph(owner) if section else "", tuple(settings[section]))
 
@@ -111,6 +111,4 @@ def written(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{', '.join(map(written, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {written(one)}' for name, one in value.items())}}}"
-    return str(value) if value != "" else '""'
+    return '""' if value == "" else str(value)  # an empty mapping is {} in both

@@ -45,7 +45,7 @@ def _groups(entry: Entry, width: int) -> Iterator[Text]:
             mark = "(default) " if choice.name in group.default else ""
             yield from _row(f"{group.name}=", choice.name, mark + " ".join(choice.lines[:1]), width)
         if group.otherwise:
-            yield from _row("", "", f"(default: {group.otherwise})", width)
+            yield from _row(f"{group.name}=", "null", f"(default) {group.otherwise}", width)
     yield Text()
 
 

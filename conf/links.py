@@ -2,9 +2,9 @@
 
 import re
 
+from conf.pages import DOCS
 from conf.schema import place
 
-DOCS = "docs"
 NAMED = re.compile(r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[])")
 MEANT = re.compile(r"did you mean '(?P<meant>[\w.]+)'\?$")
 

@@ -19,7 +19,7 @@ def check(overrides: Sequence[str], groups: Sequence[Group]) -> None:
     known = {group.name: group for group in groups}
     for override in overrides:
         name, equals, value = override.partition("=")
-        if override.startswith("-") or not (equals or override.startswith("~")):
+        if override.startswith(("-", "=")) or not (equals or override.startswith("~")):
             raise UserError(f"settings are given as name=value, and --help lists them: found '{override}'")
         if name not in known or value == "null":
             continue

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.pages import ANOTHER, UNFINISHED
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
@@ -39,7 +40,8 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
         raise UserError(f"{setting}={folder}: wanted a folder of kind '{kind}', found no such folder")
     if not path.is_file():
         raise UserError(
-            f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it"
+            f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it",
+            page=UNFINISHED,
         )
     manifest = _load(path)
     if manifest.get("kind") != kind:
@@ -98,7 +100,8 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | P
     for name, value, other in _differences(wanted, found):
         raise UserError(
             f"out={out}: holds a result with {name}={other}, now asked for with {name}={value}: "
-            "choose another out, or remove the folder"
+            "choose another out, or remove the folder",
+            page=ANOTHER,
         )
 
 
@@ -168,7 +171,7 @@ def lock(folder: Path, out: str | Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise UserError(f"out={out}: another run is writing it") from error
+        raise UserError(f"out={out}: another run is writing it", page=UNFINISHED) from error
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.pages import HUB
 from data_prep.config import DecontaminateConfig
 
 # Of a task: what a model is asked, and the answer. Tests are left out: they are mostly numbers.
@@ -90,5 +91,6 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except Exception as error:  # the library raises many kinds, all of which mean that it is not there
         raise UserError(
             f"decontaminate.{setting}={name}: wanted a JSONL file, a folder of them or a dataset of the hub, "
-            f"found {type(error).__name__}"
+            f"found {type(error).__name__}",
+            page=HUB,
         ) from error

@@ -22,6 +22,7 @@ from typing import Any
 from rich.progress import Progress
 
 from conf import UserError
+from conf.pages import MEMORY
 from data_prep.finish import finish
 from data_prep.job import Job
 from data_prep.phases import PHASES, Phase, phase_named, run_task
@@ -66,7 +67,8 @@ def run_local(job: Job) -> None:
             except BrokenProcessPool as error:
                 raise UserError(
                     "a worker process died, perhaps for want of memory: rerun the command to go on from "
-                    f"there, with fewer than workers={workers} if it happens again"
+                    f"there, with fewer than workers={workers} if it happens again",
+                    page=MEMORY,
                 ) from error
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)

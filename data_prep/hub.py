@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conf import UserError
+from conf.pages import HUB
 
 
 def hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
@@ -28,12 +29,15 @@ def hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     except GatedRepoError as error:
         raise UserError(
             f"data.path={name}: wanted access to the dataset, found that the hub asks for sign-in: accept "
-            "its terms on the hub and set HF_TOKEN"
+            "its terms on the hub and set HF_TOKEN",
+            page=HUB,
         ) from error
     except RepositoryNotFoundError as error:
-        raise UserError(f"{wanted}, and the hub knows no such dataset (or asks for sign-in)") from error
+        raise UserError(
+            f"{wanted}, and the hub knows no such dataset (or asks for sign-in)", page=HUB
+        ) from error
     except Exception as error:  # of the library or of its HTTP client: nothing came back
-        raise UserError(f"{wanted}, and the hub did not answer ({type(error).__name__})") from error
+        raise UserError(f"{wanted}, and the hub did not answer ({type(error).__name__})", page=HUB) from error
     return files, f"hf://datasets/{name}@{commit}"
 
 
@@ -61,7 +65,8 @@ class _HubFile(io.RawIOBase):
         except Exception as error:
             raise UserError(
                 f"{self._address}: wanted to read it from the hub, found {type(error).__name__}: rerun the "
-                "command to go on from there"
+                "command to go on from there",
+                page=HUB,
             ) from error
 
     def readable(self) -> bool:

@@ -100,7 +100,7 @@ def _told_by_its_rank() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise LoneError(str(error)) from error
+        raise LoneError(str(error), page=error.page) from error
 
 
 def check_left(partial: Path, made: Mapping[str, Any]) -> None:

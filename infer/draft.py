@@ -153,4 +153,5 @@ def told_as(setting: str, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace(f"model={folder}:", f"{setting}={folder}:")) from error
+        told = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
+        raise UserError(told, page=error.page) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from conf import UserError
+from conf.pages import MEMORY
 
 
 @contextmanager
@@ -17,7 +18,10 @@ def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(f"out of memory: wanted {wanted}, found too little: {remedy}") from error
+        raise UserError(
+            f"out of memory: wanted {wanted}, found too little: {remedy}",
+            page=MEMORY,
+        ) from error
 
 
 def enough_for_weights(folder: str | Path, dtype: str, device: str | None) -> AbstractContextManager[None]:

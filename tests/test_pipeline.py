@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.told import error
+
 ROOT = Path(__file__).parents[1]
 TINY = [
     "model.shape.hidden_size=32",
@@ -189,9 +191,7 @@ def test_bad_inputs_are_one_sentence(
         monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
         with pytest.raises(SystemExit, match="^2$"):
             runpy.run_module(str(arguments[0]), run_name="__main__")
-        printed = "".join(capsys.readouterr())
-        assert message in printed, (arguments, printed)
-        assert printed.count("\n") == 1, printed
+        assert message in error("".join(capsys.readouterr())), arguments
     assert not (tmp_path / "out").exists()
 
 

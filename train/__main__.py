@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
+from conf.pages import UNFINISHED
 from conf.stage import is_finished, made_from, read_manifest
 from train.config import TrainConfig
 from train.metrics import describe_change
@@ -48,7 +49,10 @@ def main(config: TrainConfig) -> None:
         _tell(f"{config.out} is finished: nothing to do")
     else:
         if not config.resume and (Path(config.out) / "run.json").is_file():
-            raise UserError(f"out={config.out}: wanted a new folder for resume=false, found an unfinished run")
+            raise UserError(
+                f"out={config.out}: wanted a new folder for resume=false, found an unfinished run",
+                page=UNFINISHED,
+            )
         # Imported late: a mistake in the settings is told without waiting for the engine.
         from train.checks import check_start
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
+from conf.pages import UNFINISHED
 from conf.stage import check_same, lock, write_json
 from train.engine import Engine, every_ranks, first_ranks
 from train.files import BrokenFile, check_file
@@ -93,7 +94,9 @@ def find_whole(
             broken[folder] = str(error)
     if broken:
         told = "; ".join(f"{folder.name}: {why}" for folder, why in broken.items())
-        raise UserError(f"{next(iter(broken)).parent}: wanted a whole checkpoint, found none ({told})")
+        raise UserError(
+            f"{next(iter(broken)).parent}: wanted a whole checkpoint, found none ({told})", page=UNFINISHED
+        )
     return None, broken
 
 

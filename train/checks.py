@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from conf import UserError
+from conf.pages import MEMORY
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
@@ -64,7 +65,8 @@ def check_memory(memory: Memory, *, cuda: bool) -> None:
         raise UserError(
             f"memory: wanted at most the {capacity / GIB:.1f} GiB of this {place}, found that {memory.moment} "
             f"needs {wanted / GIB:.1f} GiB, most of it {largest} (plan=true shows all parts; "
-            "memory_check=false trains all the same)"
+            "memory_check=false trains all the same)",
+            page=MEMORY,
         )
 
 

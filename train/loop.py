@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from conf import UserError
+from conf.pages import DIVERGED, DOCS, QUALITY
 from conf.stage import write_json, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
@@ -179,7 +180,8 @@ class Trainer:
         if self.rank == 0:
             write_json(told, diagnostics)
         raise UserError(
-            f"step {self.step + 1}: {why}: see {told}; the last checkpoint is that of step {self.saved}"
+            f"step {self.step + 1}: {why}: see {told}; the last checkpoint is that of step {self.saved}",
+            page=DIVERGED,
         )
 
     def _mean(self, losses: torch.Tensor) -> float:
@@ -198,7 +200,7 @@ class Trainer:
         if rise > self.config.max_loss_rise:
             self.tracker.alarm(
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
-                f"(max_loss_rise={self.config.max_loss_rise:g})"
+                f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
 
     def _metrics(self, tally: torch.Tensor) -> dict[str, float]:

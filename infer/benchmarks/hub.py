@@ -5,6 +5,7 @@ from threading import Thread
 from typing import Any
 
 from conf import UserError
+from conf.pages import HUB
 from infer.benchmarks.rows import Row, placed
 
 PATIENCE = 180  # seconds: the libraries try a dead line for half a minute and more
@@ -38,7 +39,8 @@ def hub_rows(dataset: Dataset, setting: str) -> list[Row]:
         reason = f"{type(answer).__name__}: {str(answer).strip()}".split("\n")[0][:160]
         raise UserError(
             f"{setting}.path: wanted the dataset {dataset.name} from the hub, found {reason}: give a file as "
-            f"{setting}.path=FILE"
+            f"{setting}.path=FILE",
+            page=HUB,
         ) from answer
     name = " ".join(filter(None, (dataset.name, dataset.configuration)))
     return placed(answer, dataset.configuration or "", f"{name}, row ")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from conf import UserError, run
+from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, versions, write_json
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig
@@ -55,7 +56,8 @@ def main(config: GpuCheckConfig) -> None:
         raise UserError(
             f"{out}: wanted the tokens of plain decoding in every comparison, found {len(failed)} of "
             f"{len(report['parity'])} that differ, the first {first['decoder']}, {first['sampling']}, "
-            f"{first['dtype']}"
+            f"{first['dtype']}",
+            page=NOT_IDENTICAL,
         )
 
 

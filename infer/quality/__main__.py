@@ -18,6 +18,7 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError, run
+from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, is_finished, made_from, versions, with_manifest, write_json, write_manifest
 from infer import crew
 from infer.api import Model, load
@@ -165,7 +166,8 @@ def check_identical(quality: Mapping[str, Any]) -> None:
     if lossy and quality["settings"]["dtype"] == "float32":
         names = ", ".join(f"{row['benchmark']} {row['language']}".strip() for row in lossy)
         raise UserError(
-            f"float32 answers: wanted all identical to plain decoding, found differences in {names}"
+            f"float32 answers: wanted all identical to plain decoding, found differences in {names}",
+            page=NOT_IDENTICAL,
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from rich.progress import Progress
 
 from conf import LoneError, run
+from conf.pages import NOT_IDENTICAL
 from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
 from infer.crew import Members, Units, folder, muster
 from infer.hardware import hardware
@@ -104,7 +105,8 @@ def _report(config: SpeedConfig) -> None:
     lossy = [f"{label(row)} on {row['prompt_set']}" for row in found["speed"]["rows"] if _is_lossy(row)]
     if lossy:
         raise LoneError(
-            "float32 outputs: wanted all identical to plain decoding, found differences in " + ", ".join(lossy)
+            "float32 outputs: wanted all identical to plain decoding, found differences in " + ", ".join(lossy),
+            page=NOT_IDENTICAL,
         )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import LoneError, UserError
+from conf.pages import ANOTHER
 from conf.stage import BEGUN, begun, partial_of
 from infer.crew import check_left
 
@@ -24,7 +25,7 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
         with begun(out, made):
             pass
     except UserError as error:
-        raise LoneError(str(error)) from error
+        raise LoneError(str(error), page=error.page) from error
     if new:
         record.unlink()
     for folder in new:
@@ -37,5 +38,6 @@ def _check_threads(found: Mapping[str, Any], made: Mapping[str, Any], partial: P
     if was != now:
         raise UserError(
             f"out={partial}: wanted to go on with the {was} thread(s) that it was begun with, found {now}: "
-            f"give threads={was}, choose another out, or remove the folder"
+            f"give threads={was}, choose another out, or remove the folder",
+            page=ANOTHER,
         )

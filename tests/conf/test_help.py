@@ -1,0 +1,59 @@
+import io
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from conf import run
+from conf.describe import Entry, describe
+from conf.help import lines, print_help
+from docs.reference import ENTRIES
+
+
+@pytest.fixture(scope="module", params=sorted(ENTRIES))
+def entry(request: Any) -> Entry:
+    return describe(request.param, ENTRIES[request.param])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_fits_the_terminal_and_has_every_setting(entry: Entry, width: int) -> None:
+    told = [line.plain for line in lines(entry, width)]
+    assert max(map(len, told)) <= width
+    for setting in (setting for section in entry.sections for setting in section.settings):
+        assert any(line.startswith(f"  {setting.name}=") for line in told), setting
+    for group in entry.groups:
+        for choice in group.choices:
+            assert any(line.split()[:1] == [f"{group.name}={choice.name}"] for line in told), choice
+
+
+def test_what_is_said_stands_in_one_column(entry: Entry) -> None:
+    for line in lines(entry, 80):
+        if line.plain.startswith("  ") and "  " in line.plain.lstrip():
+            assert line.plain.rindex("  ") + 2 == 32 and line.plain[32] != " ", line.plain
+
+
+def test_off_a_terminal_help_is_plain_text(entry: Entry) -> None:
+    printed = io.StringIO()
+    print_help(entry, Console(file=printed, width=80))
+    assert printed.getvalue().splitlines() == [line.plain for line in lines(entry, 80)]
+
+
+@pytest.mark.parametrize("flag", [["--cfg"], ["-c", "job"], ["--cfg", "job"]])
+def test_cfg_prints_the_settings_and_does_nothing(flag: list[str], capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["infer", "prompt=a: [b]", *flag, "decode=plain"])
+    run("infer", ENTRIES["infer"], lambda config: pytest.fail("it ran"))
+    printed = capsys.readouterr().out
+    assert printed.startswith("model: ???\nprompt: 'a: [b]'\n") and "\n  method: plain\n" in printed
+
+
+@pytest.mark.parametrize("argument", ["--local_rank=0", "prompt", "-v"])
+def test_what_is_no_setting_is_told_in_one_sentence(argument: str, capsys: Any, monkeypatch: Any) -> None:
+    """Hydra's: "LexerNoViableAltException: --local_rank=0" and "missing EQUAL at '<EOF>'"."""
+    monkeypatch.setattr(sys, "argv", ["infer", "model=m", argument])
+    with pytest.raises(SystemExit, match="^2$"):
+        run("infer", ENTRIES["infer"], lambda config: None)
+    assert capsys.readouterr().err == (
+        f"error: settings are given as name=value, and --help lists them: found '{argument}'\n"
+        "  see docs/settings/infer.md\n"
+    )

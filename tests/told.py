@@ -1,0 +1,10 @@
+"""What a command printed of a user's mistake."""
+
+import re
+
+
+def error(printed: str) -> str:
+    """The one sentence; with it there may be the page of the documentation, and nothing else."""
+    found = re.fullmatch(r"error: ([^\n]+)\n(  see docs/[\w./#]+\n)?", printed)
+    assert found, printed
+    return found[1]
