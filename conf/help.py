@@ -1,5 +1,6 @@
 """--help: what a stage does, how it is called, its groups and its settings, at the terminal's width."""
 
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -9,7 +10,8 @@ from rich.text import Text
 from conf.describe import Entry, Section, Setting
 from conf.links import settings_page
 
-INDENT, COLUMN, GAP = 2, 32, 2  # characters: before a name, before what is said of it, between the two at least
+INDENT = 2  # characters before a name
+WIDEST = 40  # at most before what is said of it: two fifths of a line
 GROUPS = "files of settings, chosen by name; a setting on the command line goes over theirs"
 
 
@@ -71,24 +73,25 @@ def _heading(name: str, text: str, width: int) -> Iterator[Text]:
 
 def _row(name: str, value: str, said: str, width: int) -> Iterator[Text]:
     """A name with its value, and what is said of it beside the two, or below them where they are long."""
-    margin = " " * COLUMN
-    told = list(_wrapped(said, max(width - COLUMN, COLUMN), margin=margin))
+    margin = " " * min(WIDEST, 2 * width // 5)
+    told = list(_wrapped(said, width - len(margin), margin=margin))
     left = list(_wrapped(name + value, width - INDENT, margin=" " * INDENT, then=" " * INDENT))
     for line in left:
         line.stylize("green")
     left[0].stylize("cyan", INDENT, INDENT + len(name))
-    if len(left) == 1 and len(left[0]) <= COLUMN - GAP and told:
-        left[0].append(margin[len(left[0]) :]).append_text(told.pop(0)[COLUMN:])
+    if len(left) == 1 and len(left[0]) < len(margin) and told:
+        left[0].append(margin[len(left[0]) :]).append_text(told.pop(0)[len(margin) :])
     yield from left
     yield from told
 
 
 def _command(example: str, width: int) -> Iterator[Text]:
-    """A command, on several lines as a shell takes it."""
-    *first, last = _wrapped(example, width - GAP, margin=" " * INDENT, then=" " * INDENT)
+    """A command, on several lines as a shell takes it: a text in quotes stays on one."""
+    whole = re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(" ", "\xa0"), example)
+    *first, last = _wrapped(whole, width - INDENT - len(" \\"), margin=" " * INDENT, then=" " * INDENT)
     for line in first:
-        yield line.append(" \\")
-    yield last
+        yield Text(line.plain.replace("\xa0", " ") + " \\")
+    yield Text(last.plain.replace("\xa0", " "))
 
 
 def _wrapped(text: str, width: int, *, margin: str = "", then: str = "") -> Iterator[Text]:

@@ -54,23 +54,20 @@ def _lines(entry: Entry) -> Iterator[str]:
     yield from entry.command.examples
     yield "```"
     yield ""
-    taken = {name for section in entry.sections for name in (section.name, *_names(section))}
     if entry.groups:
         yield "## Groups"
         yield ""
         yield "A choice sets several settings at once; a setting on the command line goes over it."
         yield ""
+    sections = [section for section in entry.sections if section.settings]
+    # A group leads to the settings of its name where there are some.
+    named = {name for section in sections for name in (section.name, *(one.name for one in section.settings))}
     for group in entry.groups:
-        yield from _group(group, anchored=group.name not in taken)
+        yield from _group(group, anchored=group.name not in named)
     yield "## Settings"
     yield ""
-    for section in entry.sections:
-        if section.settings:
-            yield from _section(section)
-
-
-def _names(section: Section) -> list[str]:
-    return [setting.name for setting in section.settings]
+    for section in sections:
+        yield from _section(section)
 
 
 def _group(group: Group, *, anchored: bool) -> Iterator[str]:
@@ -88,19 +85,20 @@ def _group(group: Group, *, anchored: bool) -> Iterator[str]:
 
 def _section(section: Section) -> Iterator[str]:
     if section.name:
-        anchor = "" if section.name in _names(section) else _anchor(section.name)
-        yield f"{anchor}**{section.name}**: {_text(section.text)}"
+        yield f"### {section.name}"
+        yield ""
+        yield _text(section.text)
         yield ""
     yield "| setting | default | kind | what it says |"
     yield "|---|---|---|---|"
     for setting in section.settings:
-        yield _row(setting)
+        yield _row(setting, anchored=setting.name != section.name)
     yield ""
 
 
-def _row(setting: Setting) -> str:
+def _row(setting: Setting, *, anchored: bool) -> str:
     default = "required" if setting.default is None else f"`{setting.default}`".replace("|", r"\|")
-    name = f"{_anchor(setting.name)}`{setting.name}`"
+    name = f"{_anchor(setting.name) if anchored else ''}`{setting.name}`"
     return f"| {name} | {default} | {setting.kind} | {_text(setting.description)} |"
 
 

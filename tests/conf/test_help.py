@@ -1,4 +1,5 @@
 import io
+import shlex
 import sys
 from typing import Any
 
@@ -28,9 +29,16 @@ def test_help_fits_the_terminal_and_has_every_setting(entry: Entry, width: int) 
 
 
 def test_what_is_said_stands_in_one_column(entry: Entry) -> None:
-    for line in lines(entry, 80):
-        if line.plain.startswith("  ") and "  " in line.plain.lstrip():
-            assert line.plain.rindex("  ") + 2 == 32 and line.plain[32] != " ", line.plain
+    told = [line.plain for line in lines(entry, 80)]
+    below = [line for line in told if line.startswith(" " * 5)]
+    assert below and {len(line) - len(line.lstrip()) for line in below} == {32}
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_an_example_on_several_lines_is_the_same_to_a_shell(entry: Entry, width: int) -> None:
+    told = "\n".join(line.plain for line in lines(entry, width)).partition("\n\n")[2].partition("\n\n")[0]
+    commands = told.replace("\\\n", " ").splitlines()[1:]
+    assert list(map(shlex.split, commands)) == list(map(shlex.split, entry.command.examples))
 
 
 def test_off_a_terminal_help_is_plain_text(entry: Entry) -> None:
