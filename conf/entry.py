@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from conf.links import link
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds
+HELP = ("-h", "--help")
 CFG = ("-c", "--cfg", "job")  # Hydra's, as its users type it
 
 
@@ -27,16 +28,11 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
 
     --help tells of every setting; --cfg prints all of them as they would be, as Hydra's `--cfg job` does.
     """
-    arguments = sys.argv[1:]
-    if any(argument in ("-h", "--help") for argument in arguments):
-        print_help(describe(entry, schema), Console(highlight=False))
-        return
     config: Any = None
     try:
-        if any(argument in CFG[:2] for argument in arguments):
-            print(as_yaml(entry, schema, [text for text in arguments if text not in CFG]), end="")
+        if _is_answered(sys.argv[1:], entry, schema):
             return
-        config = settings(entry, schema, arguments)
+        config = settings(entry, schema, sys.argv[1:])
         main(config)
     except UserError as error:
         _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, LoneError))
@@ -51,13 +47,31 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
         sys.exit(130)
 
 
+def _is_answered(arguments: Sequence[str], entry: str, schema: type) -> bool:
+    """Whether help or the settings alone were asked for, which are then printed."""
+    if any(argument in HELP for argument in arguments):
+        if _speaks():
+            print_help(describe(entry, schema), Console(highlight=False))
+        return True
+    if any(argument in CFG[:2] for argument in arguments):
+        if _speaks():
+            print(as_yaml(entry, schema, [text for text in arguments if text not in CFG]), end="")
+        return True
+    return False
+
+
+def _speaks() -> bool:
+    """Whether this is the one rank of a machine's that says what all of them know."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def _link(sentence: str, page: str | None, entry: str, schema: type) -> str | None:
     return link(sentence, page, entry, schema, tuple(group.name for group in groups(entry)))
 
 
 def _fail(sentence: str, place: str | None, *, alone: bool = False) -> None:
     # Every rank of a torchrun job meets the same mistake: one of them says it.
-    if alone or os.environ.get("LOCAL_RANK", "0") == "0":
+    if alone or _speaks():
         more = f"\n  see {place}" if place else ""
         print(f"error: {sentence}{more}", file=sys.stderr, flush=True)
     else:
