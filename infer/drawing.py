@@ -7,7 +7,8 @@ from transformers import PreTrainedModel
 from conf import UserError
 from infer.checkpoint import context_length
 from infer.config import DecodeConfig
-from infer.costs import context_of, find_both
+from infer.cost_tables import find_both
+from infer.costs import context_of
 from infer.draft import Draft
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.draft_model import UNREAD
@@ -98,11 +99,10 @@ class Drawing:
             return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
-        sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
-        key = (str(decode.method), batch, context_of(capacity), sampling)
+        key = (str(decode.method), batch, context_of(capacity), decode.sampling)
         if key not in self._learned:
             target, draft = find_both(
-                self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=sampling
+                self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=decode.sampling
             )
             self._learned[key] = AutoBudget(target, draft)
         return self._learned[key]
