@@ -22,7 +22,6 @@ from infer.attention import NAME
 from infer.cache import shape
 from infer.checkpoint import (
     Adaptive,
-    context_length,
     eos_ids,
     has_adaptive,
     load_adaptive,
@@ -41,6 +40,7 @@ from infer.reading import Request
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
 from infer.runner import Runner
 from infer.runners import Runners
+from infer.target import context_length
 from infer.text import Text
 
 

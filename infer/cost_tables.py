@@ -16,12 +16,12 @@ import torch
 from transformers import PreTrainedModel
 
 from conf.stage import write_json
-from infer.checkpoint import context_length
+from infer.agreement import agreed_value, shares
 from infer.costs import Costs, context_of, measure_costs, measure_ratio
 from infer.gate import GatedLinear
 from infer.hardware import processor
-from infer.parallel import agreed_value, shares
 from infer.pick import Sampling
+from infer.target import context_length
 
 SCHEMA = 4  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0

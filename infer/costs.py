@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedModel
 
-from infer.parallel import agreed_value
+from infer.agreement import agreed_value
 from infer.pick import GREEDY, Sampling
 from infer.reading import Request
 from infer.runner import Runner

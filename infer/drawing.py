@@ -5,7 +5,6 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from conf import UserError
-from infer.checkpoint import context_length
 from infer.config import DecodeConfig
 from infer.cost_tables import find_both
 from infer.costs import context_of
@@ -22,6 +21,7 @@ from infer.pick import Sampling
 from infer.runner import Runner
 from infer.runners import Runners
 from infer.static import WIDTH
+from infer.target import context_length
 
 ROWS = 1024 - UNREAD  # of the draft model in a step; with the text's a power of two, as fixed shapes are
 NODES = 64  # drafts that are verified where nothing is measured: by ratio, and to be shown
