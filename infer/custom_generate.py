@@ -137,13 +137,16 @@ def _decode(
     *,
     drafting: Drafting,
     streamer: BaseStreamer | None,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    **others: Any,
+    **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """A decoding method as the library calls it: prompts (B, P) in, (B, P + n) out."""
+    """A decoding method as the library calls it: prompts (B, P) in, (B, P + n) out.
+
+    No parameter may have the name of anything that the library prepares, such as attention_mask: what a
+    callable names itself is handed to it past all preparation.
+    """
     B = len(input_ids)
-    check_asked(generation_config, logits_processor, others, sequences=B)
+    mask, positions = (prepared.pop(name, None) for name in ("attention_mask", "position_ids"))
+    check_asked(generation_config, logits_processor, prepared, sequences=B)
     if streamer is not None and B > 1:
         raise ValueError(f"streamer: wanted one sequence with it, found {B}")
     if max(drafting.ids) >= lm.config.vocab_size:
@@ -155,7 +158,7 @@ def _decode(
     limits = limits_of(stopping_criteria, input_ids)
     if B > 1 and limits.stop and pad is None:
         raise ValueError(f"pad_token_id: wanted one for {B} sequences with stopping_criteria, found none")
-    prompts = prompts_of(input_ids, attention_mask, position_ids)
+    prompts = prompts_of(input_ids, mask, positions)
     sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)
     requests = [
         Request(prompt, seed, row_processors(processors, input_ids, b, prompt=len(prompt)))
