@@ -80,10 +80,14 @@ def bundle(sources: Mapping[str, str], entry: str, *, commit: str) -> dict[str, 
     `sources` are texts by module. Raises ValueError, naming the module, for an import of what is neither ours
     nor installed with Transformers, and for one in a form that is not rewritten.
     """
-    files, waiting = dict[str, str](), [entry]
+    files, made, waiting = dict[str, str](), dict[str, str](), [entry]
     while waiting:
         module = waiting.pop()
         name, text = f"{flat(module)}.py", sources[module]
+        if made.setdefault(name, module) != module:
+            raise ValueError(
+                f"{made[name]} and {module}: wanted names that differ as files, found {name} twice"
+            )
         if name in files:
             continue
         needed = [found for found in imports(text) if _is_ours(module, found, sources)]
