@@ -22,7 +22,8 @@ from train.export.bundle import (
 )
 
 SOURCES = {
-    "infer.entry": '"""Entry."""\nimport math\nfrom infer.deep.leaf import (\n    leaf,\n    other as renamed,\n)\n',
+    "infer.entry": '"""Entry."""\nimport math\n'
+    "from infer.deep.leaf import (\n    leaf,\n    other as renamed,\n)\n",
     "infer.deep.leaf": "import torch.nn as nn\nfrom conf.errors import UserError  # told\n\n\ndef leaf():\n"
     "    from infer.entry import late\n    return late\n",
     "conf.errors": "class UserError(Exception):\n    pass\n",
