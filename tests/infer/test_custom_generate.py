@@ -34,6 +34,7 @@ from infer.costs import Costs
 from infer.custom_generate import generate
 from infer.kept import kept_for
 from infer.pick import Sampling
+from infer.runners import Runners
 from tests.infer.test_families import FAMILIES, REFUSED, tiny
 
 Generate = Callable[..., Any]
@@ -393,6 +394,28 @@ def test_what_was_measured_is_kept_until_the_model_moves(monkeypatch: pytest.Mon
     lm.double()
     ours(prompt, max_new_tokens=5, do_sample=False)
     assert len(asked) == 3
+
+
+def test_a_runner_of_fixed_shapes_serves_the_next_call(
+    lm: PreTrainedModel, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where its graphs are worth keeping; the library's attention is in use between the calls."""
+    made = []
+
+    class Fixed(Runners):
+        def __init__(self, lm: PreTrainedModel, *, static: bool | None) -> None:
+            super().__init__(lm, static=True)
+            made.append(self)
+
+    monkeypatch.setattr("infer.kept.Runners", Fixed)
+    other = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    ours, kept = drafting(other, *load_adaptive(model_dir).ids), set[int]()
+    for new in (30, 25, 30):
+        asked: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": new, "do_sample": False}
+        assert torch.equal(ours(**asked, probes="root"), lm.generate(**asked))
+        assert torch.equal(other.generate(**asked), lm.generate(**asked))
+        kept.add(id(made[0]._kept))
+    assert len(made) == len(kept) == 1
 
 
 def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
