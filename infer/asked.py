@@ -12,6 +12,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
     StoppingCriteriaList,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
@@ -25,17 +26,18 @@ from infer.loop import Limits, Stop
 from infer.pick import GREEDY, Sampling
 
 WARPERS = ((TopPLogitsWarper, "top_p"), (TopKLogitsWarper, "top_k"), (TemperatureLogitsWarper, "temperature"))
-# Their scores depend on the calls before: of drafts that were not accepted, or of another row's place.
+# Their scores depend on the calls before, and sequences go on at paces of their own.
 REMEMBERING = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 TOLD = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# What the library prepares for its own forwards: this decoder's need none of it.
-ITS_OWN = {"past_key_values", "use_cache", "logits_to_keep"}
+HARMLESS = {"use_cache", "logits_to_keep"}  # they change what the library's forwards cost
 
 
 def check_asked(
-    config: GenerationConfig, processors: LogitsProcessorList, others: dict[str, Any], *, sequences: int
+    config: GenerationConfig, processors: LogitsProcessorList, given: dict[str, Any], *, sequences: int
 ) -> None:
-    """Raises ValueError, in a sentence, for what only the library's own decoding can do."""
+    """Raises ValueError, in a sentence, for what only the library's own decoding can do; `given` is what the
+    model is to be fed beside ids, their mask and their positions.
+    """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _refused(f"wanted greedy decoding or sampling, found what asks for {mode.value}")
@@ -49,9 +51,9 @@ def check_asked(
     remembering = [type(one).__name__ for one in processors if isinstance(one, REMEMBERING)]
     if remembering:
         raise _refused(f"logits_processor: wanted functions of ids and scores, found {remembering[0]}")
-    if sequences > 1 and any(type(one).__name__ == "PrefixConstrainedLogitsProcessor" for one in processors):
+    if sequences > 1 and any(isinstance(one, PrefixConstrainedLogitsProcessor) for one in processors):
         raise _refused(f"prefix_allowed_tokens_fn: wanted one sequence with it, found {sequences}")
-    further = [name for name, value in others.items() if value is not None and name not in ITS_OWN]
+    further = [name for name, value in given.items() if value is not None and name not in HARMLESS]
     if further:
         raise _refused(f"{further[0]}: wanted a prompt of token ids alone, found it beside them")
 

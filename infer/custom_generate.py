@@ -8,7 +8,7 @@ is this project's loop. train/export/bundle.py writes this module and those that
 folder, so none of them may need more than Transformers, PyTorch and NumPy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,7 +100,7 @@ def generate(
             By default PyTorch's generator decides, so that `set_seed` repeats a text.
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to near-ties. Logits processors
-    are to be functions of the ids and scores alone: they are not asked in the order of the text.
+    are to be functions of the ids and scores alone: of several sequences each goes on at its own pace.
     Raises ValueError for what it cannot do, such as beams.
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def generate(
     drafting = Drafting(adaptive_ids, L if k is None else k, probes, seed)
     _take_stop_strings(asked, generation_config, model.generation_config)
     # The library gives a streamer the prompt, and keeps it from a callable.
-    decoder = partial(_decode, drafting=drafting, streamer=asked.get("streamer"))
+    decoder = partial(_decode, drafting=drafting, streamer=asked.get("streamer"), given=frozenset(asked))
     return library(custom_generate=decoder, **asked)
 
 
@@ -137,16 +137,19 @@ def _decode(
     *,
     drafting: Drafting,
     streamer: BaseStreamer | None,
+    given: Collection[str],
     **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """A decoding method as the library calls it: prompts (B, P) in, (B, P + n) out.
+    """A decoding method as the library calls it: prompts (B, P) in, (B, P + n) out; `given` names the user's
+    arguments.
 
     No parameter may have the name of anything that the library prepares, such as attention_mask: what a
     callable names itself is handed to it past all preparation.
     """
     B = len(input_ids)
     mask, positions = (prepared.pop(name, None) for name in ("attention_mask", "position_ids"))
-    check_asked(generation_config, logits_processor, prepared, sequences=B)
+    beside = {name: value for name, value in prepared.items() if name in given}
+    check_asked(generation_config, logits_processor, beside, sequences=B)
     if streamer is not None and B > 1:
         raise ValueError(f"streamer: wanted one sequence with it, found {B}")
     if max(drafting.ids) >= lm.config.vocab_size:
