@@ -22,7 +22,6 @@ from infer.attention import NAME
 from infer.cache import shape
 from infer.checkpoint import (
     Adaptive,
-    context_length,
     eos_ids,
     has_adaptive,
     load_adaptive,
@@ -37,11 +36,11 @@ from infer.loop import Drafters, Limits, Step
 from infer.memory import enough_for_weights, enough_memory, gib
 from infer.methods import Methods, library_processors
 from infer.output import Output
-from infer.pick import Sampling
 from infer.reading import Request
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
 from infer.runner import Runner
 from infer.runners import Runners
+from infer.target import context_length
 from infer.text import Text
 
 
@@ -184,10 +183,9 @@ def _steps(
     decode: DecodeConfig,
 ) -> Iterator[TextStep]:
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
-    sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
     longest = max(len(request.prompt) for request in requests)
     with _memory(model, len(requests), longest + decode.max_new_tokens, drafters.max_rows):
-        for steps in loop.decode(runner, requests, drafters, limits, sampling):
+        for steps in loop.decode(runner, requests, drafters, limits, decode.sampling):
             for one in steps:
                 texts = outputs[one.sequence].take(finished=one.finished)
                 told = {field.name: getattr(one, field.name) for field in fields(Step)}

@@ -74,12 +74,26 @@ def register() -> None:
 @contextmanager
 def library_attention(lm: PreTrainedModel) -> Iterator[None]:
     """The library's own attention, while the block lasts."""
-    if not is_alibi(lm.config):  # whose attention is the library's in any case
-        lm.set_attn_implementation("sdpa")
+    with attending(lm, NAME if is_alibi(lm.config) else "sdpa"):  # ALiBi's is the library's in any case
+        yield
+
+
+@contextmanager
+def attending(lm: PreTrainedModel, name: str = NAME) -> Iterator[None]:
+    """A model with this attention, while the block lasts, whatever it has before and gets again."""
+    before = lm.config._attn_implementation
+    _set(lm, name)
     try:
         yield
     finally:
-        lm.set_attn_implementation(NAME)
+        _set(lm, before)
+
+
+def _set(lm: PreTrainedModel, name: str | None) -> None:
+    if is_alibi(lm.config):  # the library refuses to change it; under NAME only the masks are others
+        lm.config._attn_implementation = name
+    elif name != lm.config._attn_implementation:
+        lm.set_attn_implementation(name)  # type: ignore[arg-type]
 
 
 def own_mask(*args: Any, config: PretrainedConfig, **others: Any) -> Tensor | None:

@@ -12,18 +12,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from conf import UserError
 from infer import parallel
+from infer.adapter import with_adapter
 from infer.attention import NAME, register
 from infer.families import check_family, check_tree
-from infer.gate import with_adapter
 from infer.memory import is_out_of_memory
 from infer.text import Infilling, Text
-
-TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 
 
 @dataclass(frozen=True)
@@ -121,14 +119,6 @@ def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     """The ids that end a text; a model may have none, one or several."""
     found = lm.generation_config.eos_token_id if lm.generation_config else None
     return frozenset(found if isinstance(found, list) else [] if found is None else [found])
-
-
-def context_length(config: PretrainedConfig) -> int:
-    """The most tokens of a text. ALiBi's positions have no end; what a model was trained on has: its
-    configuration says so in `seq_length`, or it was BLOOM's 2,048.
-    """
-    learned = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
-    return learned or TRAINED
 
 
 def load_text(folder: str | Path) -> Text:

@@ -50,7 +50,7 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         self._check_drafts()
         try:
-            Sampling(self.temperature, self.top_k, self.top_p)
+            _ = self.sampling
         except ValueError as error:
             raise ValueError(f"decode.{error}") from error
         if not self.temperature and (self.top_k or self.top_p < 1):
@@ -77,6 +77,11 @@ class DecodeConfig:
             raise ValueError(f"decode.stop: wanted a list of texts, found {self.stop!r}")
         if "" in self.stop:
             raise ValueError("decode.stop: wanted texts, found an empty one")
+
+    @property
+    def sampling(self) -> Sampling:
+        """The distribution that is drawn from."""
+        return Sampling(self.temperature, self.top_k, self.top_p)
 
     def _check_drafts(self) -> None:
         if self.method not in (None, *METHODS):

@@ -24,9 +24,10 @@ from transformers import PreTrainedModel
 
 from conf import UserError
 from infer import parallel
-from infer.checkpoint import Adaptive, context_length, load_adaptive, load_model, load_text
+from infer.checkpoint import Adaptive, load_adaptive, load_model, load_text
 from infer.config import DraftConfig
 from infer.memory import enough_for_weights
+from infer.target import context_length
 from infer.text import Text
 
 STAND_IN = 0  # read for an id that the draft model does not have: any is as good, since none is right

@@ -5,9 +5,9 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from conf import UserError
-from infer.checkpoint import context_length
 from infer.config import DecodeConfig
-from infer.costs import context_of, find_both
+from infer.cost_tables import find_both
+from infer.costs import context_of
 from infer.draft import Draft
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.draft_model import UNREAD
@@ -21,6 +21,7 @@ from infer.pick import Sampling
 from infer.runner import Runner
 from infer.runners import Runners
 from infer.static import WIDTH
+from infer.target import context_length
 
 ROWS = 1024 - UNREAD  # of the draft model in a step; with the text's a power of two, as fixed shapes are
 NODES = 64  # drafts that are verified where nothing is measured: by ratio, and to be shown
@@ -98,11 +99,10 @@ class Drawing:
             return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
-        sampling = Sampling(decode.temperature, decode.top_k, decode.top_p)
-        key = (str(decode.method), batch, context_of(capacity), sampling)
+        key = (str(decode.method), batch, context_of(capacity), decode.sampling)
         if key not in self._learned:
             target, draft = find_both(
-                self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=sampling
+                self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=decode.sampling
             )
             self._learned[key] = AutoBudget(target, draft)
         return self._learned[key]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from conf import UserError
+from conf.errors import UserError
 from infer.alibi import is_alibi
 from infer.attention import library_attention
 from infer.forward import DynamicForward

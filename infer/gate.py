@@ -1,29 +1,15 @@
-"""An adapter beside the base model's weights: merged into them, or gated.
+"""Layers on which an adapter acts on probes alone, so that plain decoding is the base model's, in speed too.
 
-A gated one acts on probes alone. peft reads it; its layers then give way to ones that do without
-the adapter where there is no probe, so plain decoding is the base model's, in speed too.
-Knows rows; knows no tree and no tokens.
+Knows rows; knows no tree, no tokens, and nothing of how an adapter is read (adapter.py).
 """
 
-import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, TrainableTokensWrapper
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from conf import UserError
-
-ADAPTER = "default"  # peft's name for the only adapter
 CLOSED = sys.maxsize
 
 
@@ -49,13 +35,12 @@ class ProbeGate:
 
 
 class GatedLinear(nn.Module):
-    """Wx + s·BAx on (1, q, d) for the rows behind the gate, Wx for the others."""
+    """Wx + s·BAx on (1, q, d) for the rows behind the gate, Wx for the others; `base` is W, `a` A, `b` B."""
 
-    def __init__(self, layer: LoraLayer, gate: ProbeGate) -> None:
+    def __init__(self, base: nn.Module, a: nn.Module, b: nn.Module, scaling: float, gate: ProbeGate) -> None:
         super().__init__()
-        self.base, self.gate = layer.get_base_layer(), gate
-        self.a, self.b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
-        self.scaling = layer.scaling[ADAPTER]
+        self.base, self.a, self.b = base, a, b
+        self.scaling, self.gate = scaling, gate
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, q, d) in, (1, q, d') out."""
@@ -69,11 +54,9 @@ class GatedLinear(nn.Module):
 class GatedEmbedding(nn.Module):
     """The adapter's own rows for the ids behind the gate, the base model's for the others."""
 
-    def __init__(self, wrapper: TrainableTokensWrapper, gate: ProbeGate) -> None:
+    def __init__(self, base: nn.Module, adapted: nn.Module, gate: ProbeGate) -> None:
         super().__init__()
-        self.base, self.gate = wrapper.token_adapter.get_base_layer(), gate
-        self.adapted = copy.deepcopy(self.base)
-        self.adapted.weight = nn.Parameter(wrapper.token_adapter.get_merged_weights([ADAPTER]).detach())
+        self.base, self.adapted, self.gate = base, adapted, gate
 
     def forward(self, ids: Tensor) -> Tensor:
         """(1, q) in, (1, q, d) out."""
@@ -81,35 +64,3 @@ class GatedEmbedding(nn.Module):
         if first >= ids.shape[1]:
             return self.base(ids)
         return torch.cat([self.base(ids[:, :first]), self.adapted(ids[:, first:])], dim=1)
-
-
-def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool) -> PreTrainedModel:
-    """`lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
-
-    Raises UserError for a folder that holds none, or one of another model.
-    """
-    weights = folder / SAFETENSORS_WEIGHTS_NAME
-    if not weights.is_file() or not (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder}: wanted adapter_config.json and {weights.name}, found not both of them")
-    try:
-        settings = LoraConfig.from_pretrained(str(folder), inference_mode=True)
-        adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
-        loaded: Any = set_peft_model_state_dict(adapted, load_file(weights))
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{folder}: wanted a LoRA adapter of this model, found {reason}") from error
-    absent = [key for key in loaded.missing_keys if "lora_" in key or "trainable_tokens_delta" in key]
-    if absent or loaded.unexpected_keys:
-        name = [*absent, *loaded.unexpected_keys][0]
-        raise UserError(f"{weights}: wanted the adapter that its configuration describes, found {name} amiss")
-    return _gated(lm) if gated else adapted.merge_and_unload()
-
-
-def _gated(lm: PreTrainedModel) -> PreTrainedModel:
-    gate = ProbeGate()
-    for name, module in list(lm.named_modules()):
-        if isinstance(module, LoraLayer):
-            lm.set_submodule(name, GatedLinear(module, gate))
-        elif isinstance(module, TrainableTokensWrapper):
-            lm.set_submodule(name, GatedEmbedding(module, gate))
-    return lm

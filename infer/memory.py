@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from conf import UserError
+from conf.errors import UserError
 from conf.pages import MEMORY
 
 

@@ -17,7 +17,8 @@ from transformers import (
 from conf import UserError
 from infer.checkpoint import Adaptive
 from infer.config import DRAWN, DecodeConfig
-from infer.costs import context_of, find_costs
+from infer.cost_tables import find_costs
+from infer.costs import context_of
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
@@ -25,6 +26,7 @@ from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drawing import Drawing
 from infer.drawn import Watch
 from infer.loop import Drafters, Each
+from infer.pick import Sampling
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
@@ -34,7 +36,7 @@ class Methods:
 
     def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None, drawing: Drawing | None = None) -> None:
         self._lm, self._adaptive, self._drawing = lm, adaptive, drawing
-        self._learned: dict[tuple[int, int, int], AutoPolicy] = {}
+        self._learned: dict[tuple[int, int, int, Sampling], AutoPolicy] = {}
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
         """The settings with the method that will run: where none is given gsd with a model that drafts,
@@ -77,7 +79,7 @@ class Methods:
         if not sdsat:
             return Each(partial(PromptLookupDrafter, k))
         ids = self._ids(k)
-        policy = self._auto(k, batch, capacity) if automatic else fixed(decode, k)
+        policy = self._auto(k, batch, capacity, decode.sampling) if automatic else fixed(decode, k)
         return Each(partial(AdaptiveDrafter, ids, policy, watch))
 
     def _ids(self, k: int) -> Sequence[int]:
@@ -93,10 +95,11 @@ class Methods:
             raise UserError(f"decode.{error}") from error
         return self._adaptive.ids
 
-    def _auto(self, k: int, batch: int, capacity: int) -> Policy:
-        key = (k, batch, context_of(capacity))
+    def _auto(self, k: int, batch: int, capacity: int, sampling: Sampling) -> Policy:
+        key = (k, batch, context_of(capacity), sampling)
         if key not in self._learned:
-            self._learned[key] = AutoPolicy(find_costs(self._lm, batch=batch, capacity=capacity), k)
+            costs = find_costs(self._lm, batch=batch, capacity=capacity, sampling=sampling)
+            self._learned[key] = AutoPolicy(costs, k)
         return self._learned[key]
 
 

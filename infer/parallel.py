@@ -2,26 +2,18 @@
 
 Measurements go the other way: each process has a whole model, and prompts of its own (crew.py).
 
-Every rank holds its share of each layer's heads and runs the whole loop on the same tokens. Ranks that
-chose differently would wait for each other for ever; so whatever decides (picks, drafts, costs) is
-rank 0's on every rank, and no kernel's rounding can part them.
+Every rank holds its share of each layer's heads and runs the whole loop on the same tokens (agreement.py).
 """
 
 import atexit
 import os
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch.distributed as dist
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
-
-T = TypeVar("T")
-
 
 _alone = False
 
@@ -78,28 +70,3 @@ def leave() -> None:
     """End the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def shares(lm: PreTrainedModel) -> int:
-    """Over how many ranks a model is divided."""
-    return lm.tp_size or 1
-
-
-def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """What makes a tensor rank 0's on every rank."""
-
-    def agreed(found: Tensor) -> Tensor:
-        found = found.contiguous()
-        dist.broadcast(found, 0)
-        return found
-
-    return agreed if shares(lm) > 1 else lambda found: found
-
-
-def agreed_value(lm: PreTrainedModel, value: T) -> T:
-    """Rank 0's value on every rank."""
-    if shares(lm) == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, 0)
-    return values[0]

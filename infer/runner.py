@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from infer.agreement import shares
 from infer.forward import DynamicForward, Forward
-from infer.parallel import shares
 from infer.pick import Sampling
 from infer.reading import Reading, Request
 from infer.static import StaticForward

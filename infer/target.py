@@ -6,13 +6,15 @@ B sequences, q rows each, d wide
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from infer.agreement import agreement, shares
 from infer.alibi import is_alibi, leave_to_masks
 from infer.attention import NAME
 from infer.cache import TreeCache
 from infer.gate import ProbeGate
-from infer.parallel import agreement, shares
+
+TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 
 
 class Target:
@@ -62,3 +64,11 @@ def windows(config: Any) -> dict[str, int | None]:
     if not kinds:
         kinds = {"full_attention" if window is None else "sliding_attention"}
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def context_length(config: PretrainedConfig) -> int:
+    """The most tokens of a text. ALiBi's positions have no end; what a model was trained on has: its
+    configuration says so in `seq_length`, or it was BLOOM's 2,048.
+    """
+    learned = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
+    return learned or TRAINED

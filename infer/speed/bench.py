@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
 from infer.cache import shape
-from infer.checkpoint import context_length, eos_ids, load_model
+from infer.checkpoint import eos_ids, load_model
 from infer.draft import Draft, load_draft, told_as
 from infer.drafters.plain import PlainDrafter
 from infer.drawing import Drawing
@@ -28,6 +28,7 @@ from infer.speed.peering import Peers
 from infer.speed.prepare import Prepared
 from infer.speed.units import Group, Way
 from infer.speed.ways import GSD_PROBES, ways
+from infer.target import context_length
 
 
 @dataclass(frozen=True)

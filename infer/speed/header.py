@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from conf.stage import commit, versions
 from infer.benchmarks.prompts import TokenPrompt
-from infer.costs import find_costs
+from infer.cost_tables import find_costs
 from infer.hardware import hardware
+from infer.pick import GREEDY
 from infer.speed.config import SpeedConfig
 from infer.speed.device import measure_limit
 
@@ -59,5 +60,5 @@ def _limit(
 
 def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:
     longest = max(len(prompt.ids) for some in prompts.values() for prompt in some)
-    costs = find_costs(lm, batch=1, capacity=longest + new)
+    costs = find_costs(lm, batch=1, capacity=longest + new, sampling=GREEDY)
     return {"rows": list(costs.rows), "ms": list(costs.ms)}

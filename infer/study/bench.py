@@ -15,7 +15,6 @@ from infer.drawn import Drawn, Watch
 from infer.loop import Drafters, Limits
 from infer.measure import Decoder, loop_decoder
 from infer.methods import Methods
-from infer.pick import Sampling
 from infer.runner import Runner
 from infer.study.config import StudyConfig
 from infer.study.fate import Fate
@@ -110,19 +109,14 @@ class Bench:
         found = list[Drawn]()
         drafters = self.drafters(Way(decode), found.append)
         runner = self.runner([drafters])
-        loop_decoder(runner, drafters, self.limits(), sampling_of(decode))(prompt)
+        loop_decoder(runner, drafters, self.limits(), decode.sampling)(prompt)
         return found
 
     def _decoder(self, runner: Runner, drafters: Drafters, decode: DecodeConfig, fates: list[Fate]) -> Decoder:
-        decoder = loop_decoder(runner, drafters, self.limits(), sampling_of(decode))
+        decoder = loop_decoder(runner, drafters, self.limits(), decode.sampling)
 
         def run(prompt: TokenPrompt) -> DraftedRun:
             fates.clear()
             return DraftedRun(**asdict(decoder(prompt)), fates=tuple(fates))
 
         return run
-
-
-def sampling_of(decode: DecodeConfig) -> Sampling:
-    """The distribution that is drawn from."""
-    return Sampling(decode.temperature, decode.top_k, decode.top_p)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from transformers import BloomForCausalLM
 
 from infer.alibi import biased, leave_to_masks
-from infer.checkpoint import context_length
 from infer.layout import key_positions, lay_out, mask
 from infer.runner import Runner
+from infer.target import context_length
 from infer.tree import Tree
 from tests.infer.test_families import PROMPTS, tiny
 from tests.infer.test_runner import by_library, logits_of

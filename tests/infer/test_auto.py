@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from infer.checkpoint import Adaptive
 from infer.config import DecodeConfig
-from infer.costs import Bench, Costs, find_both, find_costs, rising
+from infer.cost_tables import find_both, find_costs
+from infer.costs import Bench, Costs, rising
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
 from infer.layout import extent
 from infer.methods import Methods
-from infer.pick import Sampling
+from infer.pick import GREEDY, Sampling
 from infer.reading import Candidates
 from tests.conftest import tiny_llama
 from tests.infer.test_families import tiny
@@ -178,18 +179,18 @@ def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("infer.costs.SECONDS", 0.2)
     lm = tiny_llama()
-    found = find_costs(lm, batch=2, capacity=100)
+    found = find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
     assert found.rows[0] == 1 and list(found.ms) == sorted(found.ms) and found.ms[0] > 0
-    monkeypatch.setattr("infer.costs.measure_costs", None)
-    assert find_costs(lm, batch=2, capacity=120) == found
+    monkeypatch.setattr("infer.cost_tables.measure_costs", None)
+    assert find_costs(lm, batch=2, capacity=120, sampling=GREEDY) == found
     (path,) = tmp_path.rglob("*.json")
     old = path.stat().st_mtime - 8 * 24 * 3600
     os.utime(path, (old, old))
     with pytest.raises(TypeError):  # measured anew after a week,
-        find_costs(lm, batch=2, capacity=100)
+        find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
     path.write_text("{")
     with pytest.raises(TypeError):  # and where the file is damaged
-        find_costs(lm, batch=2, capacity=100)
+        find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
 
 
 def test_costs_are_measured_where_the_model_has_positions(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_costs_are_measured_where_the_model_has_positions(tmp_path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("infer.costs.SECONDS", 0.2)
     lm = tiny("opt", max_position_embeddings=128, ffn_dim=64)
-    assert find_costs(lm, batch=1, capacity=100).ms[0] > 0
+    assert find_costs(lm, batch=1, capacity=100, sampling=GREEDY).ms[0] > 0
 
 
 def test_a_home_that_cannot_be_written_costs_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +253,9 @@ def test_a_draft_models_costs_are_on_the_scale_of_its_targets(monkeypatch: pytes
     """
     target, draft = tiny_llama(), tiny_llama(seed=1)
     tables = {id(target): Costs((1, 8), (10.0, 20.0)), id(draft): Costs((1, 8), (9.0, 18.0))}
-    monkeypatch.setattr("infer.costs.find_costs", lambda lm, **kwargs: tables[id(lm)])
+    monkeypatch.setattr("infer.cost_tables.find_costs", lambda lm, **kwargs: tables[id(lm)])
     monkeypatch.setattr(Bench, "burst", lambda self, q: 0.004 if self._lm is target else 0.001)
     found = find_both(target, draft, batch=1, capacity=100, sampling=Sampling(1.0))
     assert found == (tables[id(target)], Costs((1, 8), (2.5, 5.0)))
     monkeypatch.undo()
-    assert Bench(draft, batch=2, context=256, drafts=Sampling(1.0, top_p=0.9)).step(2) > 0
+    assert Bench(draft, batch=2, context=256, sampling=Sampling(1.0, top_p=0.9), drafts=True).step(2) > 0

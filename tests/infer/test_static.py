@@ -12,12 +12,13 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
+from infer.adapter import gated_layers
 from infer.alibi import biased
 from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.gate import GatedLinear, _gated
+from infer.gate import GatedLinear
 from infer.layout import key_positions, lay_out, mask
 from infer.loop import Drafter, Each, Limits, Step, decode
 from infer.pick import Sampling
@@ -134,7 +135,7 @@ def test_a_gated_adapter_acts_on_probes_alone() -> None:
     settings_ = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     torch.manual_seed(1)
     get_peft_model(lm, settings_)
-    _gated(lm)
+    gated_layers(lm)
     assert any(isinstance(module, GatedLinear) for module in lm.modules())
     found = steps(lm.eval(), A_TREE, requests(3), Sampling(), static=True)
     assert found == steps(lm, A_TREE, requests(3), Sampling())

@@ -1,0 +1,39 @@
+"""Whether a model is divided over several ranks, and how these come to agree.
+
+Ranks that chose differently would wait for each other for ever; so whatever decides (picks, drafts, costs) is
+rank 0's on every rank, and no kernel's rounding can part them.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+T = TypeVar("T")
+
+
+def shares(lm: PreTrainedModel) -> int:
+    """Over how many ranks a model is divided."""
+    return lm.tp_size or 1
+
+
+def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """What makes a tensor rank 0's on every rank."""
+
+    def agreed(found: Tensor) -> Tensor:
+        found = found.contiguous()
+        dist.broadcast(found, 0)
+        return found
+
+    return agreed if shares(lm) > 1 else lambda found: found
+
+
+def agreed_value(lm: PreTrainedModel, value: T) -> T:
+    """Rank 0's value on every rank."""
+    if shares(lm) == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, 0)
+    return values[0]
