@@ -6,19 +6,18 @@ adaptive.json      adaptive and control ids, L, provenance: absent for a model w
 manifest.json      written last
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from conf import UserError, run
-from conf.stage import is_finished, made_from, read_manifest, staged, write_json, write_manifest
+from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
 from train.checkpoint import find_whole, list_checkpoints
 from train.export.adapter import keeps_adapter, trained_lora
-from train.export.beside import adaptive_json
+from train.export.beside import write_beside
 from train.export.config import ExportConfig
 from train.lora import plain_weights
 from train.partitions import full_weights
@@ -47,14 +46,8 @@ def export(
         raise UserError(f"checkpoint={checkpoint}: wanted a folder with checkpoints, found none")
     for folder, why in broken.items():
         print(f"export: {folder} is broken ({why}): {found.name} is taken")
-    described = checkpoint / "model"
-    shutil.copytree(described, out, dirs_exist_ok=True)
-    config = AutoConfig.from_pretrained(described, local_files_only=True)
+    config = AutoConfig.from_pretrained(checkpoint / "model", local_files_only=True)
     config.dtype = dtype
-    adaptive = adaptive_json(checkpoint, manifest, step=found.step)
-    if adaptive and adaptive["identical"]:
-        # The keys that servers with parallel drafting read.
-        config.pard_token = config.ptd_token_id = adaptive["adaptive_ids"][0]
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
     # "lm." is the place of the library's model within train.lm.AdaptiveLM.
@@ -66,10 +59,8 @@ def export(
         weights = plain_weights(lm, lora, weights, adaptive=manifest["adaptive"], keep=keep, dtype=dtype)
     weights = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
     logging.disable_progress_bar()
-    lm.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
     lm.save_pretrained(out, state_dict=weights)
-    if adaptive:
-        write_json(out / "adaptive.json", adaptive)
+    write_beside(checkpoint, out, manifest, step=found.step, dtype=dtype)
 
 
 if __name__ == "__main__":
