@@ -2,6 +2,7 @@
 
 model.safetensors, config.json, generation_config.json, tokenizer files
 adapter/           with lora=kept, as peft reads it; the weights beside it are the base model's
+README.md          the model card; with report=DIR also what was measured of the directory
 adaptive.json      adaptive and control ids, L, provenance: absent for a model without adaptive tokens
 manifest.json      written last
 """
@@ -18,7 +19,9 @@ from conf.stage import is_finished, made_from, read_manifest, staged, write_mani
 from train.checkpoint import find_whole, list_checkpoints
 from train.export.adapter import keeps_adapter, trained_lora
 from train.export.beside import write_beside
+from train.export.card import write_card
 from train.export.config import ExportConfig
+from train.export.publish import check_asked, publish
 from train.lora import plain_weights
 from train.partitions import full_weights
 
@@ -27,14 +30,20 @@ def main(config: ExportConfig) -> None:
     """Export, unless the folder already holds it; nothing is visible before it is whole."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
     kept = keeps_adapter(config, trained_lora(manifest))
-    made = made_from(config, {"checkpoint": config.checkpoint})
-    if is_finished(config.out, "model", made):
-        print(f"export: {config.out} is finished: nothing to do")
+    made = made_from(config, {"checkpoint": config.checkpoint}, ignore=("report", "push", "private"))
+    finished = is_finished(config.out, "model", made)
+    check_asked(config, finished=finished)
+    if finished:
+        if not (config.report or config.push):
+            print(f"export: {config.out} is finished: nothing to do")
+        publish(config, manifest)
         return
     with staged(config.out) as out:
         export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype), kept=kept)
+        write_card(out, manifest, verified=None, push=config.push)
         write_manifest(out, "model", made, parameters=manifest["parameters"])
     print(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
+    publish(config, manifest)
 
 
 def export(
