@@ -81,9 +81,7 @@ def _ask(repo: str, question: Callable[[], T]) -> T:
         raise UserError(f"push={repo}: wanted {told}, found its answer {status}: {_line(error)}") from error
     except Exception as error:  # of the library or of its HTTP client: nothing came back
         told = f"an answer of {constants.ENDPOINT}"
-        raise UserError(
-            f"push={repo}: wanted {told}, found {type(error).__name__}: rerun the command"
-        ) from error
+        raise UserError(f"push={repo}: wanted {told}, found {type(error).__name__}: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:
