@@ -57,6 +57,7 @@ def write_card(
         mask_token_id=adaptive[0] if adaptive else None,
         k=manifest["L"],
         gated=trained_lora(manifest).gated,
+        kept=(out / "adapter").is_dir(),
         infilling=bool(infilling_orders(manifest)),
         custom_generate=(out / "custom_generate").is_dir(),
         held_out=_held_out(manifest["validation"], verified),
@@ -108,7 +109,9 @@ def _title(
     if push:
         return push.rpartition("/")[2]
     name = base.get("name") or f"{config['model_type'].capitalize()} model"
-    return f"{name} with adaptive tokens" if manifest["adaptive"] else f"{name}, fine-tuned"
+    if manifest["adaptive"]:
+        return f"{name} with adaptive tokens"
+    return f"{name}, fine-tuned" if base else name
 
 
 def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -78,6 +78,27 @@ def test_what_was_not_done_is_not_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_adapter_beside_the_weights_is_told(tmp_path: Path, gated: bool) -> None:
+    """Without it the weights are the base model's, which is all that a server reads."""
+    out, manifest = finished(tmp_path)
+    (out / "adapter").mkdir()
+    manifest["settings"]["lora"] = {"rank": 4, "gated": gated}
+    write_card(out, manifest, verified=None)
+    card = (out / "README.md").read_text()
+    assert ("acts on adaptive tokens alone" in card, "export with `lora=merged`" in card) == (gated, not gated)
+    assert "| LoRA | rank 4" in card
+
+
+def test_the_hubs_name_stands_in_the_commands(made: tuple[Path, dict[str, Any]]) -> None:
+    out, manifest = made
+    (out / "custom_generate").mkdir()
+    write_card(out, manifest, verified=None, push="someone/fast-7b")
+    card = (out / "README.md").read_text()
+    assert "# fast-7b\n" in card and "MODEL" not in card
+    assert 'custom_generate="someone/fast-7b", trust_remote_code=True' in card
+
+
 def test_logits_that_differ_are_told(made: tuple[Path, dict[str, Any]]) -> None:
     verified = {**VERIFIED, "logit_difference": 0.0123, "agreement": 0.9921}
     write_card(made[0], made[1], verified=verified)
