@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
 from conf.stage import fingerprint, fingerprint_file, write_json
-from data_prep.vocab import Vocab
+from data_prep.vocab import Vocab, load_tokenizer
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
 from train.export.tokenizer import write_tokenizer
@@ -112,6 +112,11 @@ def _checked(described: Path, manifest: dict[str, Any]) -> Path:
     tokenizer = described / "tokenizer.json"
     if "tokenizer" in manifest and fingerprint_file(tokenizer) != manifest["tokenizer"]:
         raise UserError(f"{tokenizer}: wanted the tokenizer of the training, found another one")
+    pieces = load_tokenizer(described)
+    for name in ("bos", "eos"):
+        if pieces.id_to_token(vocab[name]) is None:
+            told = f"a piece for the {name.upper()} {vocab[name]} of the training"
+            raise UserError(f"{tokenizer}: wanted {told}, found none: it is another model's")
     return described
 
 

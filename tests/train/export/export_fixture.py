@@ -35,6 +35,7 @@ VERIFIED = {
     "positions": 128,
     "logit_difference": 0.0,
     "agreement": 1.0,
+    "sequences": 64,
     "validation": AFTER,
     "measured": AFTER,
     "intervals": {"standard_loss": (1.3, 1.5), "accuracy_1": (0.45, 0.55), "accepted": (0.8, 1.0)},

@@ -72,10 +72,14 @@ def test_a_training_of_before_these_facts_is_exported_too(tmp_path: Path) -> Non
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     checkpoint, manifest = training(tmp_path / "tuned")
     file = checkpoint / "model" / "tokenizer.json"
-    file.write_text(file.read_text().replace("return", "eturnr"))
+    file.write_text(file.read_text() + " ")
     with pytest.raises(
         UserError, match=r"tokenizer\.json: wanted the tokenizer of the training, found another"
     ):
+        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    del manifest["tokenizer"]  # as of a training of before
+    manifest["vocab"]["eos"] = 5000
+    with pytest.raises(UserError, match=r"tokenizer\.json: wanted a piece for the EOS 5000 of the training"):
         write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
 
 
