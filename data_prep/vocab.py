@@ -15,7 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from conf import UserError
 from data_prep.config import VocabConfig
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
     manifest = {
         "adaptive": vocab.adaptive[:1],
         "L": 5,
-        "settings": {"objective": {}},
+        "settings": {"objective": {}, "model": {}},
         "vocab": vocab.to_json(),
         "inputs": {"data.path": ""},
         "commit": "",

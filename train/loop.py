@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from conf import UserError
 from conf.pages import DIVERGED, DOCS, QUALITY
-from conf.stage import write_json, write_manifest
+from conf.stage import fingerprint_file, write_json, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
@@ -27,6 +27,7 @@ from train.drafts import COLUMNS
 from train.flops import peak_flops, step_flops
 from train.log import StepLog
 from train.metrics import describe_step, describe_validation, summarise
+from train.origin import origin, trained_on
 from train.pulse import Pulse, shared_store
 from train.schedule import learning_rate
 from train.stop import Stopped, StopSignals
@@ -45,7 +46,7 @@ class Trainer:
         config.accumulations(self.ranks)  # a batch that does not divide is told first
         check_ranks(engines.every_ranks(asdict(config)))
         self.out = Path(config.out)
-        self.vocab = Vocab.from_json(data["vocab"])
+        self.vocab, self.trained_on = Vocab.from_json(data["vocab"]), trained_on(data)
         self.shards = Shards(config.data.path, "train")
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
@@ -231,4 +232,7 @@ class Trainer:
             adaptive=list(adaptive_ids(self.vocab, objective)),
             L=objective.L,
             validation=self.validation,
+            base=origin(None if self.config.model.random_init else self.config.model.path),
+            data=self.trained_on,
+            tokenizer=fingerprint_file(self.out / "model" / "tokenizer.json"),
         )

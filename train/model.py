@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
-from data_prep.vocab import Vocab
+from data_prep.vocab import Vocab, load_tokenizer
 from train.attention import register
 from train.config import ModelConfig
 
@@ -127,9 +127,8 @@ def check_tokenizer(config: ModelConfig, data_path: str) -> None:
     """Raises UserError when the model's tokenizer is not the one that made the shards."""
     if config.path is None or config.random_init:
         return
-    theirs = Path(config.path) / "tokenizer.json"
-    ours = Path(data_path) / "tokenizer" / "tokenizer.json"
-    if not theirs.is_file():
+    theirs, ours = Path(config.path), Path(data_path) / "tokenizer"
+    if not (theirs / "tokenizer.json").is_file():
         return
     if _vocabulary(theirs) != _vocabulary(ours):
         raise UserError(
@@ -143,6 +142,9 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _vocabulary(path: Path) -> Any:
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value["model"], value["added_tokens"]
+def _vocabulary(folder: Path) -> Any:
+    """What makes ids of text. Which of them are marked special is no part of it: an export marks the adaptive
+    ones, and what it wrote can be trained on.
+    """
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    return model, load_tokenizer(folder).get_vocab(with_added_tokens=True)

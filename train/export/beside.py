@@ -1,11 +1,56 @@
-"""What lies beside the weights of a model directory."""
+"""What lies beside the weights of a model directory.
 
+config.json, generation_config.json     as training left them, under the names that other readers have too
+tokenizer.json and what goes with it    control ids marked special
+adaptive.json                           what a decoder must know: absent for a model without adaptive tokens
+"""
+
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from conf.stage import fingerprint
-from data_prep.vocab import Vocab
+import torch
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from conf import UserError
+from conf.stage import fingerprint, fingerprint_file, write_json
+from data_prep.vocab import Vocab, load_tokenizer
 from train.export.adapter import trained_lora
+from train.export.model_config import served_config, served_generation
+from train.export.tokenizer import write_tokenizer
+
+# SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
+ORDERS = {
+    "psm": ["bos", "pre", "PREFIX", "suf", "SUFFIX", "mid"],
+    "spm": ["bos", "pre", "suf", "SUFFIX", "mid", "PREFIX"],
+}
+
+
+def write_beside(
+    checkpoint: Path, out: Path, manifest: dict[str, Any], *, step: int, dtype: torch.dtype
+) -> None:
+    """Write into `out` everything of a training folder's model but the weights, which are those of `step`.
+
+    Raises UserError where the folder's description of the model is not what training wrote.
+    """
+    described, vocab = _checked(checkpoint / "model", manifest), Vocab.from_json(manifest["vocab"])
+    shutil.copytree(described, out, dirs_exist_ok=True)
+    adaptive = adaptive_json(checkpoint, manifest, step=step)
+    served = served_config(
+        _read(described / "config.json"),
+        architecture=_architecture(described),
+        dtype=str(dtype).removeprefix("torch."),
+        mask_id=adaptive["adaptive_ids"][0] if adaptive and adaptive["identical"] else None,
+    )
+    write_json(out / "config.json", served)
+    generation = described / "generation_config.json"
+    found = _read(generation) if generation.is_file() else {}
+    write_json(out / generation.name, served_generation(found, bos=vocab.bos, eos=vocab.eos))
+    write_tokenizer(out, vocab, manifest["adaptive"])
+    if adaptive:
+        write_json(out / "adaptive.json", adaptive)
 
 
 def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
@@ -23,12 +68,70 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> d
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
         "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+        "infilling_orders": infilling_orders(manifest),
         "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
             "data": manifest["inputs"]["data.path"],
             "step": step,
-            "objective": manifest["settings"]["objective"],
+            "recipe": recipe(manifest),
             "commit": manifest["commit"],
         },
     }
+
+
+def infilling_orders(manifest: dict[str, Any]) -> dict[str, list[str]]:
+    """The prompts of infilling that the model was trained on, by name; those in capitals are texts.
+
+    All that there are, of a training that has not kept which.
+    """
+    if not Vocab.from_json(manifest["vocab"]).infilling:
+        return {}
+    modes = manifest["data"]["modes"] if "data" in manifest else dict.fromkeys(("PSM", "SPM"), 1)
+    return {name: order for name, order in ORDERS.items() if modes.get(name.upper())}
+
+
+def recipe(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The settings of training, less a path that says something on one machine alone."""
+    settings = dict(manifest["settings"])
+    settings["model"] = {name: value for name, value in settings["model"].items() if name != "path"}
+    return settings
+
+
+def _checked(described: Path, manifest: dict[str, Any]) -> Path:
+    """The folder of a model's description. Raises UserError where it lacks a file, or has another tokenizer."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (described / name).is_file():
+            raise UserError(f"checkpoint={described.parent}: wanted {described / name}, found none")
+    vocab, rows = manifest["vocab"], _read(described / "config.json").get("vocab_size")
+    if rows is None or rows < vocab["size"]:
+        raise UserError(
+            f"{described / 'config.json'}: wanted a vocab_size of at least {vocab['size']}, as training had, "
+            f"found {rows}"
+        )
+    tokenizer = described / "tokenizer.json"
+    if "tokenizer" in manifest and fingerprint_file(tokenizer) != manifest["tokenizer"]:
+        raise UserError(f"{tokenizer}: wanted the tokenizer of the training, found another one")
+    pieces = load_tokenizer(described)
+    for name in ("bos", "eos"):
+        if pieces.id_to_token(vocab[name]) is None:
+            told = f"a piece for the {name.upper()} {vocab[name]} of the training"
+            raise UserError(f"{tokenizer}: wanted {told}, found none: it is another model's")
+    return described
+
+
+def _architecture(described: Path) -> str:
+    """The class of the library that the weights are of."""
+    config = AutoConfig.from_pretrained(described, local_files_only=True)
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return found.__name__
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: wanted JSON, found {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: wanted a JSON object, found {type(value).__name__}")
+    return value

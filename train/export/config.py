@@ -1,5 +1,6 @@
 """The settings of `python -m train.export`."""
 
+import re
 from dataclasses import dataclass
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -13,6 +14,9 @@ class ExportConfig:
     out: str  # the model directory to write
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
+    report: str | None = None  # infer.report's folder of the finished `out`: its figures go into the model card
+    push: str | None = None  # upload the finished `out` to the hub as ORG/NAME
+    private: bool = True  # on the hub, those alone see it who may
 
     def __post_init__(self) -> None:
         self.dtype = DTYPES.get(self.dtype, self.dtype)
@@ -20,3 +24,5 @@ class ExportConfig:
             raise ValueError(f"lora: wanted merged or kept, found {self.lora}")
         if self.dtype not in DTYPES.values():
             raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")
+        if self.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.push, re.ASCII):
+            raise ValueError(f"push: wanted a name on the hub as ORG/NAME, found {self.push}")

@@ -1,0 +1,89 @@
+"""A finished training folder without weights: all that an export puts beside them is made of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig
+
+from conf.stage import fingerprint_file, read_manifest
+from data_prep.config import VocabConfig
+from data_prep.vocab import find_vocab, save_tokenizer, train_bpe
+
+CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
+OBJECTIVE = {"name": "branch", "L": 2, "start_rate": 0.1, "w": 2.0}
+BEFORE = {
+    "step": 0,
+    "standard_loss": 1.5,
+    "accuracy_0": 0.6,
+    "masked_loss": 5.0,
+    "masked": 90.0,
+    "accepted": 0.1,
+}
+AFTER = {
+    "step": 9,
+    "standard_loss": 1.4,
+    "accuracy_0": 0.7,
+    "masked_loss": 3.0,
+    "masked": 90.0,
+    "accepted": 0.9,
+}
+BEFORE |= {"accuracy_1": 0.08, "accuracy_2": 0.05}
+AFTER |= {"accuracy_1": 0.5, "accuracy_2": 0.4}
+BASE = {"name": "CodeLlama-7b-hf", "hub": "codellama/CodeLlama-7b-hf", "commit": "0" * 40, "license": "llama2"}
+VERIFIED = {
+    "positions": 128,
+    "logit_difference": 0.0,
+    "agreement": 1.0,
+    "sequences": 64,
+    "validation": AFTER,
+    "measured": AFTER,
+    "intervals": {"standard_loss": (1.3, 1.5), "accuracy_1": (0.45, 0.55), "accepted": (0.8, 1.0)},
+}
+
+
+def training(folder: Path, *, adaptive: int = 1, **facts: Any) -> tuple[Path, dict[str, Any]]:
+    """The folder and its manifest, with so many adaptive ids."""
+    tokenizer = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
+    vocab = find_vocab(tokenizer, CONFIG)
+    described = folder / "model"
+    save_tokenizer(tokenizer, CONFIG, None, described)
+    shape = {"vocab_size": vocab.size, "bos_token_id": vocab.bos, "eos_token_id": vocab.eos}
+    shape |= {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48}
+    config = AutoConfig.for_model("llama", **shape, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    config.save_pretrained(described)
+    GenerationConfig.from_model_config(config).save_pretrained(described)
+    settings = {
+        "model": {"path": "/home/someone/models/7b", "random_init": False},
+        "objective": OBJECTIVE,
+        "optimizer": {"lr": 1e-4},
+        "lora": {"rank": 0},
+        "steps": 9,
+        "global_batch": 4,
+        "seed": 0,
+    }
+    manifest = {
+        "schema": 1,
+        "kind": "checkpoint",
+        "settings": settings,
+        "inputs": {"data.path": "d" * 64},
+        "step": 9,
+        "ranks": 1,
+        "parameters": 2_670_000,
+        "vocab": vocab.to_json(),
+        "adaptive": list(vocab.adaptive[:adaptive]),
+        "L": 2,
+        "validation": [BEFORE, AFTER],
+        "base": BASE,
+        "data": {"documents": 12, "tokens": 3456, "modes": {"PLAIN": 6, "PSM": 6}, "languages": ["py", "go"]},
+        "tokenizer": fingerprint_file(described / "tokenizer.json"),
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "commit": "c" * 40,
+        "created": "2026-11-21T15:27:15+00:00",
+        **facts,
+    }
+    if not adaptive:
+        metrics = ("step", "standard_loss", "accuracy_0")
+        manifest["validation"] = [{name: one[name] for name in metrics} for one in (BEFORE, AFTER)]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder, read_manifest(folder, "checkpoint", "checkpoint")

@@ -1,0 +1,98 @@
+"""What lies beside the weights: read back by the library, and by decoding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from conf import UserError
+from infer.checkpoint import load_adaptive, load_text
+from tests.train.export.export_fixture import training
+from train.export.beside import write_beside
+
+
+def exported(tmp_path: Path, **facts: Any) -> Path:
+    checkpoint, manifest = training(tmp_path / "tuned", **facts)
+    out = tmp_path / "model"
+    out.mkdir()
+    write_beside(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
+    return out
+
+
+@pytest.mark.parametrize("adaptive", [0, 1, 2])
+def test_an_export_says_what_training_knew(adaptive: int, tmp_path: Path) -> None:
+    out = exported(tmp_path, adaptive=adaptive)
+    manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
+    config, ours = AutoConfig.from_pretrained(out), manifest["adaptive"]
+    assert (config.vocab_size, config.dtype) == (manifest["vocab"]["size"], torch.bfloat16)
+    assert config.architectures == ["LlamaForCausalLM"] and config.rope_parameters["rope_theta"] == 1e6
+    mask = ours[0] if adaptive == 1 else None  # those who read these keys know one id alone
+    assert (getattr(config, "pard_token", None), getattr(config, "ptd_token_id", None)) == (mask, mask)
+    generation = GenerationConfig.from_pretrained(out)
+    vocab = manifest["vocab"]
+    assert (generation.bos_token_id, generation.eos_token_id) == (vocab["bos"], vocab["eos"])
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    ids = tokenizer("def f(x):").input_ids
+    assert ids == load_text(out).encode("def f(x):")
+    assert tokenizer.decode([*ids, *ours], skip_special_tokens=True) == "def f(x):"
+    if not adaptive:
+        assert not (out / "adaptive.json").exists()
+        return
+    found = load_adaptive(out)
+    assert (list(found.ids), found.L, found.bos, found.gated) == (ours, 2, vocab["bos"], False)
+    assert found.control == {
+        *vocab["adaptive"],
+        *(vocab[n] for n in ("bos", "eos", "pre", "suf", "mid", "eot")),
+    }
+
+
+def test_adaptive_json_tells_what_made_the_model_and_no_path(tmp_path: Path) -> None:
+    out = exported(tmp_path)
+    value = json.loads((out / "adaptive.json").read_text())
+    assert list(value["infilling_orders"]) == ["psm"]  # the data had no document in the other order
+    told = value["provenance"]
+    assert (told["data"], told["step"], told["commit"]) == ("d" * 64, 9, "c" * 40)
+    assert told["recipe"]["objective"]["name"] == "branch" and told["recipe"]["optimizer"] == {"lr": 1e-4}
+    assert "someone" not in (out / "adaptive.json").read_text()
+
+
+def test_a_training_of_before_these_facts_is_exported_too(tmp_path: Path) -> None:
+    checkpoint, manifest = training(tmp_path / "tuned")
+    for name in ("base", "data", "tokenizer"):
+        del manifest[name]
+    out = tmp_path / "model"
+    out.mkdir()
+    write_beside(checkpoint, out, manifest, step=9, dtype=torch.float32)
+    assert list(json.loads((out / "adaptive.json").read_text())["infilling_orders"]) == ["psm", "spm"]
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    checkpoint, manifest = training(tmp_path / "tuned")
+    file = checkpoint / "model" / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json: wanted the tokenizer of the training, found another"
+    ):
+        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    del manifest["tokenizer"]  # as of a training of before
+    manifest["vocab"]["eos"] = 5000
+    with pytest.raises(UserError, match=r"tokenizer\.json: wanted a piece for the EOS 5000 of the training"):
+        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+
+
+def test_a_missing_file_and_too_few_rows_are_refused(tmp_path: Path) -> None:
+    checkpoint, manifest = training(tmp_path / "tuned")
+    config = checkpoint / "model" / "config.json"
+    value = json.loads(config.read_text())
+    config.write_text(json.dumps({**value, "vocab_size": 7}))
+    with pytest.raises(UserError, match=r"wanted a vocab_size of at least \d+, as training had, found 7"):
+        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    config.write_text("no JSON")
+    with pytest.raises(UserError, match=r"config\.json: wanted JSON"):
+        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    config.unlink()
+    with pytest.raises(UserError, match=r"wanted .*config\.json, found none"):
+        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)

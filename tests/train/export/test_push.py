@@ -1,0 +1,208 @@
+"""Pushing with the hub's own client to a server on this machine that answers as the hub does."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from conf import UserError, settings
+from conf.stage import made_from, write_manifest
+from tests.train.export.export_fixture import training
+from train.export.__main__ import main
+from train.export.config import ExportConfig
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The few answers that signing in, making a repository and a commit need."""
+
+    role = "write"
+    repos: dict[str, bool]  # whether private, by name
+    files: dict[str, bytes]  # of the last commit, and of large files by their SHA-256
+    refused: tuple[str, int] = ("", 0)  # requests with this in their path get this status
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, value: Any, status: int = 200, **headers: str) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+        for name, text in told.items():
+            self.send_header(name.replace("_", "-"), text)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def asked(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def is_refused(self) -> bool:
+        part, status = self.refused
+        known = self.headers.get("Authorization") == "Bearer hf_good" or self.path.startswith("/put/")
+        if part and part in self.path:
+            self.answer({"error": "storage quota exceeded"}, status)
+        elif not known and self.path != "/api/agent-harnesses":
+            self.answer({"error": "Invalid username or password."}, 401)
+        else:
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        if self.is_refused():
+            return
+        name = self.path.removeprefix("/api/models/")
+        if self.path == "/api/whoami-v2":
+            self.answer(
+                {"name": "someone", "orgs": [{"name": "Org"}], "auth": {"accessToken": {"role": self.role}}}
+            )
+        elif name in self.repos:
+            self.answer({"id": name, "private": self.repos[name], "sha": COMMIT, "siblings": [], "tags": []})
+        else:
+            self.answer({}, 404, X_Error_Code="RepoNotFound")
+
+    def do_POST(self) -> None:
+        body = self.asked()
+        if self.is_refused():
+            return
+        address = f"http://{self.headers['Host']}"
+        if self.path == "/api/repos/create":
+            value = json.loads(body)
+            name = f"{value['organization']}/{value['name']}"
+            known = name in self.repos
+            self.repos.setdefault(name, value["visibility"] == "private")
+            self.answer({"url": f"{address}/{name}", "name": name}, 409 if known else 200)
+        elif "/preupload/" in self.path:
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            kinds = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
+            files = [{"path": p, "uploadMode": kinds[p], "shouldIgnore": False} for p in paths]
+            self.answer({"files": files})
+        elif self.path.endswith("/objects/batch"):
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{address}/put/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
+            self.answer({"transfer": "basic", "objects": objects})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.files[value["path"]] = self.files[value["oid"]]
+            name = "/".join(self.path.split("/")[3:5])
+            self.answer({"commitUrl": f"{address}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
+        else:  # of the card's front matter, which is checked on its own
+            self.answer({"errors": [], "warnings": []})
+
+    def do_PUT(self) -> None:
+        body = self.asked()
+        self.files[hashlib.sha256(body).hexdigest()] = body
+        self.answer({})
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of it, for a user who is signed in."""
+    Hub.role, Hub.repos, Hub.files, Hub.refused = "write", {}, {}, ("", 0)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    own = {"ENDPOINT": address, "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_OFFLINE": False}
+    for name, value in {**own, "HF_HUB_DISABLE_XET": True}.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    yield address
+    server.shutdown()
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A finished export of tmp_path/tuned, whose weights are no matter here."""
+    tuned, _ = training(tmp_path / "tuned")
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(bytes(1000))
+    (out / "README.md").write_text("# Model, with a word of its author\n")
+    made = made_from(
+        ExportConfig(str(tuned), str(out)), {"checkpoint": tuned}, ignore=("report", "push", "private")
+    )
+    write_manifest(out, "model", made)
+    return out
+
+
+def export(out: Path, *given: str) -> None:
+    main(settings("export", ExportConfig, [f"checkpoint={out.with_name('tuned')}", f"out={out}", *given]))
+
+
+def test_a_finished_directory_is_pushed_whole(
+    hub: str, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is exported again, and no file changed: the card may have been edited by hand."""
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    export(exported, "push=org/model")
+    assert capsys.readouterr().out.splitlines() == [f"export: pushed to {hub}/org/model"]
+    assert Hub.repos == {"org/model": True}
+    assert {name: Hub.files[name] for name in before} == before
+    export(exported, "push=org/model")  # over what is there
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("repo", "change", "told"),
+    [
+        ("someone/model", {"HF_TOKEN": ""}, "found no token: set HF_TOKEN, or use `hf auth login`"),
+        ("someone/model", {"HF_TOKEN": "hf_bad"}, "wanted a token that may write there, found its answer 401"),
+        ("else/model", {}, "wanted one of someone, Org before the /, found else"),
+        ("someone/a--b", {}, "wanted a name that the hub allows, found Cannot have --"),
+        ("someone/open", {}, "wanted a private repository, found a public one"),
+        (
+            "someone/model",
+            {"ENDPOINT": "http://127.0.0.1:9"},
+            "wanted an answer of http://127.0.0.1:9, found Con",
+        ),
+        ("someone/model", {"HF_HUB_OFFLINE": True}, "wanted the hub, found HF_HUB_OFFLINE=1"),
+    ],
+    ids=["no token", "wrong token", "not theirs", "bad name", "public", "no network", "offline"],
+)
+def test_what_the_hub_would_refuse_is_told_before_anything_is_written(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo: str, change: dict[str, Any], told: str
+) -> None:
+    """Here the export itself, of a folder without checkpoints, would fail after it."""
+    training(tmp_path / "tuned")
+    Hub.repos["someone/open"] = False
+    for name, value in change.items():
+        if name == "HF_TOKEN":
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.setattr(constants, name, value)
+    with pytest.raises(UserError) as found:
+        export(tmp_path / "model", f"push={repo}")
+    assert told in str(found.value) and "\n" not in str(found.value)
+    assert str(found.value).startswith(f"push={repo}: wanted")
+    assert not (tmp_path / "model").exists() and Hub.repos == {"someone/open": False}
+
+
+def test_a_public_repository_is_pushed_to_where_that_is_asked_for(hub: str, exported: Path) -> None:
+    Hub.repos["someone/open"] = False
+    export(exported, "push=someone/open", "private=false")
+    assert "manifest.json" in Hub.files
+
+
+def test_a_token_that_only_reads_and_an_upload_that_fails(hub: str, exported: Path) -> None:
+    Hub.role = "read"
+    with pytest.raises(UserError, match="wanted a token of the hub that may write, found one that only reads"):
+        export(exported, "push=someone/model")
+    Hub.role, Hub.refused = "write", ("/commit/", 413)
+    with pytest.raises(UserError, match="found its answer 413: storage quota exceeded"):
+        export(exported, "push=someone/model")
+    Hub.refused = ("", 0)
+    export(exported, "push=someone/model")
+    assert "manifest.json" in Hub.files

@@ -1,0 +1,219 @@
+"""The tokenizer of an export, by the library's own AutoTokenizer and by our encoders."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from data_prep.config import VocabConfig
+from data_prep.encoder import Encoder
+from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
+from infer.text import Infilling, Text
+from train.export.tokenizer import marked, write_tokenizer
+
+CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
+PIECES = [
+    " ",
+    "  ",
+    "▁",
+    "ো",
+    "x",
+    "\n",
+    "<EOT>",
+    "</s>",
+    "▁<EOT>",
+    "▁<EOT><EOT>",
+    " <EOT><EOT>",
+    "def f(x): .",
+]
+DIVERSE = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
+
+
+def exported(source: Path, folder: Path, config: VocabConfig, used: int) -> tuple[Vocab, Text, Text]:
+    """A copy of a tokenizer as an export writes it for a model with the first adaptive ids; and decoding's
+    reader of both.
+    """
+    shutil.copytree(source, folder)
+    vocab = find_vocab(load_tokenizer(source), config)
+    write_tokenizer(folder, vocab, vocab.adaptive[:used])
+    infilling = Infilling(vocab.pre, vocab.suf, vocab.mid, vocab.eot) if vocab.infilling else None
+    made = [
+        Text(load_tokenizer(at), control=vocab.control, rows=vocab.size, bos=vocab.bos, infilling=infilling)
+        for at in (source, folder)
+    ]
+    return vocab, made[0], made[1]
+
+
+def library(folder: Path) -> PreTrainedTokenizerBase:
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer") / "demo"
+    save_tokenizer(train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG), CONFIG, None, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codellama(
+    shared_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Vocab, Text, Text, Encoder]:
+    """With all seven of the paper's diverse tokens, of which two are letters."""
+    source = shared_data / "tokenizers" / "codellama-7b"
+    folder = tmp_path_factory.mktemp("tokenizer") / "codellama"
+    config = VocabConfig(adaptive=DIVERSE)
+    vocab, before, after = exported(source, folder, config, 7)
+    return folder, vocab, before, after, Encoder(load_tokenizer(folder), vocab)
+
+
+def test_text_skips_adaptive_ids(codellama: tuple[Path, Vocab, Text, Text, Encoder]) -> None:
+    folder, vocab, _, after, _ = codellama
+    tokenizer = library(folder)
+    ids = tokenizer("def f(x):").input_ids
+    noisy = [id for one in ids for id in (one, *vocab.adaptive)]
+    assert tokenizer.decode(noisy, skip_special_tokens=True) == "def f(x):" == after.decode(noisy)
+    assert set(vocab.control) <= set(tokenizer.all_special_ids)
+    assert len(tokenizer) == vocab.size == 32016  # no row is added
+
+
+@given(parts=st.lists(st.sampled_from(PIECES), max_size=8))
+def test_no_text_becomes_an_adaptive_id_by_our_encoders(
+    codellama: tuple[Path, Vocab, Text, Text, Encoder], parts: list[str]
+) -> None:
+    """Marked special, they are matched in raw text by a careless encoder: ours are none, and nothing else
+    changes in what they make of a text.
+    """
+    _, vocab, before, after, encoder = codellama
+    text = "".join(parts)
+    ids = after.encode(text)
+    assert ids == before.encode(text) and vocab.control.isdisjoint(ids[1:])
+    assert ids[1:] == encoder.encode([encoder.lead(text)])[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "text", ["  lead", " def f():", "    return 1\n\n\n   x", "é漢😀\n", "\t\n \n", " ", "x ."]
+)
+def test_the_library_encodes_as_training_did(
+    codellama: tuple[Path, Vocab, Text, Text, Encoder], text: str
+) -> None:
+    """Transformers 5's class for CodeLlama dropped one of the spaces that open a text: "  lead" came back as
+    " lead". The export names the class that takes tokenizer.json as it is.
+    """
+    folder, _, _, after, _ = codellama
+    tokenizer = library(folder)
+    ids = tokenizer(text).input_ids
+    assert ids == after.encode(text) and tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_ids_that_this_model_does_not_use_stay_text(shared_data: Path, tmp_path: Path) -> None:
+    """With identical tokens a Bengali letter is no adaptive token: the model may write it, and it is read."""
+    source = shared_data / "tokenizers" / "codellama-7b"
+    vocab, _, after = exported(source, tmp_path / "model", VocabConfig(adaptive=DIVERSE), 1)
+    assert after.decode([32011, 31864]) == "ো" == library(tmp_path / "model").decode(31864)
+    assert 32011 in library(tmp_path / "model").all_special_ids
+
+
+def test_a_row_without_a_piece_decodes_to_nothing(shared_data: Path, tmp_path: Path) -> None:
+    """deepseek-coder's adaptive ids are spare rows: no piece is made up for them, and text skips them."""
+    source = shared_data / "tokenizers" / "codellama-7b"
+    config = VocabConfig(rows=32100, adaptive=[32050])
+    vocab, _, after = exported(source, tmp_path / "model", config, 1)
+    tokenizer = library(tmp_path / "model")
+    ids = [*tokenizer("x").input_ids, 32050]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "x" == after.decode(ids)
+    assert vocab.size == 32100 and len(tokenizer) == 32016
+
+
+def test_the_34b_row_that_training_adds_is_special(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "tokenizers" / "codellama-34b-hf"
+    vocab, _, after = exported(source, tmp_path / "model", VocabConfig(rows=32000, adaptive=[32000]), 1)
+    tokenizer = library(tmp_path / "model")
+    assert tokenizer.decode([1, 921, 32000], skip_special_tokens=True) == "x" == after.decode([921, 32000])
+    assert 32000 in tokenizer.all_special_ids
+
+
+@pytest.mark.parametrize("described", [True, False], ids=["described", "tokenizer.json alone"])
+def test_every_text_is_opened_as_the_documents_were(demo: Path, tmp_path: Path, described: bool) -> None:
+    """deepseek-coder's tokenizer.json opens no text; its class did in Transformers 4, and does not in 5."""
+    source = tmp_path / "source"
+    shutil.copytree(demo, source)
+    value = json.loads((source / "tokenizer.json").read_text())
+    value["post_processor"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": False,
+        "use_regex": True,
+    }
+    decoder = {}
+    for token in value["added_tokens"]:  # Qwen's pieces of infilling are added, and not special
+        token["special"] = token["id"] < 2
+        decoder[token["id"]] = {name: flag for name, flag in token.items() if name != "id"}
+    (source / "tokenizer.json").write_text(json.dumps(value))
+    config = {
+        "added_tokens_decoder": decoder,
+        "tokenizer_class": "LlamaTokenizerFast",
+        "bos_token": {"__type": "AddedToken", "content": "<s>", "normalized": True},
+        "add_bos_token": False,
+        "additional_special_tokens": [{"__type": "AddedToken", "content": "<adaptive_2>"}],
+        "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]},
+        "clean_up_tokenization_spaces": True,
+    }
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    if not described:
+        (source / "tokenizer_config.json").unlink()
+    vocab, _, after = exported(source, tmp_path / "model", CONFIG, 1)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    tokenizer = library(tmp_path / "model")
+    ids = tokenizer(" x .").input_ids
+    assert ids == after.encode(" x .") and ids[0] == vocab.bos == tokenizer.bos_token_id
+    assert tokenizer.eos_token_id == vocab.eos
+    skipped = {*vocab.control} - {vocab.adaptive[1]}
+    assert tokenizer.decode([*ids, *skipped], skip_special_tokens=True) == " x ."
+    assert tokenizer("a", "b").input_ids.count(vocab.bos) == 2
+    assert skipped <= set(tokenizer.all_special_ids)
+
+
+def test_the_chat_template_comes_along(demo: Path, tmp_path: Path) -> None:
+    """Transformers keeps it in a file of its own, which data preparation left behind."""
+    source = tmp_path / "source"
+    shutil.copytree(demo, source)
+    (source / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    save_tokenizer(load_tokenizer(source), CONFIG, str(source), tmp_path / "data")
+    exported(tmp_path / "data", tmp_path / "model", CONFIG, 1)
+    tokenizer: Any = library(tmp_path / "model")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x!"
+
+
+def test_what_is_marked_keeps_its_flags() -> None:
+    added = [{"id": 5, "content": "b", "special": False, "lstrip": True}]
+    assert marked(added, {3: "a", 5: "b"}) == [
+        {
+            "id": 3,
+            "content": "a",
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        },
+        {"id": 5, "content": "b", "single_word": False, "rstrip": False, "normalized": False, "special": True}
+        | {"lstrip": True},
+    ]
+
+
+def test_it_is_idempotent(demo: Path, tmp_path: Path) -> None:
+    """What was exported can be trained on and exported again."""
+    vocab, _, _ = exported(demo, tmp_path / "model", CONFIG, 1)
+    names = ("tokenizer.json", "tokenizer_config.json")
+    before = [(tmp_path / "model" / name).read_bytes() for name in names]
+    write_tokenizer(tmp_path / "model", vocab, vocab.adaptive[:1])
+    assert [(tmp_path / "model" / name).read_bytes() for name in names] == before
+    assert Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")).get_vocab_size() == vocab.size

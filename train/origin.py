@@ -1,0 +1,47 @@
+"""What a model was made of, for its card: what the base model's folder says of itself, and what the data are.
+
+Knows manifests and the hub's way of storing; asks nobody.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import metadata_load
+from yaml import YAMLError
+
+CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")  # as the hub's client caches
+LICENSE = ("license", "license_name", "license_link")
+
+
+def origin(folder: str | None) -> dict[str, Any]:
+    """Name, license and, of the hub's cache, repository and commit; empty where there is no folder.
+
+    The folder's config.json is not asked for a name: there a fine-tuned model often has that of its own base.
+    """
+    if folder is None:
+        return {}
+    path = Path(folder).resolve()
+    if found := CACHED.search(path.as_posix()):
+        owner, name, commit = found.groups()
+        return {"name": name, "hub": f"{owner}/{name}", "commit": commit, **_license(path)}
+    return {"name": path.name, **_license(path)}
+
+
+def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a data manifest: documents, tokens, documents by layout (plain and the orders of infilling), languages
+    with the most tokens first.
+    """
+    train = data["train"]
+    languages = sorted(train["languages"], key=lambda name: -train["languages"][name]["tokens"])
+    return {**{name: train[name] for name in ("documents", "tokens", "modes")}, "languages": languages}
+
+
+def _license(folder: Path) -> dict[str, Any]:
+    """From the front matter of its model card."""
+    try:
+        card = metadata_load(folder / "README.md") or {}
+    except (OSError, ValueError, YAMLError):  # none, or one that nobody checked
+        return {}
+    return {name: card[name] for name in LICENSE if isinstance(card.get(name), str)}
