@@ -18,11 +18,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES = [page for page in PAGES if "_build" not in page.parts]
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
-SCRIPTS = {"train": "train", "train_multinode": "train", "train_slurm": "train", "gpu_check": "infer.gpu_check"}
-WIDE = {
-    "infer.speed": "speed.",
-    "infer.quality": "quality.",
-}  # launch/evaluate.sh: whose settings have which prefix
+SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {"gpu_check": "infer.gpu_check"}
+    "gpu_check": "infer.gpu_check"
+}
+EVALUATED = {"infer.speed": "speed.", "infer.quality": "quality."}  # their prefixes for launch/evaluate.sh
 
 
 def told(page: Path) -> str:
@@ -32,7 +31,6 @@ def told(page: Path) -> str:
 @pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="sphinx is not installed")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     options = ["--fail-on-warning", "--keep-going", "--quiet", "--nitpicky", "--builder", "html"]
-    # Sphinx would import the settings of this folder as it imports an installed project: from outside.
     answer = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path)],
         capture_output=True,
@@ -93,8 +91,8 @@ def _of_drill(command: Command) -> str | None:
 
 def _of_evaluate(given: list[str]) -> str | None:
     """Settings without a prefix go to both entries."""
-    for entry, prefix in WIDE.items():
-        others = [other for other in WIDE.values() if other != prefix]
+    for entry, prefix in EVALUATED.items():
+        others = [other for other in EVALUATED.values() if other != prefix]
         own = [word.removeprefix(prefix) for word in given if not word.startswith(tuple(others))]
         if (problem := _of_entry(entry, own)) is not None:
             return problem
@@ -102,18 +100,17 @@ def _of_evaluate(given: list[str]) -> str | None:
 
 
 def _of_entry(module: str, given: list[str]) -> str | None:
-    try:
-        spec = importlib.util.find_spec(f"{module}.__main__") or importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        spec = None if importlib.util.find_spec(module) is None else importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
+    place = ROOT / module.replace(".", "/")
+    file = next((path for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file()), None)
+    if file is None:
         return "no such entry"
-    found = RUN.search(Path(spec.origin).read_text(encoding="utf-8"))
+    found = RUN.search(file.read_text(encoding="utf-8"))
     if found is None:
-        return "no entry of settings"
+        return "no entry with settings"
     entry, schema = found.groups()
+    name = f"{module}.__main__" if file.stem == "__main__" else module
     try:
-        settings(entry, getattr(importlib.import_module(spec.name), schema), given)
+        settings(entry, getattr(importlib.import_module(name), schema), given)
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None
