@@ -57,6 +57,7 @@ def main(demo: Path) -> None:
         shutil.copytree(demo / "data", room / "data")
         _run("data_prep.inspect", f"out={room}/data", "inspect.html=true", "inspect.sequences=1")
         photograph(room / "data" / "inspect.html", IMAGES / "inspect.png", width=900)
+        photograph(windows(room / "data" / "inspect.html"), IMAGES / "windows.png", width=900)
         sections(demo / "report" / "index.html", room)
     for plot in PLOTS:
         shrink(Image.open(demo / "report" / f"{plot}.png"), IMAGES / f"{plot}.png", width=1200)
@@ -67,6 +68,17 @@ def main(demo: Path) -> None:
 
 def _run(module: str, *settings: str) -> None:
     subprocess.run([sys.executable, "-m", module, *settings], check=True, stdout=subprocess.DEVNULL)
+
+
+def windows(page: Path) -> Path:
+    """The end of data_prep.inspect's page, where span replacement is shown, as a page of its own."""
+    text = page.read_text(encoding="utf-8")
+    lines = text[text.index("<pre>") + len("<pre>") : text.index("</pre>")].splitlines()
+    first = next(number for number, line in enumerate(lines) if "span replacement" in line)
+    part = page.with_name("windows.html")
+    shown = "\n".join(lines[first:])
+    part.write_text(f"{text[: text.index('<h1>')]}<pre>{shown}</pre></body></html>", encoding="utf-8")
+    return part
 
 
 def sections(report: Path, room: Path) -> None:
