@@ -58,6 +58,12 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert pages <= set(listed)
 
 
+def test_pictures_are_small_and_shown() -> None:
+    shown = {Path(link).name for page in PAGES for link in links(page.read_text(encoding="utf-8"))}
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.name in shown and picture.stat().st_size < 200_000, picture.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=told)
 def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
     for command in commands(page.read_text(encoding="utf-8")):
