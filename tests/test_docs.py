@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, settings
+from tests.drills import quick_start
 from tests.markdown import Command, anchors, blocks, commands, links
 
 ROOT = Path(__file__).parents[1]
@@ -118,6 +119,15 @@ def _of_entry(module: str, given: list[str]) -> str | None:
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None
+
+
+def test_the_quick_start_s_drill_runs_its_page() -> None:
+    page = quick_start.PAGE.read_text(encoding="utf-8")
+    whole, spared = (quick_start.script(page, demo=demo) for demo in (None, Path("/demo")))
+    assert "bash launch/demo.sh" in whole and "bash launch/demo.sh" not in spared
+    assert f"git clone '{ROOT}' adaptive-tokens" in whole and "cp -rL '/demo' runs/demo" in spared
+    for text in (whole, spared):
+        assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
 
 
 def test_a_page_s_commands_are_found_and_judged() -> None:
