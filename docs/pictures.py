@@ -41,6 +41,7 @@ SECTIONS = {  # of the report's page: where a picture begins, what begins behind
     "report_quality": ('<h2 id="quality">', '<figure id="scores">', 1000),
     "report_samples": ('<h2 id="samples">', "<details>", 1000),
 }
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
 PLOTS = ("speedup", "acceptance_by_position", "tokens_per_second", "time_of_rows")
@@ -96,7 +97,9 @@ def sections(report: Path, room: Path) -> None:
 
 def photograph(page: Path, picture: Path, *, width: int, height: int = 2400) -> None:
     """A page as it looks in the light, from its first line to its last."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"error: wanted one of {', '.join(BROWSERS)} on the path, found none")
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         options += [f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={picture}"]
@@ -110,7 +113,9 @@ def photograph(page: Path, picture: Path, *, width: int, height: int = 2400) -> 
 def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
     """No wider than this, of few colours."""
     if image.width > width:
-        image = image.convert("RGB").resize((width, round(image.height * width / image.width)), Image.LANCZOS)
+        image = image.convert("RGB").resize(
+            (width, round(image.height * width / image.width)), Image.Resampling.LANCZOS
+        )
     image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
