@@ -58,7 +58,7 @@ def main(demo: Path) -> None:
         shutil.copytree(demo / "data", room / "data")
         _run("data_prep.inspect", f"out={room}/data", "inspect.html=true", "inspect.sequences=1")
         photograph(room / "data" / "inspect.html", IMAGES / "inspect.png", width=900)
-        photograph(windows(room / "data" / "inspect.html"), IMAGES / "windows.png", width=900)
+        photograph(windows(room / "data" / "inspect.html"), IMAGES / "windows.png", width=640)
         sections(demo / "report" / "index.html", room)
     for plot in PLOTS:
         shrink(Image.open(demo / "report" / f"{plot}.png"), IMAGES / f"{plot}.png", width=1200)
