@@ -1,0 +1,185 @@
+"""The pictures of these pages, made again from a finished demo: real commands, real pages, no drawing by hand.
+
+    python -m docs.pictures [runs/demo]
+
+Needs Chromium or Chrome on the path, to photograph pages. Pictures have at most 64 colours: they stay small.
+(As a module, not as a file: this folder's conf.py is Sphinx's, and must not hide the project's `conf`.)
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from PIL import Image, ImageChops
+
+from infer import DecodeConfig, Model, generate, load
+from infer.drawn import Drawn
+from infer.graph_view import spelled
+from infer.layout import lay_out, mask
+from infer.tree import Tree
+
+IMAGES = Path(__file__).parent / "images"
+COLOURS, MARGIN = 64, 16  # of a picture; pixels around it
+PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
+LATTICE = (
+    "decode.k=4",
+    "decode.probes=all",
+    "decode.width=3",
+    "decode.nodes=12",
+    "decode.graph=true",
+    "step=9",
+)
+SECTIONS = {  # of the report's page: where a picture begins, what begins behind it, and its width
+    "report_top": ("<header>", "<nav", 1000),
+    "report_speed": ('<h2 id="speed">', "<details>", 1120),
+    "report_time": ('<h2 id="time">', "</table>", 1000),
+    "report_quality": ('<h2 id="quality">', '<figure id="scores">', 1000),
+    "report_samples": ('<h2 id="samples">', "<details>", 1000),
+}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
+ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
+PLOTS = ("speedup", "acceptance_by_position", "tokens_per_second", "time_of_rows")
+
+
+def main(demo: Path) -> None:
+    """Make all of them."""
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        room = Path(name)
+        page = room / "text.html"
+        _run("infer", f"model={demo}/model", f"prompt={PROMPT}", "dtype=float32", f"html={page}")
+        photograph(page, IMAGES / "text.png", width=800)
+        shutil.copytree(demo / "data", room / "data")
+        _run("data_prep.inspect", f"out={room}/data", "inspect.html=true", "inspect.sequences=1")
+        photograph(room / "data" / "inspect.html", IMAGES / "inspect.png", width=900)
+        photograph(windows(room / "data" / "inspect.html"), IMAGES / "windows.png", width=640)
+        sections(demo / "report" / "index.html", room)
+    for plot in PLOTS:
+        shrink(Image.open(demo / "report" / f"{plot}.png"), IMAGES / f"{plot}.png", width=1200)
+    _run("infer.graph", f"model={demo}/model", f"prompt={PROMPT}", *LATTICE, f"out={IMAGES}/lattice.png")
+    shrink(Image.open(IMAGES / "lattice.png"), IMAGES / "lattice.png", width=1000)
+    one_forward(load(str(demo / "model"), "float32"), IMAGES / "one_forward.png")
+
+
+def _run(module: str, *settings: str) -> None:
+    subprocess.run([sys.executable, "-m", module, *settings], check=True, stdout=subprocess.DEVNULL)
+
+
+def windows(page: Path) -> Path:
+    """The end of data_prep.inspect's page, where span replacement is shown, as a page of its own."""
+    text = page.read_text(encoding="utf-8")
+    lines = text[text.index("<pre>") + len("<pre>") : text.index("</pre>")].splitlines()
+    first = next(number for number, line in enumerate(lines) if "span replacement" in line)
+    part = page.with_name("windows.html")
+    shown = "\n".join(lines[first:])
+    part.write_text(f"{text[: text.index('<h1>')]}<pre>{shown}</pre></body></html>", encoding="utf-8")
+    return part
+
+
+def sections(report: Path, room: Path) -> None:
+    """Parts of the report, each photographed as a page of its own."""
+    page = report.read_text(encoding="utf-8")
+    head = page[: page.index("<body>")]
+    for name, (begins, ends, width) in SECTIONS.items():
+        first = page.index(begins)
+        part = room / f"{name}.html"
+        part.write_text(
+            f"{head}<body>{page[first : page.index(ends, first + 1)]}</body></html>", encoding="utf-8"
+        )
+        photograph(part, IMAGES / f"{name}.png", width=width)
+
+
+def photograph(page: Path, picture: Path, *, width: int, height: int = 2400) -> None:
+    """A page as it looks in the light, from its first line to its last."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"error: wanted one of {', '.join(BROWSERS)} on the path, found none")
+    with tempfile.TemporaryDirectory() as profile:
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        options += [f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={picture}"]
+        subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
+    image = Image.open(picture).convert("RGB")
+    ground = Image.new("RGB", image.size, image.getpixel((0, 0)))
+    _, top, _, bottom = ImageChops.difference(image, ground).getbbox() or (0, 0, 0, height)
+    shrink(image.crop((0, max(0, top - MARGIN), width, min(height, bottom + MARGIN))), picture, width=width)
+
+
+def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
+    """No wider than this, of few colours."""
+    if image.width > width:
+        image = image.convert("RGB").resize(
+            (width, round(image.height * width / image.width)), Image.Resampling.LANCZOS
+        )
+    image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+
+
+def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
+    """A step that verifies k drafts and makes the next ones: its tree, and which row attends to which."""
+    assert model.adaptive is not None  # the demo's fine-tuned model has them
+    seen = list[Drawn]()
+    decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
+    for _ in generate(model, PROMPT, decode, watch=seen.append):
+        pass
+    steps = (one for one in seen if len(one.path) == k)  # all but the last draft were accepted
+    drawn = next(
+        one for one in steps if max(len(spelled(model.text, token)) for token in one.drafts.tokens) < 10
+    )
+    tree = Tree.chain(drawn.drafts.tokens[0], drawn.drafts.tokens[1:])
+    tree = tree.probe(range(1 + k), model.adaptive.ids[:1] * k)
+    names = [spelled(model.text, token) for token in drawn.drafts.tokens]
+    figure = Figure(figsize=(10.0, 4.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_tree(left, tree, names, accepted=drawn.path, own=spelled(model.text, drawn.tokens[-1]))
+    _draw_mask(right, tree, names)
+    figure.savefig(picture, dpi=120, bbox_inches="tight", pad_inches=0.2)
+    shrink(Image.open(picture), picture, width=1200)
+
+
+def _draw_tree(axes: Axes, tree: Tree, names: list[str], *, accepted: list[int], own: str) -> None:
+    """Drafts downwards, the probes of each to its right."""
+    for node in range(len(tree.tokens)):
+        column, row = _place(tree, node)
+        colour = PROBE if node >= tree.probes_from else ACCEPTED if node in accepted else REJECTED
+        box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": EDGE}
+        name = names[node] if node < tree.probes_from else "A"
+        axes.text(column, -row, name, ha="center", va="center", fontsize=9, family="monospace", bbox=box)
+        if node:
+            x, y = _place(tree, tree.parents[node])
+            axes.plot([x, column], [-y, -row], color=EDGE, linewidth=1, zorder=0)
+    axes.set(xlim=(-0.7, 3.6), ylim=(-tree.probes_from + 0.3, 0.5))
+    axes.set_axis_off()
+    axes.set_title(f"verified: {len(accepted) - 1} of {tree.drafted} drafts accepted, then {own}", fontsize=10)
+
+
+def _place(tree: Tree, node: int) -> tuple[float, int]:
+    """Column and row of a node: a draft stands below the one before it, a probe right of its own."""
+    if node < tree.probes_from:
+        return 0.0, node
+    column, row = _place(tree, tree.parents[node])
+    return column + 0.9, row
+
+
+def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
+    """Rows of the forward, and the columns that they attend to: the cache's last ones, then each other."""
+    cache = 3
+    attends = mask(lay_out([tree], [cache]), [cache], cache + len(tree.tokens))[0, 0]
+    axes.imshow(attends, cmap=ListedColormap(["#f6f8fa", "#57606a"]), aspect="equal")
+    rows = [*names, *["A"] * (len(tree.tokens) - tree.probes_from)]
+    axes.set_yticks(range(len(rows)), rows, fontsize=8, family="monospace")
+    columns = ["cache", "", "", *rows]
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8, family="monospace")
+    for place in (cache, cache + tree.probes_from):
+        axes.axvline(place - 0.5, color=PROBE_EDGE, linewidth=1)
+    axes.axhline(tree.probes_from - 0.5, color=PROBE_EDGE, linewidth=1)
+    axes.tick_params(length=0)
+    axes.set_title("one forward: a dark cell is attended", fontsize=10)
+
+
+if __name__ == "__main__":
+    main(Path(*sys.argv[1:]) if sys.argv[1:] else Path("runs/demo"))

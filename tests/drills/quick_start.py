@@ -1,0 +1,80 @@
+"""The quick start, word for word, in a fresh clone: what a newcomer does in the first quarter of an hour.
+
+    python -m tests.drills.quick_start [--demo RUNS_DEMO] [--keep FOLDER]
+
+Takes the shell blocks of docs/quick_start.md in their order and runs them in one shell, in an empty folder,
+with REPOSITORY replaced by this checkout: what is not committed is not there. The shell has nothing of this
+process's virtual environment. Then what the page promises must lie where it says.
+
+With --demo a finished demo is copied into the clone, and this checkout's .venv linked, in place of running
+launch/demo.sh: that tries the other commands, in a minute. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.markdown import blocks
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "quick_start.md"
+DEMO = "bash launch/demo.sh\n"
+PROMISED = ("model/config.json", "model/adaptive.json", "report/index.html", "text.html", "graph.svg")
+
+
+def script(page: str, *, demo: Path | None) -> str:
+    """The page's blocks as one shell script that tells each block before it runs."""
+    found = blocks(page)
+    assert found[0].startswith("git clone REPOSITORY") and DEMO in found, "the page begins otherwise"
+    lines = ["set -euo pipefail"]
+    for number, block in enumerate(found, 1):
+        lines.append(f"echo '== block {number} of {len(found)}' >&2")
+        if block == DEMO and demo is not None:
+            lines.append(f"mkdir runs && cp -rL '{demo}' runs/demo && ln -s '{ROOT}/.venv' .venv")
+        else:
+            lines.append(block.replace("REPOSITORY", f"'{ROOT}'"))
+    return "\n".join(lines)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """A newcomer's: without the virtual environment that this process may run in."""
+    own = variables.get("VIRTUAL_ENV", "")
+    kept = {name: value for name, value in variables.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    places = variables.get("PATH", "").split(os.pathsep)
+    return kept | {"PATH": os.pathsep.join(place for place in places if place != f"{own}/bin")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--demo", type=Path)
+    parser.add_argument("--keep", type=Path)
+    arguments = parser.parse_args()
+    page, demo = PAGE.read_text(encoding="utf-8"), arguments.demo and arguments.demo.resolve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = arguments.keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        began = time.perf_counter()
+        code = subprocess.run(
+            ["bash", "-c", script(page, demo=demo)], cwd=folder, env=environment(os.environ), check=False
+        ).returncode
+        results = folder / "adaptive-tokens" / "runs" / "demo"
+        missing = [one for one in PROMISED if not (results / one).is_file()]
+        told = {
+            "blocks": len(blocks(page)),
+            "code": code,
+            "missing": missing,
+            "whole": demo is None,
+            "seconds": round(time.perf_counter() - began),
+        }
+    print(json.dumps(told))
+    sys.exit(bool(code or missing))
+
+
+if __name__ == "__main__":
+    main()

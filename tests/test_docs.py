@@ -1,0 +1,160 @@
+"""README.md and docs/: the site builds without a warning, links lead somewhere, commands are commands."""
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf import UserError, settings
+from tests.drills import quick_start
+from tests.markdown import Command, anchors, blocks, commands, links
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
+# Entries behind launch scripts: what the scripts hand their settings to.
+SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {"gpu_check": "infer.gpu_check"}
+EVALUATED = {"infer.speed": "speed.", "infer.quality": "quality."}  # their prefixes for launch/evaluate.sh
+
+
+def told(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="sphinx is not installed")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    options = ["--fail-on-warning", "--keep-going", "--quiet", "--nitpicky", "--builder", "html"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=told)
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in links(page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{told(page)}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{told(page)}: {link}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    """Sphinx says so as well, where it is installed; on GitHub the table is all there is."""
+    listed = links((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= set(listed)
+
+
+def test_pictures_are_small_and_shown() -> None:
+    shown = {Path(link).name for page in PAGES for link in links(page.read_text(encoding="utf-8"))}
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.name in shown and picture.stat().st_size < 200_000, picture.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=told)
+def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
+    for command in commands(page.read_text(encoding="utf-8")):
+        problem = check(command)
+        assert problem is None, f"{told(page)}: {command.program} {' '.join(command.arguments)}: {problem}"
+
+
+def check(command: Command) -> str | None:
+    """What is wrong with a command of a page; None where nothing is."""
+    if command.program.startswith("tests."):
+        return _of_drill(command)
+    if not command.program.startswith("launch/"):
+        return _of_entry(command.program, command.settings)
+    if not (ROOT / command.program).is_file():
+        return "no such script"
+    name = Path(command.program).stem
+    if name == "evaluate":
+        return _of_evaluate(command.settings)
+    return _of_entry(SCRIPTS[name], command.settings) if name in SCRIPTS else None
+
+
+def _of_drill(command: Command) -> str | None:
+    path = ROOT / f"{command.program.replace('.', '/')}.py"
+    if not path.is_file():
+        return "no such module"
+    text = path.read_text(encoding="utf-8")
+    return next((f"no flag {flag}" for flag in command.flags if f'"{flag}"' not in text), None)
+
+
+def _of_evaluate(given: list[str]) -> str | None:
+    """Settings without a prefix go to both entries."""
+    for entry, prefix in EVALUATED.items():
+        others = [other for other in EVALUATED.values() if other != prefix]
+        own = [word.removeprefix(prefix) for word in given if not word.startswith(tuple(others))]
+        if (problem := _of_entry(entry, own)) is not None:
+            return problem
+    return None
+
+
+def _of_entry(module: str, given: list[str]) -> str | None:
+    place = ROOT / module.replace(".", "/")
+    file = next((path for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file()), None)
+    if file is None:
+        return "no such entry"
+    found = RUN.search(file.read_text(encoding="utf-8"))
+    if found is None:
+        return "no entry with settings"
+    entry, schema = found.groups()
+    name = f"{module}.__main__" if file.stem == "__main__" else module
+    try:
+        settings(entry, getattr(importlib.import_module(name), schema), given)
+    except UserError as error:
+        return None if "is required" in str(error) else str(error)
+    return None
+
+
+def test_the_quick_start_s_drill_runs_its_page() -> None:
+    page = quick_start.PAGE.read_text(encoding="utf-8")
+    whole, spared = (quick_start.script(page, demo=demo) for demo in (None, Path("/demo")))
+    assert "bash launch/demo.sh" in whole and "bash launch/demo.sh" not in spared
+    assert f"git clone '{ROOT}' adaptive-tokens" in whole and "cp -rL '/demo' runs/demo" in spared
+    for text in (whole, spared):
+        assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
+
+
+def test_a_page_s_commands_are_found_and_judged() -> None:
+    page = """
+Run `python -m train plan=true`, or
+
+    NODES=4 HEAD=FIRST:29400 bash launch/train_multinode.sh experiment=sdsat_34b_l7 \\
+        out=DIR      # on each
+
+```bash
+source .venv/bin/activate && python -m infer.speed model=DIR oops=1
+python -m tests.drills.lossless MODEL HELD_OUT --nonsense 3
+bash launch/evaluate.sh MODEL BASE speed.k=1,3 quality.samples=10 out=DIR
+bash launch/nothing.sh
+```
+"""
+    found = {command.program: command for command in commands(page)}
+    assert found["launch/train_multinode.sh"].settings == ["experiment=sdsat_34b_l7", "out=DIR"]
+    assert check(found["train"]) is None and check(found["launch/train_multinode.sh"]) is None
+    assert check(found["launch/evaluate.sh"]) is None
+    assert "oops" in str(check(found["infer.speed"]))
+    assert check(found["tests.drills.lossless"]) == "no flag --nonsense"
+    assert check(found["launch/nothing.sh"]) == "no such script"
+    assert blocks(page)[0].startswith("source")
+
+
+def test_anchors_are_those_of_github() -> None:
+    page = '# Out of memory\n## What `auto` costs: L(q)\n<a id="objective.L"></a>\n```bash\n# no heading\n```\n'
+    assert anchors(page) == {"out-of-memory", "what-auto-costs-lq", "objective.L"}
+    assert links("[a](b.md#c) `[x](y)` ![p](images/p.png)\n\n    [code](z.md)\n") == ["b.md#c", "images/p.png"]
