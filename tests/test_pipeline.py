@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.told import error
+from tests.train.readers import tensorrt_mask_id, vllm_mask_id
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -72,7 +73,7 @@ def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[st
     vocab = json.loads((folders["data"] / "manifest.json").read_text())["vocab"]
     assert adaptive["adaptive_ids"] == vocab["adaptive"][:1] and adaptive["identical"]
     assert adaptive["bos"] == vocab["bos"] and set(vocab["adaptive"]) < set(adaptive["control"])
-    assert config["pard_token"] == config["ptd_token_id"] == vocab["adaptive"][0]
+    assert vllm_mask_id(config) == tensorrt_mask_id(config) == vocab["adaptive"][0]
     assert config["vocab_size"] == vocab["size"]
     generation = json.loads((model / "generation_config.json").read_text())
     assert config["eos_token_id"] == generation["eos_token_id"] == vocab["eos"]

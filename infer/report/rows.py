@@ -52,6 +52,7 @@ FORWARD = (
     "sdsat k drafts in one forward and checks in the next, and its tokens by forward count both; "
     "sdsat auto does both in one"
 )
+BY_K = ("sdsat", "vllm")  # several rows of these differ in k alone
 LANGUAGES = {"cpp": "C++", "cs": "C#", "js": "JS", "ts": "TS", "php": "PHP", "sh": "Bash"}
 BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"}
 
@@ -59,7 +60,7 @@ BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"
 def label(row: Row) -> str:
     """A decoder's name in tables."""
     name: str = LABELS.get(row["decoder"]) or row["decoder"]
-    return f"{name} k={row['k']}" if name == "sdsat" and row["k"] else name
+    return f"{name} k={row['k']}" if name in BY_K and row["k"] else name
 
 
 def language(name: str) -> str:

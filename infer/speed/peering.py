@@ -50,7 +50,11 @@ class Peers:
         decoders = {Way(name): decoder for name, decoder in found.items() if name in wanted}
         engines = self._engines.get(group.dtype)
         if engines:
-            served = engines.decoders(sampling=sampling, max_new_tokens=config.max_new_tokens, seed=config.seed)
+            served, unsampled = engines.decoders(
+                sampling=sampling, max_new_tokens=config.max_new_tokens, seed=config.seed
+            )
+            if unsampled:
+                self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
             decoders |= {Way(VLLM, k): decoder for k, decoder in served.items()}
         return decoders
 

@@ -1,4 +1,7 @@
-"""vLLM as a peer, as far as it goes without vLLM: what it is asked, and how its answers are counted."""
+"""vLLM as a peer, as far as it goes without vLLM: what it is asked, and how its answers are counted.
+
+What vLLM itself makes of it is test_vllm_served.py's.
+"""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -63,17 +66,32 @@ def test_the_model_drafts_for_itself_in_parallel(asked: list[dict[str, Any]]) ->
         "num_speculative_tokens": 4,
         "parallel_drafting": True,
     }
-    decoders = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
+    decoders, reason = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
+    assert reason is None
     prompt = TokenPrompt("a", (1, 2), frozenset([5]), "", "")
     runs = {k: decoder(prompt) for k, decoder in decoders.items()}
     assert asked[-1]["prompts"] == [{"prompt_token_ids": [1, 2]}] and asked[-1]["stop_token_ids"] == [5]
     assert (asked[-1]["temperature"], asked[-1]["top_k"], asked[-1]["top_p"]) == (0.2, -1, 0.95)
     assert (runs[0].forwards, runs[0].rows, runs[0].drafted) == (7, 7, 0)
-    assert (runs[3].forwards, runs[3].rows, runs[3].drafted, runs[3].accepted) == (3, 11, 8, 4)
+    # Two steps: each verifies 1 + 4 rows, then drafts by those, the last token and three masks.
+    assert (runs[3].forwards, runs[3].rows, runs[3].drafted, runs[3].accepted) == (5, 1 + 2 * (5 + 9), 8, 4)
     assert runs[3].tokens == list(range(7)) and runs[3].first_seconds == 0.5
 
 
-def test_without_vllm_a_gpu_or_the_right_tokens_there_is_no_peer(
+def test_on_a_cpu_nothing_is_sampled_with_drafts(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts at temperature 1 were noise: vLLM divides the logits by memory that it has not written."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    engines = load()
+    assert isinstance(engines, Engines)
+    greedy, reason = engines.decoders(sampling=Sampling(), max_new_tokens=7)
+    assert (list(greedy), reason) == ([0, 3], None)
+    sampled, reason = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
+    assert list(sampled) == [0] and "greedy decoding with drafts on a CPU" in str(reason)
+
+
+def test_without_vllm_or_the_right_tokens_there_is_no_peer(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load(None) == "wanted a model with adaptive tokens, found none"
@@ -81,8 +99,6 @@ def test_without_vllm_a_gpu_or_the_right_tokens_there_is_no_peer(
         missing(Adaptive((7, 8), 2)) == "wanted one adaptive token in the model's own weights, found 2 of them"
     )
     assert "an adapter that acts on probes alone" in str(missing(Adaptive((7,), 2, gated=True)))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert load() == "wanted a GPU, found none"
     monkeypatch.setattr(vllm_peer, "find_spec", lambda name: None)
     assert load() == "wanted vLLM, found it not installed"
     assert not asked
@@ -115,5 +131,5 @@ def test_an_engine_without_metrics_has_no_time_of_the_first_token(
     monkeypatch.setattr(sys.modules["vllm"].LLM, "generate", without)
     engines = load()
     assert isinstance(engines, Engines)
-    decoder = engines.decoders(sampling=Sampling(), max_new_tokens=7)[0]
+    decoder = engines.decoders(sampling=Sampling(), max_new_tokens=7)[0][0]
     assert decoder(TokenPrompt("a", (1, 2), frozenset(), "", "")).first_seconds == 0
