@@ -121,7 +121,7 @@ class Bench:
         return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
 
 
-def measure_costs(lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling = GREEDY) -> Costs:
+def measure_costs(lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling) -> Costs:
     """Times of the rows in turns, so that a change of the machine's speed meets them alike."""
     bench = Bench(lm, batch=batch, context=context, sampling=sampling)
     rows, first = list[int](), 0.0
