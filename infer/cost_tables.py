@@ -1,6 +1,8 @@
 """Tables of what rows cost (costs.py), each measured once and kept in the user's cache folder.
 
-For a week, by device, threads, ranks, model, dtype, batch, context (up to 4,096 tokens) and sampling.
+For a week, by device, threads, ranks, model, dtype, batch, context (up to 4,096 tokens) and by how tokens are
+chosen: of sampled text the drafts take longer to read. What processors of the library change are picks that
+are made when they are asked for, which are in no table (costs.py).
 """
 
 import hashlib
@@ -9,7 +11,6 @@ import os
 import platform
 import time
 from contextlib import suppress
-from dataclasses import astuple
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from infer.hardware import processor
 from infer.pick import Sampling
 from infer.target import context_length
 
-SCHEMA = 4  # of what is kept, and of how it is measured
+SCHEMA = 5  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0
 
 
@@ -77,8 +78,13 @@ def _key(lm: PreTrainedModel, batch: int, context: int, sampling: Sampling) -> s
     gated = any(isinstance(module, GatedLinear) for module in lm.modules())
     # Two machines may share a home: where no processor has a name, the machine's tells them apart.
     facts = [SCHEMA, device_name(lm), processor() or platform.node(), shares(lm), torch.__version__]
-    facts += [str(lm.dtype), config, gated, batch, context, astuple(sampling)]
+    facts += [str(lm.dtype), config, gated, batch, context, _work(sampling)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _work(sampling: Sampling) -> tuple[bool, int, bool]:
+    """What of the sampling decides how much is computed: not how warm it is, nor where top_p cuts."""
+    return sampling.temperature > 0, sampling.top_k, sampling.top_p < 1
 
 
 def device_name(lm: PreTrainedModel) -> str:

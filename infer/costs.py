@@ -1,8 +1,8 @@
 """L(q): what a forward of q rows costs on this device, measured.
 
 The cost is that of a loop's whole step, so that a row of drafts is weighed with all it brings: the forward,
-the picks as the row's own sampling makes them, and the reading of the drafts. Tables are kept on disk
-by cost_tables.py; nothing here knows of disks or settings.
+the picks that are made with it, and the reading of the drafts, which of sampled text takes longer. Tables
+are kept on disk by cost_tables.py; nothing here knows of disks or settings.
 """
 
 import statistics
@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from infer.agreement import agreed_value
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.pick import GREEDY, Sampling
-from infer.reading import Request
+from infer.reading import Reading, Request
 from infer.runner import Runner
 from infer.tree import Tree
 
@@ -26,7 +28,7 @@ ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than
 SECONDS = 3.0  # to measure in, more or less
 BURST = 4  # steps of the same rows on end
 TURNS = 9  # of two models
-WIDTH = 4  # candidates read
+PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
 SLOW = 0.3  # seconds of a forward from which the wait is announced
 
 
@@ -63,10 +65,15 @@ class Bench:
     ) -> None:
         self._lm, self._runner = lm, Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
         self._sampling, self._drafts = sampling, drafts
-        token = lm.config.vocab_size // 2
-        self._requests = [Request([token])] * batch
+        # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
+        self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH, graph=True))
+        # One thread that does all the work has a clock of its own, on which no other process shows.
+        alone = lm.device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if alone else time.perf_counter
+        self._batch, self._token = batch, lm.config.vocab_size // 2
+        self._requests = [Request([self._token])] * batch
         # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
-        self._runner.prefill([[token] * (context - ROWS[-1])] * batch)
+        self._runner.prefill([[self._token] * (context - ROWS[-1])] * batch)
 
     def burst(self, q: int) -> float:
         """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
@@ -75,22 +82,46 @@ class Bench:
         return statistics.median([self.step(q) for _ in range(BURST)][1:])
 
     def step(self, q: int) -> float:
-        """Seconds of a forward of q rows, its picks, and the reading of drafts."""
-        token = self._requests[0].prompt[0]
-        tree, batch = Tree.chain(token, probes=[token] * (q - 1)), len(self._requests)
-        began = time.perf_counter()
-        fed = [0] * batch if self._drafts else None
-        reading = self._runner.forward([tree] * batch, self._requests, self._sampling, fed)
-        for b in range(batch):
-            if self._drafts:
-                reading.following(b, [0], WIDTH)
-            else:
-                tree.walk(reading.chooser(b, ()))
-                reading.drafts(b, 0, WIDTH)
-        return agreed_value(self._lm, time.perf_counter() - began)
+        """Seconds of a forward of q rows in each sequence, and of all that comes with it."""
+        return agreed_value(self._lm, self._level(q) if self._drafts else self._verification(q))
+
+    def _level(self, q: int) -> float:
+        """With what may follow a row."""
+        tree, began = Tree.chain(self._token, probes=[self._token] * (q - 1)), self._clock()
+        reading = self._forward(tree, fed=[0] * self._batch)
+        for b in range(self._batch):
+            reading.following(b, [0], WIDTH)
+        return self._clock() - began
+
+    def _verification(self, q: int) -> float:
+        """With the picks that are made with it, the reading of drafts, and what a drafter makes of these.
+
+        A pick that is made only when it is asked for is left out: it is paid for by the token, in plain
+        decoding as well, and so has no say in what pays.
+        """
+        token, probes, began = self._token, min(q - 1, PROBES), self._clock()
+        tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
+        reading = self._forward(tree)
+        walks, walked = self._walks(tree, reading)
+        for b, (path, choice) in enumerate(walks if probes else ()):
+            found = reading.drafts(b, tree.drafted, WIDTH)
+            self._drafter.observe(tree, path, choice, found, q)
+            self._drafter.propose([choice], left=ROWS[-1])
+        took = self._clock() - began
+        _, again = self._walks(tree, reading)  # what was made with the forward is looked up
+        return took - min(walked, again)
+
+    def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
+        """Every sequence's path and choice, and the seconds that they took."""
+        began = self._clock()
+        found = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
+        return found, self._clock() - began
+
+    def _forward(self, tree: Tree, fed: Sequence[int] | None = None) -> Reading:
+        return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
 
 
-def measure_costs(lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling = GREEDY) -> Costs:
+def measure_costs(lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling) -> Costs:
     """Times of the rows in turns, so that a change of the machine's speed meets them alike."""
     bench = Bench(lm, batch=batch, context=context, sampling=sampling)
     rows, first = list[int](), 0.0

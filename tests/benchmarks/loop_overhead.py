@@ -49,7 +49,7 @@ def main(sizes: list[str]) -> None:
     torch.set_num_threads(1)
     for size in sizes or ["15M", "110M"]:
         lm = random_llama(size, torch.bfloat16)
-        auto = AutoPolicy(measure_costs(lm, batch=1, context=128), K)
+        auto = AutoPolicy(measure_costs(lm, batch=1, context=128, sampling=Sampling()), K)
         methods = {
             "plain": PlainDrafter,
             "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K)),

@@ -1,44 +1,53 @@
 """Where the probes should hang on this device: plain, prompt lookup, two-forward, one-forward, `auto`.
 
-    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--prompts 12] [--new 128] [--base DIR]
+    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--count 12] [--new 128] [--base DIR]
                                         [--dtypes bfloat16 float32] [--rounds 5] [--temperature 0]
 
-Greedy, or sampled with top_k 10 and top_p 0.95; one thread. All decoders take turns on every prompt;
-a row's figures are medians over rounds of the ratio in that round: to plain decoding, and to the
-paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which
-drafting cannot pay: `auto` has to fall back there. The last line is JSON.
+Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own clock, on which other
+processes leave little trace. Every run stands beside one of plain decoding (infer/speed/pairs.py), and a row's
+speedup is that of the pairs, with its 95 % interval (infer/speed/statistics.py); beside it stands that over the
+paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which drafting
+cannot pay: `auto` has to fall back there. The last line is JSON.
 """
 
 import argparse
 import json
-import statistics
+import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
-from infer.costs import measure_costs
+from infer.costs import context_of, measure_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.loop import Each, Limits
-from infer.measure import Measured, loop_decoder, measure
+from infer.measure import Decoder, Run, clock, loop_decoder
 from infer.pick import Sampling
 from infer.runner import Runner
+from infer.speed.pairs import blocks
+from infer.speed.statistics import Weighed, estimate
+
+PLAIN = "plain"
+
+
+Pairs = list[list[tuple[Run, Run]]]  # by prompt and round: a decoder's, and plain decoding's beside it
 
 
 def compare(
     folder: str, ids: tuple[int, ...], prompts: list[TokenPrompt], dtype: str, args: argparse.Namespace
-) -> dict[str, Measured]:
+) -> dict[str, Pairs]:
     """All decoders of one model."""
     lm = load_model(folder, dtype=dtype)
     capacity = max(len(prompt.ids) for prompt in prompts) + args.new
-    costs = measure_costs(lm, batch=1, context=min(capacity, 1024))
+    sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
+    costs = measure_costs(lm, batch=1, context=context_of(capacity), sampling=sampling)
     print(f"{dtype}: L(q) in ms", {q: round(ms, 2) for q, ms in zip(costs.rows, costs.ms)})
-    auto = AutoPolicy(costs, 8)
     fixed = {
         **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
         **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
@@ -46,42 +55,66 @@ def compare(
         "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4, graph=True),
     }
     makers = {
-        "plain": PlainDrafter,
         "prompt lookup k=5": partial(PromptLookupDrafter, 5),
         **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in fixed.items()},
-        "auto": partial(AdaptiveDrafter, ids, auto),
+        "auto": partial(AdaptiveDrafter, ids, AutoPolicy(costs, 8)),
     }
-    if args.only:
-        wanted = ("plain", *args.only)
-        makers = {name: new for name, new in makers.items() if name.startswith(wanted)}
-    sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
+    chosen = {name: new for name, new in makers.items() if name.startswith(tuple(args.only or ("",)))}
     runner = Runner(lm, capacity=capacity, max_rows=64)
     limits = Limits(args.new, eos_ids(lm))
-    decoders = {name: loop_decoder(runner, Each(new), limits, sampling) for name, new in makers.items()}
-    return measure(decoders, prompts, rounds=args.rounds)
+    told = time.thread_time if lm.device.type == "cpu" else clock
+    decoders = {
+        name: loop_decoder(runner, Each(new), limits, sampling, clock=told)
+        for name, new in {PLAIN: PlainDrafter, **chosen}.items()
+    }
+    return pairs(decoders, prompts, rounds=args.rounds)
 
 
-def table(found: dict[str, Measured], title: str) -> dict[str, dict[str, float]]:
-    """Print and return medians."""
-    plain = found["plain"]
-    papers = [one for name, one in found.items() if name.startswith("two-forward")]
-    paper = max(papers or [plain], key=Measured.median_rate)
+def pairs(decoders: dict[str, Decoder], prompts: list[TokenPrompt], *, rounds: int) -> dict[str, Pairs]:
+    """Each decodes the first prompt once, uncounted, to warm up."""
+    for decoder in decoders.values():
+        decoder(prompts[0])
+    names = [name for name in decoders if name != PLAIN]
+    found: dict[str, Pairs] = {name: [[] for _ in prompts] for name in names}
+    for turn in range(rounds):
+        for index, prompt in enumerate(prompts):
+            for block in blocks(names, PLAIN, turn):
+                runs = {name: decoders[name](prompt) for name in block}
+                plain = runs.pop(PLAIN)
+                for name, run in runs.items():
+                    found[name][index].append((run, plain))
+    return found
+
+
+def rate(run: Run) -> float:
+    """Tokens per second."""
+    return len(run.tokens) / run.seconds
+
+
+def table(found: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
+    """Print and return the speedups."""
+    speedups = {
+        name: estimate([[Weighed(plain.seconds, rate(run) / rate(plain)) for run, plain in one] for one in by])
+        for name, by in found.items()
+    }
+    papers = [one.value for name, one in speedups.items() if name.startswith("two-forward")]
     rows = {}
-    print(
-        f"{title}\n{'':20} {'tokens/s':>9} {'x plain':>8} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}"
-    )
-    for name, one in found.items():
-        same = sum(a == b for a, b in zip(one.outputs, plain.outputs))
+    print(f"{title}\n{'':20} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
+    for name, by in found.items():
+        runs = [pair for prompt in by for pair in prompt]
+        same = sum(run.tokens == plain.tokens for run, plain in runs)
         rows[name] = {
-            "tokens_per_second": one.median_rate(),
-            "plain": statistics.median(one.speedups(plain)),
-            "paper": statistics.median(one.speedups(paper)),
-            "tokens_per_forward": one.tokens_per_forward,
+            "plain": speedups[name].value,
+            "interval": speedups[name].interval,
+            "paper": speedups[name].value / max(papers) if papers else None,
+            "tokens_per_forward": sum(len(run.tokens) for run, _ in runs)
+            / sum(run.forwards for run, _ in runs),
         }
-        row = rows[name]
+        row, (low, high) = rows[name], speedups[name].interval
+        paper = f"{row['paper']:14.2f}" if papers else f"{'':14}"
         print(
-            f"{name:20} {row['tokens_per_second']:9.0f} {row['plain']:8.2f} {row['paper']:14.2f} "
-            f"{row['tokens_per_forward']:12.2f} {same:4}/{len(plain.outputs)}"
+            f"{name:20} {row['plain']:8.3f} {f'{low:.3f} {high:.3f}':>14} {paper} "
+            f"{row['tokens_per_forward']:12.2f} {same:4}/{len(runs)}"
         )
     return rows
 

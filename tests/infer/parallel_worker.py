@@ -39,7 +39,7 @@ def outputs(folder: str) -> dict[str, object]:
     assert runner._target.cache._kv.shape[3] == lm.config.num_key_value_heads // ranks
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)
     costs.SECONDS, costs.ROWS = 0.05, (1, 2, 4, 8)
-    auto = AutoPolicy(costs.measure_costs(lm, batch=2, context=32), 3)
+    auto = AutoPolicy(costs.measure_costs(lm, batch=2, context=32, sampling=Sampling()), 3)
     return {
         "greedy": texts(lm, tree, static=False, sampling=Sampling()),
         "sampled": texts(lm, tree, static=False, sampling=sampled),

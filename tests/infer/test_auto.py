@@ -1,24 +1,14 @@
 """The policy that buys rows: against brute force, and on devices whose costs are chosen."""
 
-import os
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from infer.checkpoint import Adaptive
-from infer.config import DecodeConfig
-from infer.cost_tables import find_both, find_costs
-from infer.costs import Bench, Costs, rising
+from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
 from infer.layout import extent
-from infer.methods import Methods
-from infer.pick import GREEDY, Sampling
 from infer.reading import Candidates
-from tests.conftest import tiny_llama
-from tests.infer.test_families import tiny
 
 FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
 STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards
@@ -52,13 +42,6 @@ def test_the_closed_form_is_the_best_of_all_plans(costs: Costs, accepted: list[f
     best = max(rates.values())
     assert rate == pytest.approx(best, rel=0.04)
     assert max(r for (of, *_), r in rates.items() if of == k) > 0.96 * best
-
-
-@given(st.integers(1, 80))
-def test_costs_lie_on_straight_lines(q: int) -> None:
-    assert CPU(q) == pytest.approx(
-        10.0 if q <= 2 else 9.5 + q / 4 if q <= 8 else 9.0 + 5 * q / 16 if q <= 32 else 8.0 + 11 * q / 32
-    )
 
 
 def test_a_weight_means_what_it_was_found_to_mean() -> None:
@@ -164,54 +147,6 @@ def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
     assert tokens / ms * CPU(1) > 1.6
 
 
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9))
-def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
-    """Isotonic regression: no other rising sequence lies nearer."""
-    found = rising(values)
-    wanted = [
-        max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
-        for x in range(len(values))
-    ]
-    assert found == pytest.approx(wanted)
-
-
-def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("infer.costs.SECONDS", 0.2)
-    lm = tiny_llama()
-    found = find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
-    assert found.rows[0] == 1 and list(found.ms) == sorted(found.ms) and found.ms[0] > 0
-    monkeypatch.setattr("infer.cost_tables.measure_costs", None)
-    assert find_costs(lm, batch=2, capacity=120, sampling=GREEDY) == found
-    (path,) = tmp_path.rglob("*.json")
-    old = path.stat().st_mtime - 8 * 24 * 3600
-    os.utime(path, (old, old))
-    with pytest.raises(TypeError):  # measured anew after a week,
-        find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
-    path.write_text("{")
-    with pytest.raises(TypeError):  # and where the file is damaged
-        find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
-
-
-def test_costs_are_measured_where_the_model_has_positions(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """256 columns were too many for a table of 128 positions: an IndexError of PyTorch's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("infer.costs.SECONDS", 0.2)
-    lm = tiny("opt", max_position_embeddings=128, ffn_dim=64)
-    assert find_costs(lm, batch=1, capacity=100, sampling=GREEDY).ms[0] > 0
-
-
-def test_a_home_that_cannot_be_written_costs_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every text measured again, and what the last one had taught was forgotten."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    monkeypatch.setattr("infer.costs.SECONDS", 0.1)
-    methods = Methods(tiny_llama(), Adaptive((90,), 3))
-    policies = [
-        methods.drafters(DecodeConfig(), batch=1, capacity=100 + n, left=99)._new()._policy for n in range(2)
-    ]
-    assert policies[0] is policies[1]
-
-
 @pytest.mark.parametrize("weights", [[0.6, 0.3, 0.1], [0.5, 0.1, 0.05], [0.95, 0.5, 0.1]])
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(weights: list[float]) -> None:
     """Each was charged its own tree, but one's drafts and another's probes add up: drafting that cost
@@ -245,17 +180,3 @@ def test_a_batch_may_have_more_rows_than_any_tree() -> None:
     before = policy._credit._left
     policy.learn(None, [1], 2 * policy.max_rows)
     assert policy._credit._left == pytest.approx(before + CPU(1) - CPU(2 * policy.max_rows))
-
-
-def test_a_draft_models_costs_are_on_the_scale_of_its_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two tables come from other moments: one was measured while the machine did something else, and a
-    draft model that paid was never asked.
-    """
-    target, draft = tiny_llama(), tiny_llama(seed=1)
-    tables = {id(target): Costs((1, 8), (10.0, 20.0)), id(draft): Costs((1, 8), (9.0, 18.0))}
-    monkeypatch.setattr("infer.cost_tables.find_costs", lambda lm, **kwargs: tables[id(lm)])
-    monkeypatch.setattr(Bench, "burst", lambda self, q: 0.004 if self._lm is target else 0.001)
-    found = find_both(target, draft, batch=1, capacity=100, sampling=Sampling(1.0))
-    assert found == (tables[id(target)], Costs((1, 8), (2.5, 5.0)))
-    monkeypatch.undo()
-    assert Bench(draft, batch=2, context=256, sampling=Sampling(1.0, top_p=0.9), drafts=True).step(2) > 0

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from infer.head import Logits, top
-from infer.pick import Sampling, candidates, gumbel, pick, probabilities
+from infer.pick import Sampling, _hashed, candidates, gumbel, pick, probabilities
 
 HEAD = nn.Identity()
 
@@ -62,6 +62,13 @@ def test_draws_follow_the_distribution() -> None:
     assert counts[wanted == 0].sum() == 0
     expected = n * wanted[wanted > 0].double()
     assert stats.chisquare(counts[wanted > 0], expected * n / expected.sum()).pvalue > 0.01
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
+def test_noise_on_a_cpu_is_that_of_other_devices(seed: int, position: int, id: int) -> None:
+    """The one by NumPy, the other by PyTorch: wrapping and shifting are the same to the last bit."""
+    keys = torch.tensor([seed]), torch.tensor([position]), torch.tensor([[id, id + 1]])
+    assert torch.equal(torch.from_numpy(_hashed(*(key.numpy() for key in keys))), _hashed(*keys))
 
 
 def test_noise_is_a_standard_gumbel_and_differs_by_seed_position_and_token() -> None:

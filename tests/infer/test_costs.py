@@ -1,0 +1,85 @@
+"""What a step is said to cost: the table, what is measured for it, and what is left out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infer.costs import Bench, Costs, measure_costs, rising
+from infer.pick import GREEDY, Sampling, candidates, pick
+from infer.runner import Runner
+from tests.conftest import tiny_llama
+
+CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
+
+
+@given(st.integers(1, 80))
+def test_costs_lie_on_straight_lines(q: int) -> None:
+    assert CPU(q) == pytest.approx(
+        10.0 if q <= 2 else 9.5 + q / 4 if q <= 8 else 9.0 + 5 * q / 16 if q <= 32 else 8.0 + 11 * q / 32
+    )
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9))
+def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
+    """Isotonic regression: no other rising sequence lies nearer."""
+    found = rising(values)
+    wanted = [
+        max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
+        for x in range(len(values))
+    ]
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, 10, 0.9)])
+def test_a_table_is_measured_with_the_texts_own_choices(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were measured greedily: of sampled text the drafts take several times as long to read, and drafting
+    that lost a sixth was believed to pay.
+    """
+    picked, read = list[Sampling](), list[Sampling]()
+    monkeypatch.setattr("infer.costs.SECONDS", 0.05)
+    monkeypatch.setattr(
+        "infer.reading.pick", lambda logits, how, *keys: picked.append(how) or pick(logits, how, *keys)
+    )
+    monkeypatch.setattr(
+        "infer.reading.candidates",
+        lambda logits, how, *keys: read.append(how) or candidates(logits, how, *keys),
+    )
+    found = measure_costs(tiny_llama(), batch=2, context=128, sampling=sampling)
+    assert set(picked) == set(read) == {sampling}
+    assert found.rows[0] == 1 and found.ms[0] > 0 and list(found.ms) == sorted(found.ms)
+
+
+class Hands:
+    """A clock that others advance."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def after(self, seconds: float, work):
+        def timed(*args, **kwargs):
+            self.time += seconds
+            return work(*args, **kwargs)
+
+        return timed
+
+
+@pytest.mark.parametrize(
+    ("sampling", "left"),
+    [(GREEDY, 15.0), (Sampling(1.0, top_k=5), 15.0), (Sampling(1.0), 10.0), (Sampling(0.5, top_p=0.9), 10.0)],
+)
+def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
+    sampling: Sampling, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a pick looks at all tokens it is made for the path alone: plain decoding makes as many."""
+    hands, bench = Hands(), Bench(tiny_llama(), batch=1, context=128, sampling=sampling)
+    bench._clock = hands
+    monkeypatch.setattr("infer.reading.pick", hands.after(5.0, pick))
+    monkeypatch.setattr(Runner, "forward", hands.after(10.0, Runner.forward))
+    assert bench.step(1) == pytest.approx(left)
+    monkeypatch.setattr("infer.reading.candidates", hands.after(3.0, candidates))
+    assert bench.step(4) == pytest.approx(left + 3.0)
