@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -65,9 +66,19 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     members = given.members(overrides, schema)
     ConfigStore.instance().store(group="members", name="members", node=members, package="_global_")
     several = [group.name for group in chosen if group.several]
-    taken = [given.quoted(text, schema, several) for text in overrides]
+    taken = [given.quoted(text, schema, several) for text in overrides if not given.is_default(text, chosen)]
+    for text in taken:
+        _check_readable(text)
     try:
         with initialize_config_dir(str(FOLDER / entry), version_base=None):
             return compose("config", overrides=[*taken, "+members=members"] if members else taken)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, schema, [group.name for group in chosen])) from error
+
+
+def _check_readable(override: str) -> None:
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        name, _, value = override.partition("=")
+        raise UserError(f"{name}: wanted a value such as 3, true, [1,2] or a word, found {value}") from error

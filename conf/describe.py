@@ -35,7 +35,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """The settings of a nested dataclass, and what it says of itself; those of no such have an empty name."""
+    """The settings of a nested dataclass, and what is said at its field, else what it says of itself.
+
+    Those of no such dataclass have an empty name.
+    """
 
     name: str
     text: str
@@ -81,7 +84,8 @@ def _sections(schema: type, defaults: Mapping[str, Any], chosen: Iterable[Group]
         owners[section] = owner
         settings.setdefault(section, []).append(Setting(name, in_words(kind), text, said))
     for section, owner in owners.items():
-        yield Section(section, paragraph(owner) if section else "", tuple(settings[section]))
+        text = comments(schema).get(section) or paragraph(owner) if section else ""
+        yield Section(section, text, tuple(settings[section]))
 
 
 def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) -> Any:

@@ -21,13 +21,20 @@ def check(overrides: Sequence[str], groups: Sequence[Group]) -> None:
         name, equals, value = override.partition("=")
         if override.startswith(("-", "=")) or not (equals or override.startswith("~")):
             raise UserError(f"settings are given as name=value, and --help lists them: found '{override}'")
-        if name not in known or value == "null":
+        if name not in known or is_default(override, groups):
             continue
         group = known[name]
-        for choice in re.findall(r"[^\s,\[\]]+", value):
-            if choice not in group.names:
-                wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
-                raise UserError(f"{name}: {wanted}, found {choice}")
+        # No choice at all is one, where there may be several.
+        chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
+        wrong = [choice for choice in chosen if choice not in group.names]
+        if wrong and not (group.several and wrong in (["none"], ["null"])):
+            wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
+            raise UserError(f"{name}: {wanted}, found {wrong[0]}")
+
+
+def is_default(override: str, groups: Sequence[Group]) -> bool:
+    """Whether it asks for no choice of a group that has none anyway: `decode=null`, which Hydra cannot read."""
+    return any(override == f"{group.name}=null" and not (group.default or group.several) for group in groups)
 
 
 def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from conf.tracker import TrackerConfig
 class DataConfig:
     """The shards to train on."""
 
-    path: str = ""  # a finished folder of data_prep; needed unless plan
+    path: str = ""  # a finished folder of data_prep
 
 
 @dataclass
@@ -111,7 +111,7 @@ class OptimizerConfig:
 class TrainConfig:
     """torchrun -m train: token shards and a model -> a fine-tuned checkpoint."""
 
-    data: DataConfig
+    data: DataConfig  # The shards to train on; needed unless plan.
     model: ModelConfig
     objective: ObjectiveConfig
     optimizer: OptimizerConfig

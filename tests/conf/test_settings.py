@@ -145,6 +145,9 @@ def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message
         (["objective.L=0"], "objective.L: wanted at least 1, found 0"),
         (["steps=0"], "steps: wanted at least 1, found 0"),
         (["experiment=nothing"], "experiment: wanted one of deepseek_coder_1b_l5, demo, "),
+        (["objective="], "objective: wanted one of basic, branch, causal, dual, found none"),
+        (["objective=null"], "objective: wanted one of basic, branch, causal, dual, found null"),
+        (["steps=[1"], "steps: wanted a value such as 3, true, [1,2] or a word, found [1"),
         (["tracker.mode=loud"], "tracker.mode: wanted offline, online or disabled, found loud"),
     ],
 )
@@ -165,6 +168,12 @@ def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> N
         settings("speed", SpeedConfig, given[:-1])
     with pytest.raises(UserError, match="^setting 'prompts.held_out.path' is required: give it as prompts"):
         settings("speed", SpeedConfig, [*given[:3], given[-1]])
+
+
+def test_no_choice_of_a_group_that_has_none_anyway() -> None:
+    """`decode=null` was a traceback of Hydra's: "Config group override must be a string or a list"."""
+    given = ["model=m", "prompt=x"]
+    assert settings("infer", InferConfig, [*given, "decode=null"]) == settings("infer", InferConfig, given)
 
 
 def test_a_missing_setting_is_named() -> None:
