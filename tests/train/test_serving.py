@@ -54,8 +54,9 @@ def called(block: str) -> dict[str, Any]:
         return call
 
     names = ("LLM", "SamplingParams", "PARDDecodingConfig")
-    body = "\n".join(line for line in block.splitlines() if "import" not in line)
-    exec(body, {**{name: stand_in(name) for name in names}, "print": lambda text: None})
+    body = "\n".join(line for line in block.splitlines() if not line.startswith("from "))
+    known = {"__name__": "__main__", "print": lambda text: None}
+    exec(body, {**known, **{name: stand_in(name) for name in names}})
     return asked
 
 

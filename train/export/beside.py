@@ -38,11 +38,13 @@ def write_beside(
     described, vocab = _checked(checkpoint / "model", manifest), Vocab.from_json(manifest["vocab"])
     shutil.copytree(described, out, dirs_exist_ok=True)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
+    # One mask token for all places is all that servers know, and no adapter that acts on it alone.
+    drafts = adaptive and adaptive["identical"] and not adaptive["gated"]
     served = served_config(
         _read(described / "config.json"),
         architecture=_architecture(described),
         dtype=str(dtype).removeprefix("torch."),
-        mask_id=adaptive["adaptive_ids"][0] if adaptive and adaptive["identical"] else None,
+        mask_id=adaptive["adaptive_ids"][0] if adaptive and drafts else None,
     )
     write_json(out / "config.json", served)
     generation = described / "generation_config.json"

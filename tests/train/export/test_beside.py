@@ -49,6 +49,15 @@ def test_an_export_says_what_training_knew(adaptive: int, tmp_path: Path) -> Non
     }
 
 
+def test_a_gated_adapter_offers_servers_no_mask_token(tmp_path: Path) -> None:
+    """They would load the base model's weights, which know nothing of it: every draft would be wrong."""
+    checkpoint, manifest = training(tmp_path / "tuned")
+    manifest["settings"]["lora"] = {"rank": 4, "gated": True}
+    write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    assert "ptd_token_id" not in json.loads((tmp_path / "config.json").read_text())
+    assert load_adaptive(tmp_path).gated
+
+
 def test_adaptive_json_tells_what_made_the_model_and_no_path(tmp_path: Path) -> None:
     out = exported(tmp_path)
     value = json.loads((out / "adaptive.json").read_text())
