@@ -37,8 +37,11 @@ class Engine:
     """
 
     def __init__(self, module: nn.Module, config: TrainConfig, *, universal: bool = False) -> None:
+        groups = parameter_groups(module, config.optimizer)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._trained = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
         optimizer = torch.optim.AdamW(
-            parameter_groups(module, config.optimizer),
+            groups,
             lr=config.optimizer.lr,
             betas=(config.optimizer.beta1, config.optimizer.beta2),
             fused=True,
@@ -120,7 +123,9 @@ class Engine:
         be written.
         """
         self._files.begin()
-        self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        # The names say whose the float32 copies are that stage 0 keeps of bfloat16 weights.
+        named = {"trained": self._trained}
+        self._engine.save_checkpoint(str(folder), tag=tag, client_state=named, save_latest=False)
         return self._files.written, self._files.failure
 
     def load(self, folder: Path, tag: str) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from conf import UserError
-from conf.stage import write_json, write_manifest
+from conf.stage import fingerprint_file, write_json, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train import engine as engines
@@ -229,4 +229,7 @@ class Trainer:
             adaptive=list(adaptive_ids(self.vocab, objective)),
             L=objective.L,
             validation=self.validation,
+            # For an export that measures again; a folder that was moved is named to it.
+            places={"data.path": str(Path(self.config.data.path).resolve())},
+            tokenizer=fingerprint_file(self.out / "model" / "tokenizer.json"),
         )

@@ -1,73 +1,91 @@
 """python -m train.export: a training folder in, a plain Transformers directory out.
 
-model.safetensors, config.json, generation_config.json, tokenizer files
+model.safetensors, config.json, generation_config.json, tokenizer files; weights of more than shard_size in
+                   model-00001-of-0000N.safetensors with model.safetensors.index.json
 adapter/           with lora=kept, as peft reads it; the weights beside it are the base model's
 adaptive.json      adaptive and control ids, L, provenance: absent for a model without adaptive tokens
 manifest.json      written last
 """
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.utils import logging
+from torch import Tensor
 
-from conf import UserError, run
-from conf.stage import is_finished, made_from, read_manifest, staged, write_json, write_manifest
-from train.checkpoint import find_whole, list_checkpoints
-from train.export.adapter import keeps_adapter, trained_lora
+from conf import run
+from conf.stage import is_finished, made_from, staged, write_json, write_manifest
+from train.export.adapter import keeps_adapter
 from train.export.beside import adaptive_json
 from train.export.config import ExportConfig
-from train.lora import plain_weights
-from train.partitions import full_weights
+from train.export.shards import write_weights
+from train.export.trained import Trained, open_trained
+from train.export.verify import Verified, describe, verify
+from train.families import skeleton
+from train.lora import PlainWeights
+
+# What says where things are, or how much of them is looked at, and changes nothing in the result.
+CHANGEABLE = ("data", "verify_sequences")
 
 
 def main(config: ExportConfig) -> None:
-    """Export, unless the folder already holds it; nothing is visible before it is whole."""
-    manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
-    kept = keeps_adapter(config, trained_lora(manifest))
-    made = made_from(config, {"checkpoint": config.checkpoint})
+    """Export, unless the folder already holds it; nothing is visible before it is whole and verified."""
+    trained = open_trained(config.checkpoint)
+    kept = keeps_adapter(config, trained.lora)
+    made = made_from(config, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
     if is_finished(config.out, "model", made):
         print(f"export: {config.out} is finished: nothing to do")
         return
+    data = trained.shards(config.data.path) if config.verify else None
     with staged(config.out) as out:
-        export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype), kept=kept)
-        write_manifest(out, "model", made, parameters=manifest["parameters"])
-    print(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
+        verified = export(config, trained, out, kept=kept, data=data)
+        parameters, told = trained.manifest["parameters"], verified and asdict(verified)
+        write_manifest(out, "model", made, parameters=parameters, verified=told)
+    print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
+    print(f"export: {describe(verified) if verified else 'not verified'}")
 
 
 def export(
-    checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype, kept: bool = False
-) -> None:
-    """Write the Transformers directory of a finished training folder, of its newest whole checkpoint."""
-    found, broken = find_whole(list_checkpoints(checkpoint / "checkpoints"))
-    if found is None:
-        raise UserError(f"checkpoint={checkpoint}: wanted a folder with checkpoints, found none")
-    for folder, why in broken.items():
-        print(f"export: {folder} is broken ({why}): {found.name} is taken")
-    described = checkpoint / "model"
-    shutil.copytree(described, out, dirs_exist_ok=True)
-    config = AutoConfig.from_pretrained(described, local_files_only=True)
+    config: ExportConfig, trained: Trained, out: Path, *, kept: bool, data: Path | None
+) -> Verified | None:
+    """Write the Transformers directory of a training folder; with `data`, its shards, verify it."""
+    dtype = getattr(torch, config.dtype)
+    _write_beside(trained, out, dtype)
+    weights = _plain_weights(trained, out, dtype, kept=kept)
+    write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size)
+    if data is None:
+        return None
+    return verify(out, trained, data, dtype=dtype, kept=kept, sequences=config.verify_sequences)
+
+
+def _plain_weights(trained: Trained, out: Path, dtype: torch.dtype, *, kept: bool) -> Mapping[str, Tensor]:
+    """What is served: with LoRA, merged in float32, or the base model's with the adapter beside them."""
+    if not trained.lora.rank:
+        return trained.weights(dtype)
+    weights = PlainWeights(
+        skeleton(trained.config),
+        trained.lora,
+        trained.weights(dtype if kept else torch.float32),
+        adaptive=trained.manifest["adaptive"],
+        merged=not kept,
+        dtype=dtype,
+    )
+    if kept:
+        weights.save_adapter(out / "adapter")
+    return weights
+
+
+def _write_beside(trained: Trained, out: Path, dtype: torch.dtype) -> None:
+    shutil.copytree(trained.described, out, dirs_exist_ok=True)
+    config = trained.config
     config.dtype = dtype
-    adaptive = adaptive_json(checkpoint, manifest, step=found.step)
+    adaptive = adaptive_json(trained.folder, trained.manifest, step=trained.checkpoint.step)
     if adaptive and adaptive["identical"]:
         # The keys that servers with parallel drafting read.
         config.pard_token = config.ptd_token_id = adaptive["adaptive_ids"][0]
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
-    # "lm." is the place of the library's model within train.lm.AdaptiveLM.
-    trained = full_weights(checkpoint / "checkpoints" / found.name)
-    weights = {name.removeprefix("lm."): tensor for name, tensor in trained.items()}
-    lora = trained_lora(manifest)
-    if lora.rank:
-        keep = out / "adapter" if kept else None
-        weights = plain_weights(lm, lora, weights, adaptive=manifest["adaptive"], keep=keep, dtype=dtype)
-    weights = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
-    logging.disable_progress_bar()
-    lm.generation_config = GenerationConfig.from_pretrained(described, local_files_only=True)
-    lm.save_pretrained(out, state_dict=weights)
+    config.save_pretrained(out)
     if adaptive:
         write_json(out / "adaptive.json", adaptive)
 
