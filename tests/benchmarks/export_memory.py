@@ -1,11 +1,11 @@
 """The most memory that an export takes above what its libraries do, beside the largest shard it writes.
 
-    python -m tests.benchmarks.export_memory [FOLDER]
+    python -m tests.benchmarks.export_memory [FOLDER [ROW ...]]
 
-Trains one step of a random model of several hundred megabytes (FOLDER keeps the training folder for another
-time), then exports it in a process of its own, with and without verifying. Measured is the process's highest
-resident memory (VmHWM), in which the pages of mapped files count; the libraries' own is that of the same export
-of a model of one tiny layer. The last line is JSON.
+Trains one step of a random model of several hundred megabytes (FOLDER keeps the training folder for
+another time), then exports it as ROWS say, in a process of its own. Measured is that process's highest
+resident memory (VmHWM), in which the pages of mapped files count; the libraries' own is that of the same
+export of a model of one tiny layer. The last line is JSON.
 """
 
 import json
@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MB = 10**6
@@ -26,7 +27,16 @@ SHAPE = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
-TINY = SHAPE | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TINY = SHAPE | {"hidden_size": 128, "intermediate_size": 16, "num_hidden_layers": 1}
+SHAPES = {"small": TINY, "large": SHAPE}
+KINDS = {"zero1": ["deepspeed=zero1"], "lora": ["deepspeed=zero1", "lora.rank=8"]}
+ROWS = [  # training, dtype, shard_size, verify
+    ("zero1", "float32", "150MB", "false"),
+    ("zero1", "float32", "150MB", "true"),
+    ("zero1", "bfloat16", "75MB", "false"),
+    ("zero1", "bfloat16", "75MB", "true"),
+    ("lora", "float32", "150MB", "true"),
+]
 TRAIN = [
     "experiment=demo",
     "model=demo",
@@ -77,34 +87,36 @@ def trained(folder: Path, name: str, shape: dict[str, int], *overrides: str) -> 
     return out
 
 
-def main(folder: Path) -> None:
-    """Print a row for every way to export."""
-    rows = []
-    print("training    dtype     shard_size  verify   largest shard   above libraries   ratio", flush=True)
-    for kind, overrides in {"zero1": ["deepspeed=zero1"], "lora": ["deepspeed=zero1", "lora.rank=8"]}.items():
-        large, small = (
-            trained(folder, f"{kind}-{n}", shape, *overrides) for n, shape in enumerate((SHAPE, TINY))
-        )
-        for dtype, size in (("float32", "150MB"), ("bfloat16", "75MB"), ("bfloat16", "5GB")):
-            for verify in ("false", "true"):
-                with tempfile.TemporaryDirectory(dir=folder) as out:
-                    settings = [f"dtype={dtype}", f"shard_size={size}", f"verify={verify}"]
-                    own = run("train.export", f"checkpoint={small}", f"out={out}/small", *settings)
-                    peak = run("train.export", f"checkpoint={large}", f"out={out}/large", *settings)
-                    shard = max(path.stat().st_size for path in Path(out).glob("large/*.safetensors"))
-                ratio = (peak - own) / shard
-                rows.append(
-                    {"training": kind, "dtype": dtype, "shard_size": size, "verify": verify, "shard": shard}
-                    | {"above": peak - own, "libraries": own, "ratio": ratio}
-                )
-                figures = f"{shard / MB:10.0f} MB {(peak - own) / MB:14.0f} MB {ratio:8.2f}"
-                print(f"{kind:11} {dtype:9} {size:11} {verify:6} {figures}", flush=True)
-    print(json.dumps(rows))
+def measure(folder: Path, row: tuple[str, str, str, str]) -> dict[str, Any]:
+    """The figures of one way to export."""
+    kind, *values = row
+    settings = [
+        f"{name}={value}" for name, value in zip(("dtype", "shard_size", "verify"), values, strict=True)
+    ]
+    small, large = (trained(folder, f"{kind}-{size}", shape, *KINDS[kind]) for size, shape in SHAPES.items())
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        own = run("train.export", f"checkpoint={small}", f"out={out}/small", *settings)
+        peak = run("train.export", f"checkpoint={large}", f"out={out}/large", *settings)
+        shard = max(path.stat().st_size for path in Path(out).glob("large/*.safetensors"))
+    figures = {"shard": shard, "above": peak - own, "libraries": own, "ratio": (peak - own) / shard}
+    return {"training": kind, "export": settings, **figures}
+
+
+def main(folder: Path, numbers: list[int]) -> None:
+    """Print the table row by row."""
+    found = []
+    print("training  dtype     shard_size  verify  largest shard  above libraries  ratio", flush=True)
+    for number in numbers:
+        row = ROWS[number]
+        figures = measure(folder, row)
+        found.append(figures)
+        shard, above = figures["shard"] / MB, figures["above"] / MB
+        told = "{:9} {:9} {:11} {:6}".format(*row)
+        print(f"{told} {shard:11.0f} MB {above:13.0f} MB {figures['ratio']:6.2f}", flush=True)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        main(Path(sys.argv[1]).resolve())
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(Path(temporary))
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(sys.argv[1] if sys.argv[1:] else temporary).resolve()
+        main(place, [int(number) for number in sys.argv[2:]] or list(range(len(ROWS))))

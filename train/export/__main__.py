@@ -20,6 +20,7 @@ from conf.stage import is_finished, made_from, staged, write_json, write_manifes
 from train.export.adapter import keeps_adapter
 from train.export.beside import adaptive_json
 from train.export.config import ExportConfig
+from train.export.heap import return_large_blocks
 from train.export.shards import write_weights
 from train.export.trained import Trained, open_trained
 from train.export.verify import Verified, describe, verify
@@ -32,6 +33,7 @@ CHANGEABLE = ("data", "verify_sequences")
 
 def main(config: ExportConfig) -> None:
     """Export, unless the folder already holds it; nothing is visible before it is whole and verified."""
+    return_large_blocks()
     trained = open_trained(config.checkpoint)
     kept = keeps_adapter(config, trained.lora)
     made = made_from(config, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)

@@ -71,15 +71,21 @@ def summarise_clusters(tallies: Tensor) -> Measured:
 
     Positions of a sequence depend on each other, so the sequence is what chance draws: the jackknife
     leaves out one after another, and Student's t with n - 1 degrees of freedom makes an interval of its
-    standard error (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 11).
+    standard error (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 11). Of n positions none
+    or all of which are right, up to 3 / n might be otherwise (Hanley and Lippman-Hand, JAMA 1983): no share's
+    interval is narrower.
     """
     n, total = len(tallies), tallies.sum(0)
     means = summarise(total)
     without = [summarise(total - tally) for tally in tallies]
+    resolution = (3 / total[:, 0].clamp(min=1)).tolist()
+    least = {f"accuracy_{offset}": share for offset, share in enumerate(resolution)}
+    least["accepted"] = sum(resolution[1:])
     intervals = {}
     for name in (name for name in means if name != "masked"):  # which counts positions
         values = np.array([metrics.get(name, means[name]) for metrics in without])
         half = student(LEVEL, n - 1) * math.sqrt((n - 1) / n * ((values - values.mean()) ** 2).sum())
+        half = max(half, least.get(name, 0.0))
         intervals[name] = (means[name] - half, means[name] + half)
     return Measured(n, means, intervals)
 

@@ -6,6 +6,7 @@ Both models read their weights layer by layer whenever they compute: neither is 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from logging import ERROR, getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -114,12 +115,10 @@ class _OnDisk(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, dtype: torch.dtype, aside: Path) -> None:
         logging.disable_progress_bar()
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # it warns that the weights are left on the disk
+        getLogger("accelerate").setLevel(ERROR)  # it warns that the weights are left on the disk
         self._lm = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, device_map={"": "disk"}, offload_folder=str(aside), local_files_only=True
         )
-        logging.set_verbosity(verbosity)
         self._names = list(self._lm.state_dict())
 
     def __getitem__(self, name: str) -> Tensor:
