@@ -49,7 +49,11 @@ class Engine:
         settings = deepspeed_config(config, ranks=world_size())
         if universal:
             settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
+        exact = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        # DeepSpeed rounds buffers to bfloat16 too: of rotary frequencies that is 3 rad at position 16,000.
+        for name, buffer in module.named_buffers():
+            buffer.data = exact[name].to(buffer.device)
         self._forget_first_step()
         self._files = _Files()
         self._engine.checkpoint_engine = self._files
