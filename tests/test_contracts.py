@@ -30,9 +30,10 @@ from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.beside import adaptive_json
+from train.export.shards import write_weights
 from train.layout import branch, dual
 from train.lm import AdaptiveLM
-from train.lora import Gate, adapt, plain_weights
+from train.lora import Gate, PlainWeights, adapt
 
 PROMPTS = [
     "def fib(n):\n    ",
@@ -201,8 +202,10 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> torch.Te
         plain = AutoModelForCausalLM.from_config(lm.config)
     keep = folder / "model" / "adapter"
     keep.parent.mkdir()
-    weights = plain_weights(plain, config, lm.state_dict(), adaptive=adaptive, keep=keep, dtype=torch.float32)
-    plain.save_pretrained(keep.parent, state_dict=weights)
+    weights = PlainWeights(plain, config, lm.state_dict(), adaptive=adaptive, merged=False, dtype=torch.float32)
+    weights.save_adapter(keep)
+    write_weights(lm.config, weights, keep.parent, dtype=torch.float32, shard_size="5GB")
+    lm.config.save_pretrained(keep.parent)
     described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
     (keep.parent / "adaptive.json").write_text(json.dumps(described))
     gate.open(rows["offsets"] > 0)

@@ -37,8 +37,11 @@ class Engine:
     """
 
     def __init__(self, module: nn.Module, config: TrainConfig, *, universal: bool = False) -> None:
+        groups = parameter_groups(module, config.optimizer)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._trained = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
         optimizer = torch.optim.AdamW(
-            parameter_groups(module, config.optimizer),
+            groups,
             lr=config.optimizer.lr,
             betas=(config.optimizer.beta1, config.optimizer.beta2),
             fused=True,
@@ -46,7 +49,11 @@ class Engine:
         settings = deepspeed_config(config, ranks=world_size())
         if universal:
             settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
+        exact = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        # DeepSpeed rounds buffers to bfloat16 too: of rotary frequencies that is 3 rad at position 16,000.
+        for name, buffer in module.named_buffers():
+            buffer.data = exact[name].to(buffer.device)
         self._forget_first_step()
         self._files = _Files()
         self._engine.checkpoint_engine = self._files
@@ -120,7 +127,9 @@ class Engine:
         be written.
         """
         self._files.begin()
-        self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        # The names say whose the float32 copies are that stage 0 keeps of bfloat16 weights.
+        named = {"trained": self._trained}
+        self._engine.save_checkpoint(str(folder), tag=tag, client_state=named, save_latest=False)
         return self._files.written, self._files.failure
 
     def load(self, folder: Path, tag: str) -> None:

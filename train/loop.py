@@ -234,5 +234,7 @@ class Trainer:
             validation=self.validation,
             base=origin(None if self.config.model.random_init else self.config.model.path),
             data=self.trained_on,
+            # For an export that measures again; a folder that was moved is named to it.
+            places={"data.path": str(Path(self.config.data.path).resolve())},
             tokenizer=fingerprint_file(self.out / "model" / "tokenizer.json"),
         )

@@ -10,7 +10,8 @@ learned. Knows the library's model and peft; knows no engine and no objective.
     linear layer
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,6 +27,7 @@ from conf import UserError
 from train.config import LoraSettings
 
 ADAPTER = "default"  # peft's name for the only adapter
+PEFT = "base_model.model."  # where peft's files have the library's model
 
 
 class Gate:
@@ -88,32 +90,75 @@ def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int],
     return adapted
 
 
-def plain_weights(
-    lm: PreTrainedModel,
-    config: LoraSettings,
-    weights: Mapping[str, Tensor],
-    *,
-    adaptive: Sequence[int],
-    keep: Path | None,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    """The weights of the plain model `lm`, which may be on the meta device, from those of its adapted self.
+class PlainWeights(Mapping[str, Tensor]):
+    """The weights of the plain model in `dtype`, each made when it is asked for from those of its adapted self.
 
-    The adapter is merged into them, in float32; or written to the folder `keep` in `dtype`, as peft
-    reads it (adapter_model.safetensors, adapter_config.json), and the weights are the base model's.
+    With `merged` they hold the adapter, added in float32 by peft's own layer; else they are the base
+    model's. `lm` is the plain model on the meta device, and becomes the adapted one.
     """
-    adapted = adapt(lm, config, adaptive=adaptive)
-    if keep is None:
-        weights = {name: tensor.float() for name, tensor in weights.items()}
-    lm.load_state_dict(weights, assign=True)
-    if keep is None:
-        return adapted.merge_and_unload().state_dict()
-    adapter = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    keep.mkdir()
-    written = {name: tensor.to(dtype).contiguous() for name, tensor in adapter.items()}
-    save_file(written, keep / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
-    _portable(adapted.peft_config[ADAPTER]).save_pretrained(str(keep))
-    return adapted.unload().state_dict()
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        config: LoraSettings,
+        weights: Mapping[str, Tensor],
+        *,
+        adaptive: Sequence[int],
+        merged: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self._lm, self._weights, self._merged, self._dtype = lm, weights, merged, dtype
+        self._adapted = adapt(lm, config, adaptive=adaptive)
+        self._names = {_plain(name): name for name in lm.state_dict() if not _of_adapter(name)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        adapted = self._names[name]
+        place, inner, kind = adapted.rpartition(".base_layer.")
+        if not (inner and self._merged):
+            return self._weights[adapted].to(self._dtype)
+        layer: Any = copy.deepcopy(self._lm.get_submodule(place))
+        own = {key: self._weights[f"{place}.{key}"].float() for key in layer.state_dict()}
+        layer.load_state_dict(own, assign=True)
+        layer.merge()
+        return getattr(layer.get_base_layer(), kind).detach().to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter as peft reads it: adapter_model.safetensors, adapter_config.json."""
+        own = {f"{PEFT}{name}": tensor for name, tensor in adapter_weights(self._weights).items()}
+        adapter = get_peft_model_state_dict(self._adapted, own, save_embedding_layers=False)
+        folder.mkdir()
+        written = {name: tensor.to(self._dtype).contiguous() for name, tensor in adapter.items()}
+        save_file(written, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+        _portable(self._adapted.peft_config[ADAPTER]).save_pretrained(str(folder))
+
+
+def read_adapter(lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Put an adapter that `save_adapter` wrote into the plain model, in place, to compute in `dtype`."""
+    get_peft_model(lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False)
+    own = {name.replace(f".{ADAPTER}", ""): name for name in lm.state_dict() if _of_adapter(name)}
+    found = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
+    adapter = {own[name.removeprefix(PEFT)]: tensor.to(device, dtype) for name, tensor in found.items()}
+    lm.load_state_dict(adapter, strict=False, assign=True)
+
+
+def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of an adapted model's weights that are the adapter's, read into memory."""
+    return {name: weights[name] for name in weights if _of_adapter(name)}
+
+
+def _of_adapter(name: str) -> bool:
+    return "lora_" in name or "trainable_tokens" in name
+
+
+def _plain(name: str) -> str:
+    """The name that a weight of the adapted model has in the plain one."""
+    return name.replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")
 
 
 def _portable(settings: Any) -> LoraConfig:

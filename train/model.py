@@ -84,7 +84,9 @@ def load_model(
     attention = register(config.attention)
     torch.manual_seed(seed)
     if config.random_init or config.path is None:
-        lm = AutoModelForCausalLM.from_config(found, attn_implementation=attention).to(dtype)
+        lm = AutoModelForCausalLM.from_config(found, attn_implementation=attention)
+        for parameter in lm.parameters():  # not the buffers, whose rotary frequencies need float32
+            parameter.data = parameter.data.to(dtype)
     else:
         try:
             lm = AutoModelForCausalLM.from_pretrained(

@@ -4,7 +4,6 @@ Knows the engine's files; knows no run.
 """
 
 import contextlib
-import io
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from conf import UserError
@@ -22,9 +21,6 @@ from train.engine import deepspeed_config, first_ranks, world_size
 # isort: split
 # After train.engine, which sets the environment that DeepSpeed reads when it is imported.
 import deepspeed
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-SHARD = "optim_states.pt"  # how the name of a file ends that holds one rank's share of the optimizer
 
 
 @contextlib.contextmanager
@@ -52,21 +48,6 @@ def whole(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
     return deepspeed.zero.GatheredParameters(
         [p for m in modules for p in m.parameters(recurse=False)], modifier_rank=0
     )
-
-
-def full_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint of any ZeRO stage, by parameter name; float32 if they were trained."""
-    weights: dict[str, Tensor] = {}
-    # The model's own copy: all there is of stage 0, and of weights that stages 1 and 2 leave frozen.
-    own = checkpoint / "mp_rank_00_model_states.pt"
-    if own.is_file():
-        weights = torch.load(own, map_location="cpu", weights_only=False)["module"]
-    if not any(checkpoint.glob(f"*{SHARD}")):
-        return {name: tensor.float() for name, tensor in weights.items()}
-    # The library prints what it finds, and a progress bar of its own.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        trained = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
-    return weights | trained
 
 
 def to_universal(checkpoint: Path, out: Path) -> None:

@@ -35,17 +35,12 @@ class Validation:
         self, config: TrainConfig, vocab: Vocab, *, rank: int, ranks: int, device: torch.device
     ) -> None:
         shards = Shards(config.data.path, "held_out")
-        count, per_round = min(config.validate_sequences, len(shards)), config.micro_batch * ranks
-        if count < per_round:
-            raise UserError(
-                f"validate_sequences: wanted at least micro_batch x ranks = {per_round} held-out sequences, "
-                f"found {count}"
-            )
-        rounds = np.arange(count // per_round * per_round).reshape(-1, ranks, config.micro_batch)
-        self._parts = rounds[:, rank]
+        per_round = config.micro_batch * ranks
+        count = validated(config.validate_sequences, available=len(shards), per_round=per_round)
+        self._parts = np.arange(count).reshape(-1, ranks, config.micro_batch)[:, rank]
         self._objective = laid_out(config.objective)
         self._shards, self._vocab, self._device = shards, vocab, device
-        self._seed = (config.seed, STREAM)
+        self._seed = window_seed(config.seed)
         self._decode = load_tokenizer(Path(config.data.path) / "tokenizer").decode
 
     @torch.no_grad()
@@ -62,6 +57,25 @@ class Validation:
             drafts = drafts or sample_drafts(batch, predicted, count=DRAFTS, decode=self._decode)
         dist.all_reduce(total)
         return summarise(total), drafts
+
+
+def validated(wanted: int, *, available: int, per_round: int) -> int:
+    """How many held-out sequences, the first ones, are validated on: whole rounds of micro_batch x ranks.
+
+    Raises UserError when they make no round.
+    """
+    count = min(wanted, available)
+    if count < per_round:
+        raise UserError(
+            f"validate_sequences: wanted at least micro_batch x ranks = {per_round} held-out sequences, "
+            f"found {count}"
+        )
+    return count // per_round * per_round
+
+
+def window_seed(seed: int) -> tuple[int, int]:
+    """What windows of held-out sequences are drawn with, in a run of this seed."""
+    return seed, STREAM
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:

@@ -10,17 +10,17 @@ import torch
 
 from conf import UserError, settings
 from train.__main__ import main
-from train.checkpoint import (
+from train.checkpoint import prune
+from train.config import TrainConfig
+from train.files import BrokenFile, check_file, write_file
+from train.record import (
     RECORD,
     Checkpoint,
     find_whole,
     list_checkpoints,
-    prune,
     read_checkpoint,
     write_record,
 )
-from train.config import TrainConfig
-from train.files import BrokenFile, check_file, write_file
 
 
 def make(folder: Path, step: int) -> Path:

@@ -19,7 +19,7 @@ from train.export.adapter import keeps_adapter
 from train.export.config import ExportConfig
 from train.layout import Layout, dual
 from train.lm import AdaptiveLM
-from train.lora import Gate, adapt, plain_weights
+from train.lora import Gate, PlainWeights, adapt
 
 ADAPTIVE = (45, 46, 47)
 CPU = torch.device("cpu")
@@ -170,11 +170,12 @@ def plain(module: AdaptiveLM, config: LoraSettings, keep: Path | None) -> LlamaF
     """The model that an export writes."""
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(module.lm.config)
-    weights = plain_weights(
-        lm, config, module.lm.state_dict(), adaptive=ADAPTIVE, keep=keep, dtype=torch.float32
-    )
+    trained, merged = module.lm.state_dict(), keep is None
+    weights = PlainWeights(lm, config, trained, adaptive=ADAPTIVE, merged=merged, dtype=torch.float32)
+    if keep is not None:
+        weights.save_adapter(keep)
     exported = LlamaForCausalLM(module.lm.config)
-    exported.load_state_dict(weights)
+    exported.load_state_dict(dict(weights))
     return exported.eval()
 
 

@@ -1,75 +1,97 @@
 """python -m train.export: a training folder in, a plain Transformers directory out.
 
-model.safetensors, config.json, generation_config.json, tokenizer files
+model.safetensors, config.json, generation_config.json, tokenizer files; weights of more than shard_size in
+                   model-00001-of-0000N.safetensors with model.safetensors.index.json
 adapter/           with lora=kept, as peft reads it; the weights beside it are the base model's
+custom_generate/   the decoder, for those who have Transformers alone
 README.md          the model card; with report=DIR also what was measured of the directory
 adaptive.json      adaptive and control ids, L, provenance: absent for a model without adaptive tokens
 manifest.json      written last
 """
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
+from torch import Tensor
 
-from conf import UserError, run
-from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
-from train.checkpoint import find_whole, list_checkpoints
-from train.export.adapter import keeps_adapter, trained_lora
+from conf import run
+from conf.stage import is_finished, made_from, staged, write_manifest
+from train.export.adapter import keeps_adapter
 from train.export.beside import write_beside
+from train.export.bundle import write_custom_generate
 from train.export.card import write_card
 from train.export.config import ExportConfig
+from train.export.heap import return_large_blocks
 from train.export.publish import check_asked, publish
-from train.lora import plain_weights
-from train.partitions import full_weights
+from train.export.shards import write_weights
+from train.export.trained import Trained, open_trained
+from train.export.verify import Verified, describe, verify
+from train.families import skeleton
+from train.lora import PlainWeights
+
+# What says where things are, how much of them is looked at or what becomes of the result: it is the same.
+CHANGEABLE = ("data", "verify_sequences", "report", "push", "private")
 
 
 def main(config: ExportConfig) -> None:
-    """Export, unless the folder already holds it; nothing is visible before it is whole."""
-    manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
-    kept = keeps_adapter(config, trained_lora(manifest))
-    made = made_from(config, {"checkpoint": config.checkpoint}, ignore=("report", "push", "private"))
+    """Export, unless the folder already holds it; nothing is visible before it is whole and verified."""
+    return_large_blocks()
+    trained = open_trained(config.checkpoint)
+    kept = keeps_adapter(config, trained.lora)
+    made = made_from(config, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
     finished = is_finished(config.out, "model", made)
     check_asked(config, finished=finished)
-    if finished:
-        if not (config.report or config.push):
-            print(f"export: {config.out} is finished: nothing to do")
-        publish(config, manifest)
-        return
+    if not finished:
+        write(config, trained, made, kept=kept)
+    elif not (config.report or config.push):
+        print(f"export: {config.out} is finished: nothing to do")
+    publish(config, trained.manifest)
+
+
+def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, kept: bool) -> None:
+    """Make the directory, whole and verified, or nothing."""
+    data = trained.shards(config.data.path) if config.verify else None
     with staged(config.out) as out:
-        export(Path(config.checkpoint), out, manifest, dtype=getattr(torch, config.dtype), kept=kept)
-        write_card(out, manifest, verified=None, push=config.push)
-        write_manifest(out, "model", made, parameters=manifest["parameters"])
-    print(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
-    publish(config, manifest)
+        verified = export(config, trained, out, kept=kept, data=data)
+        parameters, told = trained.manifest["parameters"], verified and asdict(verified)
+        write_card(out, trained.manifest, verified=told, push=config.push)
+        write_manifest(out, "model", made, parameters=parameters, verified=told)
+    print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
+    print(f"export: {describe(verified) if verified else 'not verified'}")
 
 
 def export(
-    checkpoint: Path, out: Path, manifest: dict[str, Any], *, dtype: torch.dtype, kept: bool = False
-) -> None:
-    """Write the Transformers directory of a finished training folder, of its newest whole checkpoint."""
-    found, broken = find_whole(list_checkpoints(checkpoint / "checkpoints"))
-    if found is None:
-        raise UserError(f"checkpoint={checkpoint}: wanted a folder with checkpoints, found none")
-    for folder, why in broken.items():
-        print(f"export: {folder} is broken ({why}): {found.name} is taken")
-    config = AutoConfig.from_pretrained(checkpoint / "model", local_files_only=True)
-    config.dtype = dtype
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
-    # "lm." is the place of the library's model within train.lm.AdaptiveLM.
-    trained = full_weights(checkpoint / "checkpoints" / found.name)
-    weights = {name.removeprefix("lm."): tensor for name, tensor in trained.items()}
-    lora = trained_lora(manifest)
-    if lora.rank:
-        keep = out / "adapter" if kept else None
-        weights = plain_weights(lm, lora, weights, adaptive=manifest["adaptive"], keep=keep, dtype=dtype)
-    weights = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
-    logging.disable_progress_bar()
-    lm.save_pretrained(out, state_dict=weights)
-    write_beside(checkpoint, out, manifest, step=found.step, dtype=dtype)
+    config: ExportConfig, trained: Trained, out: Path, *, kept: bool, data: Path | None
+) -> Verified | None:
+    """Write the Transformers directory of a training folder; with `data`, its shards, verify it."""
+    dtype = getattr(torch, config.dtype)
+    write_beside(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
+    weights = _plain_weights(trained, out, dtype, kept=kept)
+    write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size)
+    write_custom_generate(out)
+    if data is None:
+        return None
+    return verify(out, trained, data, dtype=dtype, kept=kept, sequences=config.verify_sequences)
+
+
+def _plain_weights(trained: Trained, out: Path, dtype: torch.dtype, *, kept: bool) -> Mapping[str, Tensor]:
+    """What is served: with LoRA, merged in float32, or the base model's with the adapter beside them."""
+    if not trained.lora.rank:
+        return trained.weights(dtype)
+    weights = PlainWeights(
+        skeleton(trained.config),
+        trained.lora,
+        trained.weights(dtype if kept else torch.float32),
+        adaptive=trained.manifest["adaptive"],
+        merged=not kept,
+        dtype=dtype,
+    )
+    if kept:
+        weights.save_adapter(out / "adapter")
+    return weights
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The settings of `python -m train.export`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from train.config import DataConfig
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -12,8 +14,12 @@ class ExportConfig:
 
     checkpoint: str  # a finished folder of training
     out: str  # the model directory to write
+    data: DataConfig = field(default_factory=DataConfig)  # where the shards are now, if not where they were
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
+    shard_size: str = "5GB"  # largest file of weights: digits and KB, MB, GB or TB, powers of 1000
+    verify: bool = True  # read the result back: logits and held-out acceptance must be the training's
+    verify_sequences: int | None = None  # to measure acceptance on; by default what a few minutes allow
     report: str | None = None  # infer.report's folder of the finished `out`: its figures go into the model card
     push: str | None = None  # upload the finished `out` to the hub as ORG/NAME
     private: bool = True  # on the hub, those alone see it who may
@@ -24,5 +30,9 @@ class ExportConfig:
             raise ValueError(f"lora: wanted merged or kept, found {self.lora}")
         if self.dtype not in DTYPES.values():
             raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")
+        if not re.fullmatch(r"[1-9]\d*[KMGT]B", self.shard_size, re.IGNORECASE):
+            raise ValueError(f"shard_size: wanted digits and KB, MB, GB or TB, found {self.shard_size}")
+        if self.verify_sequences is not None and self.verify_sequences < 2:
+            raise ValueError(f"verify_sequences: wanted at least 2, found {self.verify_sequences}")
         if self.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.push, re.ASCII):
             raise ValueError(f"push: wanted a name on the hub as ORG/NAME, found {self.push}")

@@ -1,0 +1,81 @@
+"""Weights written as Transformers does, a shard in memory at a time; and asked for layer by layer."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from accelerate import cpu_offload, init_empty_weights
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+
+from conf.stage import write_json
+from train.families import skeleton
+
+PATTERN = "model{suffix}.safetensors"
+
+
+def write_weights(
+    config: PretrainedConfig, weights: Mapping[str, Tensor], out: Path, *, dtype: torch.dtype, shard_size: str
+) -> None:
+    """Write model.safetensors, or its shards and model.safetensors.index.json, as `save_pretrained` does: tied
+    weights once, an architecture's weights under the names that its publisher gave them.
+
+    `weights` have `dtype` and the names of the library's model. Each is asked for once, and a shard's are held.
+    Raises OSError where the disk cannot take them.
+    """
+    lm = skeleton(config)
+    shapes = remove_tied_weights_from_state_dict(lm.state_dict(), lm)
+    plan = split_state_dict_into_shards_factory(
+        shapes,
+        get_storage_size=lambda tensor: tensor.numel() * dtype.itemsize,
+        filename_pattern=PATTERN,
+        max_shard_size=shard_size,
+    )
+    places: dict[str, str] = {}
+    for file, names in plan.filename_to_tensors.items():
+        shard = revert_weight_conversion(lm, {name: weights[name] for name in names})
+        _save(shard, out / file)
+        places |= dict.fromkeys(shard, file)
+        del shard  # before the next one's are read
+    if plan.is_sharded:
+        parameters = sum(tensor.numel() for tensor in shapes.values())
+        metadata = {"total_parameters": parameters, **plan.metadata}
+        write_json(out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": places})
+
+
+def _save(shard: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(
+            {name: tensor.contiguous() for name, tensor in shard.items()}, path, metadata={"format": "pt"}
+        )
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets its owner alone read it
+
+
+def streamed(
+    config: PretrainedConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+) -> PreTrainedModel:
+    """The library's model of an architecture, whose layers ask `weights` for their own by the library's names
+    whenever they compute, and hold none in between. It computes on the device in `dtype`.
+    """
+    with init_empty_weights():
+        lm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    cpu_offload(lm, execution_device=device, state_dict=weights)
+    return lm.eval()

@@ -1,0 +1,126 @@
+"""A finished training folder, as an export reads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig
+
+from conf import UserError
+from conf.stage import fingerprint, fingerprint_file, read_manifest
+from data_prep.vocab import Vocab, load_tokenizer
+from train.config import LoraSettings, ObjectiveConfig
+from train.export.adapter import trained_lora
+from train.export.checkpoint_weights import CheckpointWeights
+from train.record import Checkpoint, find_whole, list_checkpoints
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The folder, its manifest, and its newest whole checkpoint."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    checkpoint: Checkpoint
+
+    @property
+    def described(self) -> Path:
+        """The folder of the architecture and the tokenizer."""
+        return self.folder / "model"
+
+    @property
+    def vocab(self) -> Vocab:
+        """The ids of the control pieces."""
+        return Vocab.from_json(self.manifest["vocab"])
+
+    @property
+    def objective(self) -> ObjectiveConfig:
+        """What was learned."""
+        return ObjectiveConfig(**self.manifest["settings"]["objective"])
+
+    @property
+    def lora(self) -> LoraSettings:
+        """How; rank 0 without LoRA."""
+        return trained_lora(self.manifest)
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """The metrics of the checkpoint's own validation. Raises UserError where it had none."""
+        step = self.checkpoint.step
+        for row in self.manifest["validation"]:
+            if row["step"] == step:
+                return {name: value for name, value in row.items() if name != "step"}
+        raise UserError(
+            f"verify: wanted a checkpoint that was validated, found that of step {step} in {self.folder}, "
+            "which was not; verify=false exports it unverified"
+        )
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The architecture, read anew."""
+        return AutoConfig.from_pretrained(self.described, local_files_only=True)
+
+    def weights(self, dtype: torch.dtype) -> CheckpointWeights:
+        """Of the library's model, adapted where LoRA was trained."""
+        return CheckpointWeights(self.folder / "checkpoints" / self.checkpoint.name, dtype)
+
+    def shards(self, override: str) -> Path:
+        """The data that it was trained on: where they lay then, or where the setting data.path says.
+
+        Raises UserError where they are not, or are others.
+        """
+        place = override or self.manifest.get("places", {}).get("data.path")
+        if place is None or not (override or Path(place).is_dir()):
+            found = f"nothing at {place}" if place else "no word of where they are"
+            raise UserError(
+                f"data.path: wanted the shards that {self.folder} was trained on, to verify the export with, "
+                f"found {found}: give data.path=DIR, or verify=false"
+            )
+        read_manifest(place, "shards", "data.path")
+        if fingerprint(place) != self.manifest["inputs"]["data.path"]:
+            raise UserError(
+                f"data.path={place}: wanted the shards that {self.folder} was trained on, found others"
+            )
+        return Path(place)
+
+
+def open_trained(folder: str) -> Trained:
+    """The training folder of the setting `checkpoint`.
+
+    Raises UserError for one that is not finished, has no whole checkpoint, or describes another model than
+    was trained.
+    """
+    manifest = read_manifest(folder, "checkpoint", "checkpoint")
+    found, broken = find_whole(list_checkpoints(Path(folder) / "checkpoints"))
+    if found is None:
+        raise UserError(f"checkpoint={folder}: wanted a folder with checkpoints, found none")
+    for path, why in broken.items():
+        print(f"export: {path} is broken ({why}): {found.name} is taken")
+    trained = Trained(Path(folder), manifest, found)
+    _check_described(trained)
+    return trained
+
+
+def _check_described(trained: Trained) -> None:
+    """Raises UserError unless architecture and tokenizer have the vocabulary that was trained."""
+    place, size = f"checkpoint={trained.folder}", trained.vocab.size
+    if not (trained.described / "config.json").is_file():
+        raise UserError(f"{place}: wanted the model's config.json in {trained.described}, found none")
+    try:
+        rows = trained.config.vocab_size
+    except (OSError, ValueError, StrictDataclassError) as error:
+        told = " ".join(str(error).split())
+        raise UserError(
+            f"{place}: wanted a model's config.json in {trained.described}, found {told}"
+        ) from error
+    if rows < size:
+        raise UserError(f"{place}: wanted a model of at least {size} embedding rows, found {rows}")
+    pieces = load_tokenizer(trained.described).get_vocab_size(with_added_tokens=False)
+    made = trained.manifest.get("tokenizer")  # folders of earlier versions do not say
+    if pieces > size or made not in (None, fingerprint_file(trained.described / "tokenizer.json")):
+        raise UserError(
+            f"{place}: wanted the tokenizer that was trained with, of at most {size} pieces, found another "
+            f"of {pieces} in {trained.described}"
+        )

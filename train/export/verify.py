@@ -1,0 +1,182 @@
+"""The written directory read back from the disk and held against the training folder it came from.
+
+Both models read their weights layer by layer whenever they compute: neither is ever held as a whole.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from logging import ERROR, getLogger
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from accelerate.utils import align_module_device
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from conf import UserError
+from data_prep.shards import Shards
+from train.attention import register
+from train.export.acceptance import CHUNK, check_acceptance, count_sequences, measure
+from train.export.shards import streamed
+from train.export.trained import Trained
+from train.families import skeleton
+from train.lm import AdaptiveLM
+from train.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
+
+POSITIONS = 128  # of a held-out sequence, whose logits are compared
+ROUNDINGS = 16  # of a weight's type: how far apart logits may be, relative to the largest, after a merge
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared, and what was found."""
+
+    positions: int  # rows of logits
+    logit_difference: float  # the largest
+    agreement: float  # share of rows with the same greedy choice
+    sequences: int  # held-out ones that were measured again
+    validation: dict[str, float]  # the training's last metrics
+    measured: dict[str, float]  # the same metrics of the written directory
+    intervals: dict[str, tuple[float, float]]  # theirs, of 95 %
+
+
+def verify(
+    out: Path, trained: Trained, data: Path, *, dtype: torch.dtype, kept: bool, sequences: int | None
+) -> Verified:
+    """Read `out` back; compare its logits with the training's weights and its acceptance with the last
+    validation. Raises UserError where they disagree.
+
+    Logits are computed in float32 on both sides, the training's from its weights rounded to `dtype`: they
+    must be equal to the last bit. Only where an adapter was merged does the training's side add it in the
+    forward pass, from float32 weights, and the two may differ by rounding.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shards = Shards(data, "held_out")
+    count = count_sequences(trained, shards, sequences, device)
+    ids = torch.from_numpy(shards[0].tokens[: min(shards[0].used, POSITIONS)].astype("int64"))[None].to(device)
+    merged = trained.lora.rank > 0 and not kept
+    with torch.no_grad(), TemporaryDirectory(dir=out) as aside:
+        read = _OnDisk(out, dtype, Path(aside))
+        theirs = _trained_model(trained, torch.float32 if merged else dtype, device)
+        ours = _read_model(out, read, trained, torch.float32, device, kept=kept)
+        difference, agreement = _compare(_logits(ours, ids), _logits(theirs, ids), dtype, merged=merged)
+        lm = _read_model(out, read, trained, dtype, device, kept=kept)
+        gate = Gate(lm) if trained.lora.gated else None
+        module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
+        print(f"export: measuring acceptance again on {count} held-out sequences")
+        with _resident(lm):
+            measured = measure(module, trained, shards, count=count, device=device)
+    check_acceptance(measured, trained.validation)
+    return Verified(
+        positions=ids.numel(),
+        logit_difference=difference,
+        agreement=agreement,
+        sequences=measured.sequences,
+        validation=trained.validation,
+        measured=measured.means,
+        intervals=measured.intervals,
+    )
+
+
+def describe(verified: Verified) -> str:
+    """In one sentence."""
+    before, after = verified.validation, verified.measured
+    told = (
+        f"read back: {verified.positions} rows of logits differ by at most {verified.logit_difference:.2g} "
+        f"from the training's, {100 * verified.agreement:.0f} % with the same greedy choice"
+    )
+    for name in ("standard_loss", "accepted"):
+        if name in after:
+            low, high = verified.intervals[name]
+            told += f"; {name} {after[name]:.3f} ({low:.3f} to {high:.3f}), {before[name]:.3f} in training"
+    return f"{told} ({verified.sequences} held-out sequences)"
+
+
+def _compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, *, merged: bool) -> tuple[float, float]:
+    """The largest difference of (n, V) logits, and the share of rows with the same likeliest token.
+
+    Raises UserError when the difference is more than it may be.
+    """
+    difference = float((ours - theirs).abs().max())
+    allowed = ROUNDINGS * torch.finfo(dtype).eps * float(theirs.abs().max()) if merged else 0.0
+    if not difference <= allowed:  # which nothing is that is no number
+        raise UserError(
+            f"verify: wanted the training's logits from the directory read back, within {allowed:.3g}, found a "
+            f"difference of {difference:.3g}; nothing is written"
+        )
+    return difference, float((ours.argmax(-1) == theirs.argmax(-1)).double().mean())
+
+
+class _OnDisk(Mapping[str, Tensor]):
+    """The weights of a model directory as the library finds them, each read when it is asked for."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, aside: Path) -> None:
+        logging.disable_progress_bar()
+        getLogger("accelerate").setLevel(ERROR)  # it warns that the weights are left on the disk
+        self._lm = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, device_map={"": "disk"}, offload_folder=str(aside), local_files_only=True
+        )
+        self._names = list(self._lm.state_dict())
+
+    def __getitem__(self, name: str) -> Tensor:
+        place, _, kind = name.rpartition(".")
+        module = self._lm.get_submodule(place)
+        with align_module_device(module):
+            # The file's own memory would stay with the process, and is not aligned as a tensor's is.
+            return getattr(module, kind).detach().clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _trained_model(trained: Trained, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model as it was trained, weights rounded to `dtype`, computing in float32."""
+    weights: Mapping[str, Tensor] = trained.weights(dtype)
+    if not trained.lora.rank:
+        return _model(trained.config, weights, torch.float32, device)
+    adaptive = trained.manifest["adaptive"]
+    base = PlainWeights(
+        skeleton(trained.config), trained.lora, weights, adaptive=adaptive, merged=False, dtype=dtype
+    )
+    lm = _model(trained.config, base, torch.float32, device)
+    adapt(lm, trained.lora, adaptive=adaptive)
+    adapter = {name: tensor.float().to(device) for name, tensor in adapter_weights(weights).items()}
+    lm.load_state_dict(adapter, strict=False, assign=True)
+    return lm.eval()
+
+
+def _read_model(
+    out: Path, read: _OnDisk, trained: Trained, dtype: torch.dtype, device: torch.device, *, kept: bool
+) -> PreTrainedModel:
+    """The model of the directory as a server would load it, computing in `dtype`."""
+    lm = _model(AutoConfig.from_pretrained(out, local_files_only=True), read, dtype, device)
+    if kept:
+        read_adapter(lm, out / "adapter", dtype=dtype, device=device)
+    return lm.eval()
+
+
+def _model(
+    config: PretrainedConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    return streamed(config, weights, dtype=dtype, device=device, attention=register("sdpa"))
+
+
+def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
+    """(n, V) of (1, n) ids."""
+    with _resident(lm):
+        return lm(input_ids=ids, use_cache=False).logits[0]
+
+
+def _resident(lm: PreTrainedModel) -> ExitStack:
+    """While it lasts, head and embedding hold their weights: others read them there."""
+    stack = ExitStack()
+    for module in (lm.get_output_embeddings(), lm.get_input_embeddings()):
+        for part in module.modules():
+            stack.enter_context(align_module_device(part))
+    return stack
