@@ -56,7 +56,7 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
     data = trained.shards(config.data.path) if config.verify else None
     with staged(config.out) as out:
         verified = export(config, trained, out, kept=kept, data=data)
-        parameters, told = trained.manifest["parameters"], verified and asdict(verified)
+        parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
         write_card(out, trained.manifest, verified=told, push=config.push)
         write_manifest(out, "model", made, parameters=parameters, verified=told)
     print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
