@@ -61,7 +61,8 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     # The dataclass is the first of the YAML's defaults: it gives every setting its type.
     ConfigStore.instance().store(name="schema", node=schema)
     chosen = groups(entry)
-    given.check(overrides, chosen)
+    overrides = [given.unsigned(text) for text in overrides]
+    given.check(overrides, schema, chosen)
     # So do the settings by name, of those names that no YAML has.
     members = given.members(overrides, schema)
     ConfigStore.instance().store(group="members", name="members", node=members, package="_global_")

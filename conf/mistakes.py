@@ -13,9 +13,9 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("object_type=", "reference_type="))]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-    unknown = "Could not override" in lines[0]
-    if unknown or lines[0].startswith("Key '"):
-        return _unknown(lines[0].split("'")[1] if unknown else key, [*names(schema), *groups])
+    overridden = "Could not override" in lines[0]
+    if overridden or lines[0].startswith("Key '"):
+        return unknown(lines[0].split("'")[1] if overridden else key, [*names(schema), *groups])
     kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
     text = " ".join(kept)
     if key and key not in text:
@@ -26,7 +26,8 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     return text.partition(" See https://hydra.cc")[0]
 
 
-def _unknown(key: str, known: Collection[str]) -> str:
+def unknown(key: str, known: Collection[str]) -> str:
+    """That `key` is no setting, with the nearest of the `known` names."""
     close = difflib.get_close_matches(key, [_called_as(name, key) for name in known], n=1)
     return f"unknown setting '{key}': " + (
         f"did you mean '{close[0]}'?" if close else "--help lists the settings"

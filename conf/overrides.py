@@ -4,32 +4,55 @@ A prompt or a path is text, whatever brackets it has; a list needs none; setting
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from conf.choices import Group
 from conf.errors import UserError
-from conf.schema import bare, by_name
+from conf.mistakes import unknown
+from conf.schema import bare, by_name, names, optional, place
 
 
-def check(overrides: Sequence[str], groups: Sequence[Group]) -> None:
-    """Raises UserError for what is no setting, and for a choice that its group lacks."""
+def unsigned(override: str) -> str:
+    """Without Hydra's `+` and `++`: a setting is there already, and what is none must not be added."""
+    return override.lstrip("+")
+
+
+def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> None:
+    """Raises UserError for what is no setting, for a choice that its group lacks, and for `~name` of what
+    must be there.
+    """
     known = {group.name: group for group in groups}
     for override in overrides:
         name, equals, value = override.partition("=")
         if override.startswith(("-", "=")) or not (equals or override.startswith("~")):
             raise UserError(f"settings are given as name=value, and --help lists them: found '{override}'")
-        if name not in known or is_default(override, groups):
-            continue
-        group = known[name]
-        # No choice at all is one, where there may be several.
-        chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
-        wrong = [choice for choice in chosen if choice not in group.names]
-        if wrong and not (group.several and wrong in (["none"], ["null"])):
-            wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
-            raise UserError(f"{name}: {wanted}, found {wrong[0]}")
+        if re.match(r"~?hydra\b", name):  # which has settings of its own, and none of them would do anything
+            raise UserError(unknown(name, ()))
+        if name.startswith("~"):
+            _check_removable(name[1:], schema, known)
+        elif name in known and not is_default(override, groups):
+            _check_choice(known[name], value)
+
+
+def _check_removable(name: str, schema: type, groups: Mapping[str, Group]) -> None:
+    group = groups.get(name)
+    if optional(schema, name) or (group and (group.several or not group.default)):
+        return
+    if group is None and place(schema, name) is None:
+        raise UserError(unknown(name, [*names(schema), *groups]))
+    raise UserError(f"{name}: wanted a value as {name}=VALUE, found ~{name}, and it cannot be left out")
+
+
+def _check_choice(group: Group, value: str) -> None:
+    # No choice at all is one, where there may be several.
+    chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
+    wrong = [choice for choice in chosen if choice not in group.names]
+    if wrong and not (group.several and wrong in (["none"], ["null"])):
+        wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
+        raise UserError(f"{group.name}: {wanted}, found {wrong[0]}")
 
 
 def is_default(override: str, groups: Sequence[Group]) -> bool:

@@ -63,6 +63,22 @@ def place(schema: Any, name: str) -> str | None:
     return ".".join(found).removesuffix(f".{NAME}")
 
 
+def optional(schema: Any, name: str) -> bool:
+    """Whether a name is one of settings by name, or lies in a library's own: these may be left out."""
+    kind, inside = schema, False
+    for part in name.split("."):
+        inside = get_origin(kind) is dict
+        if inside:
+            kind = get_args(kind)[1]
+            if not is_dataclass(kind):
+                return True
+        elif is_dataclass(kind) and part in (kinds := _kinds(kind)):
+            kind = kinds[part]
+        else:
+            return False
+    return inside
+
+
 def _kinds(schema: Any) -> dict[str, Any]:
     hints = get_type_hints(schema)
     return {field.name: hints[field.name] for field in fields(schema)}

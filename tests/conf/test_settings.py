@@ -136,6 +136,42 @@ def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message
 
 
 @pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+stepz=3", "unknown setting 'stepz': did you mean 'steps'?"),
+        ("++stepz=3", "unknown setting 'stepz': did you mean 'steps'?"),
+        ("+foo=1", "unknown setting 'foo': --help lists the settings"),
+        ("+objective.ww=1", "unknown setting 'objective.ww': did you mean 'objective.w'?"),
+        ("+objective=basics", "objective: wanted one of basic, branch, causal, dual, found basics"),
+        ("hydra.verbose=true", "unknown setting 'hydra.verbose': --help lists the settings"),
+        ("~stepz", "unknown setting 'stepz': did you mean 'steps'?"),
+        ("~steps", "steps: wanted a value as steps=VALUE, found ~steps, and it cannot be left out"),
+        ("~objective", "objective: wanted a value as objective=VALUE, found ~objective, and it cannot be left"),
+    ],
+)
+def test_hydra_s_signs_hide_no_mistake(override: str, message: str) -> None:
+    """`+verify_sequence=1` was added and ignored, and `~dtype` took the setting away, without a word."""
+    with pytest.raises(UserError) as error:
+        settings("train", TrainConfig, ["experiment=demo", override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def demo(*overrides: str) -> TrainConfig:
+    return settings("train", TrainConfig, ["experiment=demo", "out=o", *overrides])
+
+
+def test_a_sign_before_what_there_is_changes_nothing() -> None:
+    assert demo("+steps=3", "++out=a b, [c]") == demo("steps=3", "out=a b, [c]")
+
+
+def test_a_library_s_own_settings_may_be_added_and_left_out() -> None:
+    added = demo("+deepspeed.mine.depth=3").deepspeed
+    assert added["mine"] == {"depth": 3} and "zero_optimization" in added
+    assert "zero_optimization" not in demo("~deepspeed.zero_optimization").deepspeed
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["stepz=3"], "unknown setting 'stepz': did you mean 'steps'?"),
