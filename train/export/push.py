@@ -66,7 +66,7 @@ def push(out: Path, repo: str, *, private: bool) -> str:
     files = {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}
     # Not upload_folder, which makes several commits of many files or of large ones.
     there = _ask(repo, lambda: api.list_repo_files(repo))
-    changes = [
+    changes: list[CommitOperationAdd | CommitOperationDelete] = [
         *(CommitOperationDelete(name) for name in there if name not in files and _is_own(name)),
         *(CommitOperationAdd(name, path) for name, path in files.items() if not name.startswith(".")),
     ]

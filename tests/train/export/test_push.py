@@ -230,6 +230,25 @@ def test_a_finished_directory_without_its_checkpoints_is_skipped(
     assert capsys.readouterr().out == f"export: {exported} is finished: nothing to do\n"
 
 
+@pytest.mark.parametrize(("gated", "same", "other"), [(False, "merged", "kept"), (True, "kept", "merged")])
+def test_lora_by_default_is_what_it_stands_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gated: bool, same: str, other: str
+) -> None:
+    """A directory exported without the setting was refused as another result with the very same value given."""
+    tuned, manifest = training(tmp_path / "tuned")
+    manifest["settings"]["lora"] = {"rank": 4, "gated": gated}
+    (tuned / "manifest.json").write_text(json.dumps(manifest))
+    out = tmp_path / "model"
+    write_manifest(
+        out, "model", made_from(ExportConfig(str(tuned), str(out), lora=same), {"checkpoint": tuned})
+    )
+    export(out)
+    export(out, f"lora={same}")
+    assert capsys.readouterr().out.count("nothing to do") == 2
+    with pytest.raises(UserError, match=f"lora={other}"):
+        export(out, f"lora={other}")
+
+
 def test_nothing_of_an_older_export_stays_beside_a_newer(hub: str, exported: Path) -> None:
     """The single file of an older push stayed beside the shards of a newer, and Transformers loaded it."""
     older = ["adapter/adapter_config.json", "custom_generate/generate.py", "adaptive.json"]
