@@ -86,8 +86,9 @@ def with_manifest(named: Mapping[str, str | None]) -> dict[str, str]:
 def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     """Whether `out` already holds this very result.
 
-    Raises UserError when it holds a finished result of other settings or other inputs.
+    Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
     """
+    _check_place(out)
     path = Path(out) / MANIFEST
     if not path.is_file():
         return False
@@ -123,8 +124,9 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     What an interrupted run left there is kept if it was begun with the same `made`.
     Raises UserError as `staged` does.
     """
+    _check_place(out)
     final = Path(out)
-    if final.exists() and (not final.is_dir() or any(final.iterdir())):
+    if final.exists() and any(final.iterdir()):
         raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
     partial = partial_of(out)
     try:
@@ -141,6 +143,17 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
         yield partial
     finally:
         os.close(held)
+
+
+def _check_place(out: str | Path) -> None:
+    """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
+    path = Path(out)
+    if path.name in ("", ".."):
+        found = f"'{out}', which has none" if str(out) else "nothing"
+        raise UserError(f"out={out}: wanted a folder by its name, found {found}")
+    there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
+    if there is not None and not there.is_dir():
+        raise UserError(f"out={out}: wanted a new or empty folder, found the file {there}")
 
 
 def partial_of(out: str | Path) -> Path:

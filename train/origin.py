@@ -4,7 +4,7 @@ Knows manifests and the hub's way of storing; asks nobody.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,20 @@ LICENSE = ("license", "license_name", "license_link")
 
 
 def origin(folder: str | None) -> dict[str, Any]:
-    """Name, license and, of the hub's cache, repository and commit; empty where there is no folder.
+    """Name and license where they are told, and, of the hub's cache, repository and commit.
 
-    The folder's config.json is not asked for a name: there a fine-tuned model often has that of its own base.
+    A name is the hub's, or the model_name of the folder's card. What the folder is called says where it lies,
+    and its config.json often has the name of a fine-tuned model's own base.
     """
     if folder is None:
         return {}
     path = Path(folder).resolve()
     if found := CACHED.search(path.as_posix()):
         owner, name, commit = found.groups()
-        return {"name": name, "hub": f"{owner}/{name}", "commit": commit, **_license(path)}
-    return {"name": path.name, **_license(path)}
+        card = _card(path, LICENSE)
+        return {"name": name, "hub": f"{owner}/{name}", "commit": commit, **card}
+    card = _card(path, ("model_name", *LICENSE))
+    return {name.removeprefix("model_"): value for name, value in card.items()}
 
 
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,10 +41,10 @@ def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: train[name] for name in ("documents", "tokens", "modes")}, "languages": languages}
 
 
-def _license(folder: Path) -> dict[str, Any]:
-    """From the front matter of its model card."""
+def _card(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """What the front matter of its model card says."""
     try:
         card = metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, YAMLError):  # none, or one that nobody checked
         return {}
-    return {name: card[name] for name in LICENSE if isinstance(card.get(name), str)}
+    return {name: card[name] for name in names if isinstance(card.get(name), str)}

@@ -82,3 +82,26 @@ def test_two_runs_never_write_one_folder(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="another run is writing it"), staged(out):
             pass
     assert (out / "shard").read_text() == "whole"
+
+
+@pytest.mark.parametrize("out", ["", ".", "/", "..", "model/.."])
+def test_a_folder_without_a_name_is_refused(out: str) -> None:
+    """out= and out=. were tracebacks: "PosixPath('.') has an empty name"."""
+    with pytest.raises(UserError, match=f"^out={out}: wanted a folder by its name, found"):
+        is_finished(out, "shards", {})
+    with pytest.raises(UserError, match="wanted a folder by its name"), staged(out):
+        pass
+
+
+def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
+    """It was told after all else had been read, where the writing begins."""
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out in (file, file / "speed"):
+        told = f"^out={out}: wanted a new or empty folder, found the file {file}$"
+        with pytest.raises(UserError, match=told):
+            is_finished(out, "shards", {})
+        with pytest.raises(UserError, match="found the file"), staged(out):
+            pass
+    assert file.read_text() == "mine"
+    assert not is_finished(tmp_path / "new" / "folder", "shards", {})

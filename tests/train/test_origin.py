@@ -20,17 +20,22 @@ def test_a_folder_of_the_hubs_cache_tells_its_name(tmp_path: Path) -> None:
     }
 
 
-def test_another_folder_tells_its_own_name_alone(tmp_path: Path) -> None:
-    """The _name_or_path of a fine-tuned model's config.json is that of its base, and may be a path."""
+def test_another_folder_tells_what_its_card_says(tmp_path: Path) -> None:
+    """The _name_or_path of a fine-tuned model's config.json is that of its base, and may be a path.
+
+    The folder's own name was taken, and the demo's card had the title "model_directory with adaptive tokens".
+    """
     folder = tmp_path / "7b"
     folder.mkdir()
     (folder / "config.json").write_text('{"_name_or_path": "someone/else"}')
-    assert origin(f"{folder}/") == {"name": "7b"} and origin(None) == {}
+    assert origin(f"{folder}/") == origin(None) == {}
     for broken in ("---\nlicense: [\n---\n", "---\n- a\n---\n", "---\nlicense: [a]\n---\n", "# Model\n"):
         (folder / "README.md").write_text(broken)
-        assert origin(str(folder)) == {"name": "7b"}
+        assert origin(str(folder)) == {}
     (folder / "README.md").write_bytes(b"\xff\xfe")
-    assert origin(str(folder)) == {"name": "7b"}
+    assert origin(str(folder)) == {}
+    (folder / "README.md").write_text("---\nmodel_name: Some-7B\nlicense: mit\n---\n# Model\n")
+    assert origin(str(folder)) == {"name": "Some-7B", "license": "mit"}
 
 
 def test_languages_come_by_their_tokens() -> None:

@@ -10,7 +10,7 @@ manifest.json      written last
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from conf import run
-from conf.stage import is_finished, made_from, staged, write_manifest
-from train.export.adapter import keeps_adapter
+from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
+from train.export.adapter import keeps_adapter, trained_lora
 from train.export.beside import write_beside
 from train.export.bundle import write_custom_generate
 from train.export.card import write_card
@@ -39,16 +39,18 @@ CHANGEABLE = ("data", "verify_sequences", "report", "push", "private")
 def main(config: ExportConfig) -> None:
     """Export, unless the folder already holds it; nothing is visible before it is whole and verified."""
     return_large_blocks()
-    trained = open_trained(config.checkpoint)
-    kept = keeps_adapter(config, trained.lora)
-    made = made_from(config, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
+    manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
+    lora = trained_lora(manifest)
+    kept = keeps_adapter(config, lora)
+    settled = replace(config, lora=("kept" if kept else "merged") if lora.rank else None)
+    made = made_from(settled, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
     finished = is_finished(config.out, "model", made)
-    check_asked(config, finished=finished)
-    if not finished:
-        write(config, trained, made, kept=kept)
+    check_asked(config, manifest, finished=finished)
+    if not finished:  # only then are checkpoints read, which may be large, or gone since
+        write(config, open_trained(config.checkpoint), made, kept=kept)
     elif not (config.report or config.push):
         print(f"export: {config.out} is finished: nothing to do")
-    publish(config, trained.manifest)
+    publish(config, manifest)
 
 
 def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, kept: bool) -> None:
@@ -57,8 +59,9 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
     with staged(config.out) as out:
         verified = export(config, trained, out, kept=kept, data=data)
         parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
-        write_card(out, trained.manifest, verified=told, push=config.push)
-        write_manifest(out, "model", made, parameters=parameters, verified=told)
+        step = trained.checkpoint.step
+        write_card(out, trained.manifest, step=step, verified=told, push=config.push)
+        write_manifest(out, "model", made, parameters=parameters, step=step, verified=told)
     print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
     print(f"export: {describe(verified) if verified else 'not verified'}")
 

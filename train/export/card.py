@@ -4,6 +4,7 @@ Knows what the manifest of the training says, the files of the directory and a f
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from train.export.beside import infilling_orders
 from train.export.report import measured_on, read_report, speed_rows
 
 CARD = "README.md"
+PLACE = "MODEL"  # in commands, where the directory has no name on a hub
+NAMED = re.compile(r"^python -m infer model=(\S+) ", re.MULTILINE)
 TAGS = ["sdsat", "adaptive-tokens", "speculative-decoding"]
 NAMES = {
     "standard_loss": "loss of a standard token, nats",
@@ -31,43 +34,82 @@ def write_card(
     out: Path,
     manifest: dict[str, Any],
     *,
+    step: int,
     verified: Mapping[str, Any] | None,
     report: str | None = None,
     push: str | None = None,
 ) -> None:
-    """Write the card of the model directory `out`, made of a training folder with this manifest.
+    """Write the card of the model directory `out`, which `render_card` makes."""
+    text = render_card(out, manifest, step=step, verified=verified, report=report, push=push)
+    write_bytes(out / CARD, text.encode())
+
+
+def render_card(
+    out: Path,
+    manifest: dict[str, Any],
+    *,
+    step: int,
+    verified: Mapping[str, Any] | None,
+    report: str | None = None,
+    push: str | None = None,
+) -> str:
+    """The card of the model directory `out`, made of the checkpoint of `step` in a training folder with this
+    manifest.
 
     `verified` is what the directory's own manifest says of its reading back, `report` the folder of a finished
     report of the finished directory, `push` its name on the hub. Raises UserError for another model's report.
     """
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     told = read_report(report, out) if report else None
-    adaptive, base = manifest["adaptive"], manifest.get("base") or {}
-    card = _environment().get_template("card.md.j2")
-    text = card.render(
-        metadata=_metadata(manifest, base),
-        title=_title(manifest, base, config, push),
-        path=push or "MODEL",
-        pushed=push,
-        manifest=manifest,
-        base=base,
-        facts=list(_facts(manifest, config)),
-        adaptive=adaptive,
-        identical=len(adaptive) == 1,
-        mask_token_id=adaptive[0] if adaptive else None,
-        k=manifest["L"],
-        gated=trained_lora(manifest).gated,
-        kept=(out / "adapter").is_dir(),
-        infilling=bool(infilling_orders(manifest)),
-        custom_generate=(out / "custom_generate").is_dir(),
-        held_out=_held_out(manifest["validation"], verified),
-        verified=verified,
-        report=told,
-        speed=speed_rows(told) if told and told["speed"] else [],
-        recipe=list(_recipe(manifest)),
-        exported={"dtype": config["dtype"], **_exporter(out)},
+    return (
+        _environment()
+        .get_template("card.md.j2")
+        .render(
+            _of_training(manifest),
+            **_of_directory(out, manifest, push),
+            step=step,
+            held_out=_held_out(manifest["validation"], step, verified),
+            verified=verified,
+            report=told,
+            speed=speed_rows(told) if told and told["speed"] else [],
+        )
     )
-    write_bytes(out / CARD, text.encode())
+
+
+def named(out: Path) -> str | None:
+    """The name that the directory has in the first command of its card, None where there is no such command."""
+    path = out / CARD
+    found = NAMED.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
+    return found[1] if found else None
+
+
+def _of_training(manifest: dict[str, Any]) -> dict[str, Any]:
+    adaptive = manifest["adaptive"]
+    return {
+        "manifest": manifest,
+        "base": manifest.get("base") or {},
+        "adaptive": adaptive,
+        "identical": len(adaptive) == 1,
+        "mask_token_id": adaptive[0] if adaptive else None,
+        "k": manifest["L"],
+        "gated": trained_lora(manifest).gated,
+        "infilling": bool(infilling_orders(manifest)),
+        "recipe": list(_recipe(manifest)),
+    }
+
+
+def _of_directory(out: Path, manifest: dict[str, Any], push: str | None) -> dict[str, Any]:
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    base = manifest.get("base") or {}
+    return {
+        "metadata": _metadata(manifest, base),
+        "title": _title(manifest, base, config, push),
+        "path": push or PLACE,
+        "pushed": push,
+        "facts": list(_facts(manifest, config)),
+        "kept": (out / "adapter").is_dir(),
+        "custom_generate": (out / "custom_generate").is_dir(),
+        "exported": {"dtype": config["dtype"], **_exporter(out)},
+    }
 
 
 @cache
@@ -108,10 +150,11 @@ def _title(
 ) -> str:
     if push:
         return push.rpartition("/")[2]
-    name = base.get("name") or f"{config['model_type'].capitalize()} model"
+    family = re.sub("ForCausalLM$|LMHeadModel$", "", config["architectures"][0])
+    name = base.get("name") or f"{family} of {_size(manifest['parameters'])} parameters"
     if manifest["adaptive"]:
         return f"{name} with adaptive tokens"
-    return f"{name}, fine-tuned" if base else name
+    return f"{name}, fine-tuned" if "name" in base else name
 
 
 def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -136,21 +179,24 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _held_out(
-    validation: Sequence[Mapping[str, float]], verified: Mapping[str, Any] | None
+    validation: Sequence[Mapping[str, float]], step: int, verified: Mapping[str, Any] | None
 ) -> dict[str, list[Any]]:
-    """The held-out figures: before, after, and of the directory itself with its 95 % interval."""
-    before, after = validation[0], validation[-1]
-    offsets = sorted(int(name.removeprefix("accuracy_")) for name in after if name.startswith("accuracy_"))
+    """The held-out figures: before, after where this step was validated, and of the directory itself with its
+    95 % interval.
+    """
+    before, after = validation[0], [row for row in validation if row["step"] == step]
+    offsets = sorted(int(name.removeprefix("accuracy_")) for name in before if name.startswith("accuracy_"))
     names = ["standard_loss", *(f"accuracy_{offset}" for offset in offsets), "accepted"]
     rows = []
-    for name in filter(after.__contains__, names):
+    for name in filter(before.__contains__, names):
         row = [NAMES.get(name) or f"draft of adaptive token {name.removeprefix('accuracy_')} right"]
-        row += [_shown(name, one[name]) for one in (before, after)]
+        row += [_shown(name, one[name]) for one in (before, *after)]
         if verified:
             ends = verified["intervals"].get(name)
             row.append(_shown(name, verified["measured"][name], ends))
         rows.append(row)
-    return {"head": ["", "before", "after", *(["this directory (95 %)"] if verified else [])], "rows": rows}
+    again = ["this directory (95 %)"] if verified else []
+    return {"head": ["", "before", *(["after"] if after else []), *again], "after": after, "rows": rows}
 
 
 def _shown(name: str, value: float, ends: Sequence[float] | None = None) -> str:

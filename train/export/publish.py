@@ -5,13 +5,13 @@ from typing import Any
 
 from conf import UserError
 from conf.stage import read_manifest
-from train.export.card import write_card
+from train.export.card import CARD, PLACE, named, render_card, write_card
 from train.export.config import ExportConfig
 from train.export.push import check_push, push
 from train.export.report import read_report
 
 
-def check_asked(config: ExportConfig, *, finished: bool) -> None:
+def check_asked(config: ExportConfig, manifest: dict[str, Any], *, finished: bool) -> None:
     """Raises UserError, before anything is done, for a report or a place on the hub that cannot be used.
 
     A report belongs to the very directory that it was measured of: there is none before that is finished.
@@ -23,16 +23,47 @@ def check_asked(config: ExportConfig, *, finished: bool) -> None:
         )
     if config.report:
         read_report(config.report, Path(config.out))
+    if config.push and finished and not config.report:
+        _is_of_another(Path(config.out), manifest, config.push)
     if config.push:
         check_push(config.push, private=config.private)
 
 
 def publish(config: ExportConfig, manifest: dict[str, Any]) -> None:
-    """Of a finished directory: write its card again where a report is given, push it where asked."""
-    out = Path(config.out)
+    """Of a finished directory: write its card again for a report or another name, push it where asked."""
+    out, told = Path(config.out), None
     if config.report:
-        verified = read_manifest(out, "model", "out").get("verified")
-        write_card(out, manifest, verified=verified, report=config.report, push=config.push)
-        print(f"export: wrote {out / 'README.md'} with the figures of {config.report}")
+        told = f"the figures of {config.report}"
+    elif config.push and _is_of_another(out, manifest, config.push):
+        told = f"the name {config.push}"
+    if told:
+        write_card(out, manifest, **_exported(out, manifest), report=config.report, push=config.push)
+        print(f"export: wrote {out / CARD} with {told}")
     if config.push:
         print(f"export: pushed to {push(out, config.push, private=config.private)}")
+
+
+def _is_of_another(out: Path, manifest: dict[str, Any], repo: str) -> bool:
+    """Whether the card, as it was written, has another name than that on the hub.
+
+    Raises UserError where it has, and holds what it could not be written again with: its author's words, or
+    a report's figures.
+    """
+    found = named(out)
+    if found is None or found == repo:
+        return False
+    written = render_card(out, manifest, **_exported(out, manifest), push=None if found == PLACE else found)
+    if (out / CARD).read_bytes() == written.encode():
+        return True
+    if found == PLACE:  # of which the card says that it stands for any name
+        return False
+    raise UserError(
+        f"push={repo}: wanted a card of that name, found {found} in {out / CARD}, which was edited or has a "
+        f"report's figures: write {repo} there, or give report=DIR, with which the card is written anew"
+    )
+
+
+def _exported(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What the directory's manifest says of the export; earlier versions took the last step and kept none."""
+    made = read_manifest(out, "model", "out")
+    return {"step": made.get("step", manifest["step"]), "verified": made.get("verified")}

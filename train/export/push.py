@@ -5,10 +5,11 @@ anything to upload.
 """
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -20,6 +21,23 @@ from huggingface_hub.errors import (
 from conf import UserError
 
 T = TypeVar("T")
+
+# Files of an export: an older one's must not stay beside a newer, where readers would take them for its own.
+OWN = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "adapter/*",
+    "custom_generate/*",
+    "adaptive.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 
 
 def check_push(repo: str, *, private: bool) -> None:
@@ -38,14 +56,26 @@ def check_push(repo: str, *, private: bool) -> None:
 def push(out: Path, repo: str, *, private: bool) -> str:
     """Upload a model directory in one commit, to a new repository or over what it had; returns the address.
 
-    Nobody sees a part of it. Files that the repository has beside are left there. Raises UserError.
+    Nobody sees a part of it, nor what an older export left. Other files that the repository has beside are left
+    there. Raises UserError.
     """
     api = HfApi()
     _ask(repo, lambda: api.create_repo(repo, private=private, exist_ok=True))
     _check_visibility(api, repo, private=private)
     told = f"{out.name}, by adaptive-tokens"
-    _ask(repo, lambda: api.upload_folder(repo_id=repo, folder_path=out, commit_message=told))
+    files = {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}
+    # Not upload_folder, which makes several commits of many files or of large ones.
+    there = _ask(repo, lambda: api.list_repo_files(repo))
+    changes: list[CommitOperationAdd | CommitOperationDelete] = [
+        *(CommitOperationDelete(name) for name in there if name not in files and _is_own(name)),
+        *(CommitOperationAdd(name, path) for name, path in files.items() if not name.startswith(".")),
+    ]
+    _ask(repo, lambda: api.create_commit(repo, changes, commit_message=told))
     return f"{api.endpoint}/{repo}"
+
+
+def _is_own(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in OWN)
 
 
 def _check_visibility(api: HfApi, repo: str, *, private: bool) -> None:

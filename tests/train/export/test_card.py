@@ -12,7 +12,7 @@ from conf import UserError
 from conf.stage import fingerprint, write_manifest
 from infer.report import write
 from tests.infer.report_fixture import quality, speed, write_parts
-from tests.train.export.export_fixture import VERIFIED, training
+from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training
 from train.export.beside import write_beside
 from train.export.card import write_card
 from train.export.config import ExportConfig
@@ -30,8 +30,8 @@ def finished(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     out = folder / "model"
     out.mkdir()
     write_beside(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
-    write_card(out, manifest, verified=VERIFIED if manifest["adaptive"] else None)
-    write_manifest(out, "model", {"settings": {}, "inputs": {}}, verified=VERIFIED)
+    write_card(out, manifest, step=9, verified=VERIFIED if manifest["adaptive"] else None)
+    write_manifest(out, "model", {"settings": {}, "inputs": {}}, step=9, verified=VERIFIED)
     return out, manifest
 
 
@@ -67,9 +67,11 @@ def test_the_table_has_before_after_and_again(made: tuple[Path, dict[str, Any]])
 
 def test_what_was_not_done_is_not_told(tmp_path: Path) -> None:
     """A model without adaptive tokens, of random weights, and not read back."""
-    out, _ = finished(
+    out, manifest = finished(
         tmp_path, adaptive=0, base={}, data={"documents": 1, "tokens": 2, "modes": {}, "languages": []}
     )
+    manifest["settings"]["model"]["random_init"] = True
+    write_card(out, manifest, step=9, verified=None)
     card = (out / "README.md").read_text()
     assert "without adaptive tokens" in card and "not read back" in card and "license" not in card
     assert "| next token right | 60.0 % | 70.0 % |" in card
@@ -78,13 +80,49 @@ def test_what_was_not_done_is_not_told(tmp_path: Path) -> None:
     )
 
 
+def test_a_base_model_without_a_name_is_given_none(tmp_path: Path) -> None:
+    """The folder's last name stood there, behind the paragraph before it without an empty line between."""
+    out, _ = finished(tmp_path, base={})
+    card = (out / "README.md").read_text()
+    assert "\n# Llama of 2.67 million parameters with adaptive tokens\n" in card
+    assert "one by one.\n\nFine-tuned from a model whose folder tells no name.\n\n| model |" in card
+    assert "- The folder of the base model stated no license" in card
+
+
+def test_the_figures_are_of_the_checkpoint_that_was_taken(made: tuple[Path, dict[str, Any]]) -> None:
+    """Those of the last step were shown where its checkpoint was broken and an older one was exported."""
+    out, manifest = made
+    manifest["step"], manifest["validation"] = 18, [BEFORE, AFTER, AFTER | {"step": 18, "standard_loss": 1.2}]
+    write_card(out, manifest, step=9, verified=None)
+    card = (out / "README.md").read_text()
+    assert (
+        "| loss of a standard token, nats | 1.500 | 1.400 |\n" in card and "| trained | step 9 of 18 on" in card
+    )
+    write_card(out, manifest, step=18, verified=None)
+    card = (out / "README.md").read_text()
+    assert "| loss of a standard token, nats | 1.500 | 1.200 |\n" in card and "| trained | step 18 on" in card
+    write_card(out, manifest, step=12, verified=None)
+    card = (out / "README.md").read_text()
+    assert "before training alone, since this step's checkpoint was not validated." in card
+    assert "| loss of a standard token, nats | 1.500 |\n" in card
+
+
+def test_a_report_does_not_change_the_step(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """A finished directory's step is its own manifest's: its checkpoint may be gone."""
+    out, manifest = made
+    manifest["step"], manifest["validation"] = 18, [BEFORE, AFTER, AFTER | {"step": 18, "standard_loss": 1.2}]
+    report = report_of(out, tmp_path / "report", speed=speed())
+    publish(ExportConfig("tuned", str(out), report=str(report)), manifest)
+    assert "| trained | step 9 of 18 on" in (out / "README.md").read_text()
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_an_adapter_beside_the_weights_is_told(tmp_path: Path, gated: bool) -> None:
     """Without it the weights are the base model's, which is all that a server reads."""
     out, manifest = finished(tmp_path)
     (out / "adapter").mkdir()
     manifest["settings"]["lora"] = {"rank": 4, "gated": gated}
-    write_card(out, manifest, verified=None)
+    write_card(out, manifest, step=9, verified=None)
     card = (out / "README.md").read_text()
     assert ("acts on adaptive tokens alone" in card, "export with `lora=merged`" in card) == (gated, not gated)
     assert "| LoRA | rank 4" in card
@@ -93,7 +131,7 @@ def test_an_adapter_beside_the_weights_is_told(tmp_path: Path, gated: bool) -> N
 def test_the_hubs_name_stands_in_the_commands(made: tuple[Path, dict[str, Any]]) -> None:
     out, manifest = made
     (out / "custom_generate").mkdir()
-    write_card(out, manifest, verified=None, push="someone/fast-7b")
+    write_card(out, manifest, step=9, verified=None, push="someone/fast-7b")
     card = (out / "README.md").read_text()
     assert "# fast-7b\n" in card and "MODEL" not in card
     assert 'custom_generate="someone/fast-7b", trust_remote_code=True' in card
@@ -101,7 +139,7 @@ def test_the_hubs_name_stands_in_the_commands(made: tuple[Path, dict[str, Any]])
 
 def test_logits_that_differ_are_told(made: tuple[Path, dict[str, Any]]) -> None:
     verified = {**VERIFIED, "logit_difference": 0.0123, "agreement": 0.9921}
-    write_card(made[0], made[1], verified=verified)
+    write_card(made[0], made[1], step=9, verified=verified)
     card = (made[0] / "README.md").read_text()
     assert "by 0.012 at most" in card and "the same in 99.2 % of them" in card
 
@@ -110,7 +148,7 @@ def test_a_report_goes_into_the_card(made: tuple[Path, dict[str, Any]], tmp_path
     out, manifest = made
     report = report_of(out, tmp_path / "report", speed=speed(), quality=quality())
     config = ExportConfig("tuned", str(out), report=str(report))
-    check_asked(config, finished=True)
+    check_asked(config, manifest, finished=True)
     before = (out / "manifest.json").read_bytes()
     publish(config, manifest)
     card = (out / "README.md").read_text()
@@ -131,7 +169,7 @@ def test_half_a_report_will_do(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, parts: dict[str, Any]
 ) -> None:
     report = report_of(made[0], tmp_path / "report", **parts)
-    write_card(made[0], made[1], verified=None, report=str(report))
+    write_card(made[0], made[1], step=9, verified=None, report=str(report))
     card = (made[0] / "README.md").read_text()
     assert ("### Speed" in card, "### Quality" in card) == ("speed" in parts, "quality" in parts)
 
@@ -145,7 +183,7 @@ def test_a_report_that_is_none_of_this_model_is_refused(
 
     def refused(folder: Path, told: str, *, finished: bool = True) -> None:
         with pytest.raises(UserError, match=told):
-            check_asked(ExportConfig("tuned", str(out), report=str(folder)), finished=finished)
+            check_asked(ExportConfig("tuned", str(out), report=str(folder)), manifest, finished=finished)
 
     refused(report, "wanted out to be the finished directory that it was measured of", finished=False)
     refused(tmp_path / "absent", r"wanted a folder that infer\.report wrote, found no report\.json")

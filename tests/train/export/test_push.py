@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import re
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +18,7 @@ from conf import UserError, settings
 from conf.stage import made_from, write_manifest
 from tests.train.export.export_fixture import training
 from train.export.__main__ import main
+from train.export.card import write_card
 from train.export.config import ExportConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,6 +30,7 @@ class Hub(BaseHTTPRequestHandler):
     role = "write"
     repos: dict[str, bool]  # whether private, by name
     files: dict[str, bytes]  # of the last commit, and of large files by their SHA-256
+    commits = 0
     refused: tuple[str, int] = ("", 0)  # requests with this in their path get this status
 
     def log_message(self, *_: object) -> None:
@@ -59,10 +63,14 @@ class Hub(BaseHTTPRequestHandler):
         if self.is_refused():
             return
         name = self.path.removeprefix("/api/models/")
+        tree = re.match(r"(.*)/tree/main\?", name)
         if self.path == "/api/whoami-v2":
             self.answer(
                 {"name": "someone", "orgs": [{"name": "Org"}], "auth": {"accessToken": {"role": self.role}}}
             )
+        elif tree and tree[1] in self.repos:
+            names = [name for name in self.files if not re.fullmatch("[0-9a-f]{64}", name)]
+            self.answer([{"type": "file", "path": name, "size": 1, "oid": COMMIT} for name in names])
         elif name in self.repos:
             self.answer({"id": name, "private": self.repos[name], "sha": COMMIT, "siblings": [], "tags": []})
         else:
@@ -91,12 +99,15 @@ class Hub(BaseHTTPRequestHandler):
             ]
             self.answer({"transfer": "basic", "objects": objects})
         elif "/commit/" in self.path:
+            Hub.commits += 1
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "file":
                     self.files[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     self.files[value["path"]] = self.files[value["oid"]]
+                elif line["key"] == "deletedFile":
+                    del self.files[value["path"]]
             name = "/".join(self.path.split("/")[3:5])
             self.answer({"commitUrl": f"{address}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
         else:  # of the card's front matter, which is checked on its own
@@ -111,7 +122,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of it, for a user who is signed in."""
-    Hub.role, Hub.repos, Hub.files, Hub.refused = "write", {}, {}, ("", 0)
+    Hub.role, Hub.repos, Hub.files, Hub.commits, Hub.refused = "write", {}, {}, 0, ("", 0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
@@ -145,11 +156,14 @@ def export(out: Path, *given: str) -> None:
 def test_a_finished_directory_is_pushed_whole(
     hub: str, exported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is exported again, and no file changed: the card may have been edited by hand."""
+    """Nothing is exported again, and no file changed: the card may have been edited by hand.
+
+    Its checkpoints may be gone: they were asked for, and read whole, before anything else.
+    """
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
     export(exported, "push=org/model")
     assert capsys.readouterr().out.splitlines() == [f"export: pushed to {hub}/org/model"]
-    assert Hub.repos == {"org/model": True}
+    assert Hub.repos == {"org/model": True} and Hub.commits == 1
     assert {name: Hub.files[name] for name in before} == before
     export(exported, "push=org/model")  # over what is there
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
@@ -206,3 +220,88 @@ def test_a_token_that_only_reads_and_an_upload_that_fails(hub: str, exported: Pa
     Hub.refused = ("", 0)
     export(exported, "push=someone/model")
     assert "manifest.json" in Hub.files
+
+
+def test_a_finished_directory_without_its_checkpoints_is_skipped(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was refused: "wanted a folder with checkpoints, found none"."""
+    export(exported)
+    assert capsys.readouterr().out == f"export: {exported} is finished: nothing to do\n"
+
+
+@pytest.mark.parametrize(("gated", "same", "other"), [(False, "merged", "kept"), (True, "kept", "merged")])
+def test_lora_by_default_is_what_it_stands_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gated: bool, same: str, other: str
+) -> None:
+    """A directory exported without the setting was refused as another result with the very same value given."""
+    tuned, manifest = training(tmp_path / "tuned")
+    manifest["settings"]["lora"] = {"rank": 4, "gated": gated}
+    (tuned / "manifest.json").write_text(json.dumps(manifest))
+    out = tmp_path / "model"
+    write_manifest(
+        out, "model", made_from(ExportConfig(str(tuned), str(out), lora=same), {"checkpoint": tuned})
+    )
+    export(out)
+    export(out, f"lora={same}")
+    assert capsys.readouterr().out.count("nothing to do") == 2
+    with pytest.raises(UserError, match=f"lora={other}"):
+        export(out, f"lora={other}")
+
+
+def test_nothing_of_an_older_export_stays_beside_a_newer(hub: str, exported: Path) -> None:
+    """The single file of an older push stayed beside the shards of a newer, and Transformers loaded it."""
+    older = ["adapter/adapter_config.json", "custom_generate/generate.py", "adaptive.json"]
+    theirs = ["model-Q4.gguf", "assets/model.safetensors", "onnx/config.json", ".gitattributes"]
+    for name in older:
+        path = exported / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    export(exported, "push=org/model")
+    assert {"model.safetensors", *older} <= Hub.files.keys()
+    Hub.files |= dict.fromkeys(theirs, b"")
+    for name in ["model.safetensors", *older]:
+        (exported / name).unlink()
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name in shards:
+        (exported / name).write_bytes(name.encode())
+    (exported / "model.safetensors.index.json").write_text("{}")
+    export(exported, "push=org/model")
+    assert Hub.commits == 2
+    found = {name for name in Hub.files if not re.fullmatch("[0-9a-f]{64}", name)}
+    assert found == {"README.md", "manifest.json", "model.safetensors.index.json", *shards, *theirs}
+    for name in [*shards, "model.safetensors.index.json"]:
+        (exported / name).unlink()
+    (exported / "model.safetensors").write_bytes(b"one")
+    export(exported, "push=org/model")
+    found = {name for name in Hub.files if not re.fullmatch("[0-9a-f]{64}", name)}
+    assert found == {"README.md", "manifest.json", "model.safetensors", *theirs}
+
+
+def test_a_second_name_on_the_hub_goes_into_the_card(hub: str, exported: Path) -> None:
+    """The card of a directory pushed first to one name and then to another had the commands of the first."""
+    shutil.copytree(exported.with_name("tuned") / "model", exported, dirs_exist_ok=True)
+    config = json.loads((exported / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    (exported / "config.json").write_text(json.dumps(config))
+    manifest = json.loads((exported.with_name("tuned") / "manifest.json").read_text())
+    card = exported / "README.md"
+    write_card(exported, manifest, step=9, verified=None)
+    export(exported, "push=org/first")
+    assert "# first\n" in card.read_text() and "infer model=org/first prompt" in card.read_text()
+    export(exported, "push=org/second")
+    assert "# second\n" in card.read_text() and "first" not in card.read_text()
+    assert Hub.files["README.md"] == card.read_bytes()
+
+    edited = card.read_text().replace("## Limits", "A word of its author.\n\n## Limits")
+    card.write_text(edited)
+    export(exported, "push=org/second")
+    assert card.read_text() == edited and Hub.files["README.md"] == edited.encode()
+    with pytest.raises(
+        UserError, match="push=org/third: wanted a card of that name, found org/second in .*edited"
+    ):
+        export(exported, "push=org/third")
+    assert card.read_text() == edited and "org/third" not in Hub.repos
+    card.write_text(edited.replace("org/second", "MODEL"))  # which stands for any name
+    export(exported, "push=org/third")
+    assert Hub.files["README.md"] == card.read_bytes() == edited.replace("org/second", "MODEL").encode()
