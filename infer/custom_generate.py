@@ -106,15 +106,15 @@ def generate(
     """Arguments and result of the library's `generate`, greedy and sampled; and these of its own:
 
     k       drafts in a row, at most: by default L of training; no more than there are diverse tokens
-    probes  under which drafts the next ones are made: "auto" (by measurement, a few seconds of the first call),
-            "root" (the paper's two forwards in turn), "all" (one forward), or a number of them
+    probes  under which drafts the next ones are made: "auto" (by measurement, a few seconds of the first call
+            with such a batch, length and kind of sampling), "root" (the paper's two forwards in turn), "all" (one
+            forward), or a number of them
     seed    of the draws; the same one gives the same text, whatever is drafted. Sequence b has seed + b.
             By default PyTorch's generator decides, so that `set_seed` repeats a text.
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to near-ties. Logits processors
     are to be functions of the ids and scores alone: of several sequences each goes on at its own pace.
-    Raises ValueError for what it cannot do, such as beams, and for texts that may grow beyond the model's
-    context, where the library only warns.
+    Raises ValueError for what it cannot do, such as beams or a length beyond the context (the library warns).
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
     if custom_generate is not None:  # where `model.generate` is this function, and another is wanted
@@ -124,7 +124,7 @@ def generate(
     if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
         raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
     drafting = Drafting.of(adaptive_ids, L if k is None else k, probes, seed)
-    configs = [config for config in (generation_config, model.generation_config) if config is not None]
+    configs = [one for one in (generation_config, model.generation_config) if one]
     check_healing(asked, configs)
     _take_stop_strings(asked, configs)
     # The library gives a streamer the prompt, and keeps it from a callable.
