@@ -106,8 +106,8 @@ def generate(
     """Arguments and result of the library's `generate`, greedy and sampled; and these of its own:
 
     k       drafts in a row, at most: by default L of training; no more than there are diverse tokens
-    probes  under which drafts the next are made: "auto" (by measurement: seconds, once for each batch, length and
-            kind of sampling), "root" (the paper's two forwards in turn), "all" (one forward), or a number
+    probes  under which drafts the next are made: "auto" (by measurement: seconds, once for each batch, length
+            and kind of sampling), "root" (the paper's two forwards in turn), "all" (one forward), or a number
     seed    of the draws; the same one gives the same text, whatever is drafted. Sequence b has seed + b.
             By default PyTorch's generator decides, so that `set_seed` repeats a text.
 
