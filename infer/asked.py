@@ -3,7 +3,8 @@
 B sequences, prompts of P columns, filled up on the left
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -62,11 +63,47 @@ def _refused(reason: str) -> ValueError:
     return ValueError(f"{reason} (transformers.GenerationMixin.generate(model, ...) is the library's own)")
 
 
+def check_healing(asked: Mapping[str, Any], configs: Sequence[GenerationConfig]) -> None:
+    """Raises ValueError where the arguments, or else these configs in their order, ask for token healing: the
+    library does that before it decodes, with a tokenizer that it loses where it is given a callable.
+    """
+    said = (asked.get("token_healing"), *(config.token_healing for config in configs))
+    if next((one for one in said if one is not None), False):
+        raise _refused("token_healing: wanted none, found it asked for")
+
+
+def check_length(prompts: Sequence[Sequence[int]], new: int, context: int) -> None:
+    """Raises ValueError where `new` tokens behind a prompt lead beyond the model's context.
+
+    There the library goes on with a warning, and with learned positions fails in the middle of a text. This
+    decoder's cache has its whole length from the start: one meant as "without end" would fill the memory.
+    """
+    longest = max(map(len, prompts))
+    if longest + new > context:
+        raise _refused(
+            f"max_new_tokens (max_length): wanted the prompt and the new tokens within the model's context of "
+            f"{context}, found {longest} + {new}"
+        )
+
+
+def whole(name: str, value: Any) -> int:
+    """An argument that is to be a whole number, of whatever library. Raises ValueError, naming it."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{name}: wanted a whole number, found {value!r}") from None
+
+
 def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None, positions_BP: Tensor | None) -> list[list[int]]:
     """Each sequence's ids without what fills it up.
 
-    Raises ValueError where that does not stand on the left, or positions are not counted from 0 on.
+    Raises ValueError where there are none, where that does not stand on the left, or positions are not counted
+    from 0 on.
     """
+    if not ids_BP.numel():
+        raise ValueError(f"input_ids: wanted at least one token, found the shape {tuple(ids_BP.shape)}")
     attended = torch.ones_like(ids_BP) if mask_BP is None else (mask_BP != 0).long()
     first_B1 = attended.argmax(1, keepdim=True)  # of a row without any 1 it is 0, which is told below
     places = torch.arange(ids_BP.shape[1], device=ids_BP.device) - first_B1

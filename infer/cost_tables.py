@@ -18,11 +18,10 @@ from transformers import PreTrainedModel
 
 from conf.stage import write_json
 from infer.agreement import agreed_value, shares
-from infer.costs import Costs, context_of, measure_costs, measure_ratio
+from infer.costs import Costs, measure_costs, measure_ratio, measured_at, work
 from infer.gate import GatedLinear
 from infer.hardware import processor
 from infer.pick import Sampling
-from infer.target import context_length
 
 SCHEMA = 5  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0
@@ -30,7 +29,7 @@ WEEK = 7 * 24 * 3600.0
 
 def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling) -> Costs:
     """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
-    context = _context(capacity, lm)
+    context = measured_at(capacity, lm)
     path = _folder() / f"costs-{_key(lm, batch, context, sampling)}.json"
     known = agreed_value(lm, _read(path))
     if known is not None:
@@ -51,15 +50,10 @@ def find_both(
     model with what may follow it, which of sampled text takes longer.
     """
     ours, theirs = (find_costs(lm, batch=batch, capacity=capacity, sampling=sampling) for lm in (target, draft))
-    context = _context(capacity, target, draft)
+    context = measured_at(capacity, target, draft)
     ratio = measure_ratio(target, draft, batch=batch, context=context, sampling=sampling)
     scale = ratio * ours(1) / theirs(1)
     return ours, Costs(theirs.rows, tuple(scale * ms for ms in theirs.ms))
-
-
-def _context(capacity: int, *lms: PreTrainedModel) -> int:
-    """The context measured at, as far as these models have positions: learned ones end."""
-    return min(context_of(capacity), *(context_length(lm.config) for lm in lms))
 
 
 def _read(path: Path) -> Costs | None:
@@ -78,13 +72,8 @@ def _key(lm: PreTrainedModel, batch: int, context: int, sampling: Sampling) -> s
     gated = any(isinstance(module, GatedLinear) for module in lm.modules())
     # Two machines may share a home: where no processor has a name, the machine's tells them apart.
     facts = [SCHEMA, device_name(lm), processor() or platform.node(), shares(lm), torch.__version__]
-    facts += [str(lm.dtype), config, gated, batch, context, _work(sampling)]
+    facts += [str(lm.dtype), config, gated, batch, context, work(sampling)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _work(sampling: Sampling) -> tuple[bool, int, bool]:
-    """What of the sampling decides how much is computed: not how warm it is, nor where top_p cuts."""
-    return sampling.temperature > 0, sampling.top_k, sampling.top_p < 1
 
 
 def device_name(lm: PreTrainedModel) -> str:

@@ -21,6 +21,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.pick import GREEDY, Sampling
 from infer.reading import Reading, Request
 from infer.runner import Runner
+from infer.target import context_length
 from infer.tree import Tree
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -49,6 +50,16 @@ class Costs:
 def context_of(capacity: int) -> int:
     """The context measured at, for texts of up to `capacity` tokens: about half of it."""
     return min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
+
+
+def measured_at(capacity: int, *lms: PreTrainedModel) -> int:
+    """The same, as far as these models have positions: learned ones end."""
+    return min(context_of(capacity), *(context_length(lm.config) for lm in lms))
+
+
+def work(sampling: Sampling) -> tuple[bool, int, bool]:
+    """What of the sampling decides how much is computed: not how warm it is, nor where top_p cuts."""
+    return sampling.temperature > 0, sampling.top_k, sampling.top_p < 1
 
 
 class Bench:

@@ -27,38 +27,50 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from conf.errors import UserError
-from infer.asked import check_asked, limits_of, padded, prompts_of, row_processors, sampling_of
+from infer.asked import (
+    check_asked,
+    check_healing,
+    check_length,
+    limits_of,
+    padded,
+    prompts_of,
+    row_processors,
+    sampling_of,
+    whole,
+)
 from infer.attention import attending, register
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
 from infer.kept import Kept, kept_for
 from infer.loop import Each, Limits, decode
 from infer.pick import Sampling
 from infer.reading import Request
+from infer.target import context_length
 
 SEEDS = 2**63
+PROBES = (None, "auto", "root", "all")
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """The adaptive tokens of a model, and how a call wants to draft with them.
-
-    Raises ValueError, naming the argument, for what cannot be.
-    """
+    """The adaptive tokens of a model, and how a call wants to draft with them."""
 
     ids: Sequence[int]
     k: int  # drafts in a row
     probes: str | int | None  # under which drafts: "auto" (None), "root", "all" or a number
     seed: int | None
 
-    def __post_init__(self) -> None:
-        probe_ids(self.ids, self.k)
-        number = isinstance(self.probes, int) and self.probes >= 1
-        if not number and self.probes not in (None, "auto", "root", "all"):
-            raise ValueError(
-                f"probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes!r}"
-            )
-        if self.seed is not None and not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed: wanted a number of up to 63 bits, found {self.seed}")
+    @classmethod
+    def of(cls, ids: Sequence[int], k: Any, probes: Any, seed: Any) -> "Drafting":
+        """By a call's arguments, of any type. Raises ValueError, naming the argument, for what cannot be."""
+        k = whole("k", k)
+        probe_ids(ids, k)
+        if seed is not None and not 0 <= (seed := whole("seed", seed)) < SEEDS:
+            raise ValueError(f"seed: wanted a number of up to 63 bits, found {seed}")
+        if probes is not None and not isinstance(probes, str):
+            probes = whole("probes", probes)
+        if probes not in PROBES and (isinstance(probes, str) or probes < 1):
+            raise ValueError(f"probes: wanted auto, root, all or a number of nodes from 1 on, found {probes!r}")
+        return cls(ids, k, probes, seed)
 
     def policy(
         self, kept: Kept, lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling
@@ -94,14 +106,14 @@ def generate(
     """Arguments and result of the library's `generate`, greedy and sampled; and these of its own:
 
     k       drafts in a row, at most: by default L of training; no more than there are diverse tokens
-    probes  under which drafts the next ones are made: "auto" (by measurement, a few seconds of the first call),
-            "root" (the paper's two forwards in turn), "all" (one forward), or a number of them
+    probes  under which drafts the next are made: "auto" (by measurement: seconds, once for each batch, length
+            and kind of sampling), "root" (the paper's two forwards in turn), "all" (one forward), or a number
     seed    of the draws; the same one gives the same text, whatever is drafted. Sequence b has seed + b.
             By default PyTorch's generator decides, so that `set_seed` repeats a text.
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to near-ties. Logits processors
     are to be functions of the ids and scores alone: of several sequences each goes on at its own pace.
-    Raises ValueError for what it cannot do, such as beams.
+    Raises ValueError for what it cannot do, such as beams or a length beyond the context (the library warns).
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
     if custom_generate is not None:  # where `model.generate` is this function, and another is wanted
@@ -110,18 +122,20 @@ def generate(
         return library(custom_generate=custom_generate, **asked, **given)
     if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
         raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
-    drafting = Drafting(adaptive_ids, L if k is None else k, probes, seed)
-    _take_stop_strings(asked, generation_config, model.generation_config)
+    drafting = Drafting.of(adaptive_ids, L if k is None else k, probes, seed)
+    configs = [one for one in (generation_config, model.generation_config) if one]
+    check_healing(asked, configs)
+    _take_stop_strings(asked, configs)
     # The library gives a streamer the prompt, and keeps it from a callable.
     decoder = partial(_decode, drafting=drafting, streamer=asked.get("streamer"), given=frozenset(asked))
     return library(custom_generate=decoder, **asked)
 
 
-def _take_stop_strings(asked: dict[str, Any], *configs: GenerationConfig | None) -> None:
+def _take_stop_strings(asked: dict[str, Any], configs: Sequence[GenerationConfig]) -> None:
     """A tokenizer and stop strings become a criterion: the library loses the tokenizer where it is given a
     callable, and then asks for one.
     """
-    tokenizer, sources = asked.pop("tokenizer", None), (config.stop_strings for config in configs if config)
+    tokenizer, sources = asked.pop("tokenizer", None), (config.stop_strings for config in configs)
     strings = next((some for some in (asked.get("stop_strings"), *sources) if some), None)
     if strings and tokenizer is not None:
         criteria = [*(asked.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
@@ -150,18 +164,10 @@ def _decode(
     mask, positions = (prepared.pop(name, None) for name in ("attention_mask", "position_ids"))
     beside = {name: value for name, value in prepared.items() if name in given}
     check_asked(generation_config, logits_processor, beside, sequences=B)
-    if streamer is not None and B > 1:
-        raise ValueError(f"streamer: wanted one sequence with it, found {B}")
-    if max(drafting.ids) >= lm.config.vocab_size:
-        raise ValueError(
-            f"model: wanted the one of these adaptive tokens, found no id {max(drafting.ids)} among its "
-            f"{lm.config.vocab_size}"
-        )
+    prompts, limits = prompts_of(input_ids, mask, positions), limits_of(stopping_criteria, input_ids)
     pad: Any = generation_config._pad_token_tensor
-    limits = limits_of(stopping_criteria, input_ids)
-    if B > 1 and limits.stop and pad is None:
-        raise ValueError(f"pad_token_id: wanted one for {B} sequences with stopping_criteria, found none")
-    prompts = prompts_of(input_ids, mask, positions)
+    check_length(prompts, limits.max_new_tokens, context_length(lm.config))
+    _check_together(lm, drafting, limits, pad, streamer, sequences=B)
     sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)
     requests = [
         Request(prompt, seed, row_processors(processors, input_ids, b, prompt=len(prompt)))
@@ -174,6 +180,27 @@ def _decode(
     sequences = padded(input_ids, texts, pad)
     told = generation_config.return_dict_in_generate
     return GenerateDecoderOnlyOutput(sequences=sequences) if told else sequences  # type: ignore[arg-type]
+
+
+def _check_together(
+    lm: PreTrainedModel,
+    drafting: Drafting,
+    limits: Limits,
+    pad: Tensor | None,
+    streamer: BaseStreamer | None,
+    *,
+    sequences: int,
+) -> None:
+    """Raises ValueError for what several sequences cannot have, and for another model's adaptive tokens."""
+    if streamer is not None and sequences > 1:
+        raise ValueError(f"streamer: wanted one sequence with it, found {sequences}")
+    if sequences > 1 and limits.stop and pad is None:
+        raise ValueError(
+            f"pad_token_id: wanted one for {sequences} sequences with stopping_criteria, found none"
+        )
+    last, rows = max(drafting.ids), lm.config.vocab_size
+    if last >= rows:
+        raise ValueError(f"model: wanted the one of these adaptive tokens, found no id {last} among its {rows}")
 
 
 def _texts(

@@ -5,6 +5,7 @@ It is kept as long as the model lives, and does not keep it alive.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
@@ -12,12 +13,12 @@ from weakref import WeakKeyDictionary, proxy
 from transformers import PreTrainedModel
 
 from infer.agreement import shares
-from infer.costs import context_of, measure_costs
+from infer.costs import measure_costs, measured_at
 from infer.drafters.auto import AutoPolicy
 from infer.families import check_family, check_tree
 from infer.pick import Sampling
+from infer.policies import Policies
 from infer.runners import Runners
-from infer.target import context_length
 
 
 @dataclass
@@ -26,18 +27,14 @@ class Kept:
 
     places: Hashable
     runners: Runners
-    learned: dict[Hashable, AutoPolicy] = field(default_factory=dict)
+    policies: Policies = field(default_factory=Policies)
 
     def policy(
         self, lm: PreTrainedModel, k: int, *, batch: int, capacity: int, sampling: Sampling
     ) -> AutoPolicy:
         """The one that learns, for such texts; what rows cost is measured for the first of them."""
-        context = min(context_of(capacity), context_length(lm.config))
-        key = (k, batch, context, sampling)
-        if key not in self.learned:
-            costs = measure_costs(lm, batch=batch, context=context, sampling=sampling)
-            self.learned[key] = AutoPolicy(costs, k)
-        return self.learned[key]
+        measure = partial(measure_costs, lm, batch=batch, context=measured_at(capacity, lm), sampling=sampling)
+        return self.policies.auto(k, batch=batch, capacity=capacity, sampling=sampling, measure=measure)
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()

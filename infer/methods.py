@@ -18,15 +18,14 @@ from conf import UserError
 from infer.checkpoint import Adaptive
 from infer.config import DRAWN, DecodeConfig
 from infer.cost_tables import find_costs
-from infer.costs import context_of
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
-from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drawing import Drawing
 from infer.drawn import Watch
 from infer.loop import Drafters, Each
 from infer.pick import Sampling
+from infer.policies import Policies
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
@@ -36,7 +35,7 @@ class Methods:
 
     def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None, drawing: Drawing | None = None) -> None:
         self._lm, self._adaptive, self._drawing = lm, adaptive, drawing
-        self._learned: dict[tuple[int, int, int, Sampling], AutoPolicy] = {}
+        self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
         """The settings with the method that will run: where none is given gsd with a model that drafts,
@@ -96,11 +95,8 @@ class Methods:
         return self._adaptive.ids
 
     def _auto(self, k: int, batch: int, capacity: int, sampling: Sampling) -> Policy:
-        key = (k, batch, context_of(capacity), sampling)
-        if key not in self._learned:
-            costs = find_costs(self._lm, batch=batch, capacity=capacity, sampling=sampling)
-            self._learned[key] = AutoPolicy(costs, k)
-        return self._learned[key]
+        measure = partial(find_costs, self._lm, batch=batch, capacity=capacity, sampling=sampling)
+        return self._policies.auto(k, batch=batch, capacity=capacity, sampling=sampling, measure=measure)
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:

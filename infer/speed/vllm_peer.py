@@ -92,27 +92,32 @@ def load_engines(
         "parallel_drafting": True,
     }
 
-    def load(config: Mapping[str, Any] | None) -> Any:
-        from vllm import LLM
-
-        engine = LLM(
-            model=model,
-            dtype=dtype,
-            max_model_len=capacity,
-            max_num_seqs=1,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enable_prefix_caching=False,  # a prompt is read anew in every round
-            disable_log_stats=False,  # the time to the first token is among them
-            speculative_config=config,
-        )
-        _run(engine, TokenPrompt("try", (0,), frozenset(), "", ""), {"temperature": 0.0, "max_tokens": 2})
-        return engine
-
+    settings = {
+        "model": model,
+        "dtype": dtype,
+        "max_model_len": capacity,
+        "gpu_memory_utilization": gpu_memory_utilization,
+    }
     try:
-        return Engines({0: load(None), k: load(drafting)})
+        return Engines({0: _load(settings, None), k: _load(settings, drafting)})
     except Exception as error:  # whatever vLLM lacks or calls otherwise: the others' figures are not lost
         told = next(iter(str(error).splitlines()), "")
         return f"wanted vLLM to load the model and decode a prompt, found {type(error).__name__}: {told}"
+
+
+def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> Any:
+    """An engine that has decoded a prompt."""
+    from vllm import LLM
+
+    engine = LLM(
+        **settings,
+        max_num_seqs=1,
+        enable_prefix_caching=False,  # a prompt is read anew in every round
+        disable_log_stats=False,  # the time to the first token is among them
+        speculative_config=drafting,
+    )
+    _run(engine, TokenPrompt("try", (0,), frozenset(), "", ""), {"temperature": 0.0, "max_tokens": 2})
+    return engine
 
 
 def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer import Model, load
+from infer.checkpoint import load_adaptive
 from infer.costs import Costs
 from tests.conftest import tiny_llama
+from tests.infer.library import Generate, drafting
 
 ROWS = 400  # of data_folder's tokenizer
 
@@ -48,6 +51,7 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rows cost is not measured anew for every test, and never written to the user's home."""
     costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
     monkeypatch.setattr("infer.methods.find_costs", lambda *args, **kwargs: costs)
+    monkeypatch.setattr("infer.kept.measure_costs", lambda *args, **kwargs: costs)
     monkeypatch.setattr("infer.speed.header.find_costs", lambda *args, **kwargs: costs)
     monkeypatch.setattr("infer.drawing.find_both", lambda *args, **kwargs: (costs, costs))
 
@@ -56,6 +60,17 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(model_dir: Path) -> Model:
     """The directory, loaded in float32."""
     return load(model_dir, "float32")
+
+
+@pytest.fixture(scope="module")
+def lm(model_dir: Path) -> PreTrainedModel:
+    """The directory as plain Transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
+    return drafting(lm, *load_adaptive(model_dir).ids)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,7 @@
 """`model.generate` by this decoder: the library's greedy tokens and manners, and `infer.generate`'s draws."""
 
-import gc
 import inspect
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,31 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     GenerationConfig,
     LogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    StoppingCriteria,
     set_seed,
 )
-from transformers.generation.streamers import BaseStreamer
 
 from infer import DecodeConfig, Model
 from infer import generate as by_infer
 from infer.alibi import is_alibi
 from infer.asked import WARPERS, prompts_of, sampling_of
-from infer.checkpoint import load_adaptive
-from infer.costs import Costs
 from infer.custom_generate import generate
-from infer.kept import kept_for
 from infer.pick import Sampling
-from infer.runners import Runners
-from tests.infer.test_families import FAMILIES, REFUSED, tiny
+from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
+from tests.infer.test_families import FAMILIES, tiny
 
-Generate = Callable[..., Any]
-PROMPT = [20, 30, 40, 51]
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
 WAYS: list[dict[str, Any]] = [
     {"probes": "root"},
@@ -47,36 +36,6 @@ WAYS: list[dict[str, Any]] = [
     {"probes": 2, "k": 4},
     {},
 ]
-
-
-@pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
-    monkeypatch.setattr("infer.kept.measure_costs", lambda *args, **kwargs: costs)
-
-
-@pytest.fixture(scope="module")
-def lm(model_dir: Path) -> PreTrainedModel:
-    """The directory as plain Transformers loads it."""
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
-    return drafting(lm, *load_adaptive(model_dir).ids)
-
-
-def drafting(lm: PreTrainedModel, *ids: int, L: int = 3) -> Generate:
-    return partial(generate, model=lm, adaptive_ids=ids, L=L)
-
-
-def left_padded(prompts: list[list[int]], fill: int = 1) -> dict[str, Tensor]:
-    longest = max(map(len, prompts))
-    before = [longest - len(prompt) for prompt in prompts]
-    return {
-        "input_ids": torch.tensor([[fill] * n + prompt for n, prompt in zip(before, prompts)]),
-        "attention_mask": torch.tensor([[0] * n + [1] * (longest - n) for n in before]),
-    }
 
 
 @settings(max_examples=25)
@@ -193,17 +152,6 @@ def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class Listener(BaseStreamer):
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def put(self, value: Tensor) -> None:
-        self.heard.append(value.tolist())
-
-    def end(self) -> None:
-        self.heard.append("end")
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_streamer_hears_what_the_library_tells(
     lm: PreTrainedModel, ours: Generate, way: dict[str, Any]
@@ -216,16 +164,6 @@ def test_a_streamer_hears_what_the_library_tells(
         heard.append(streamer.heard)
     assert heard[0] == heard[1]
     assert heard[1][0] == [PROMPT] and heard[1][-1] == "end"
-
-
-class Ends(StoppingCriteria):
-    """A text ends with a token that is divisible by a number."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
-        return input_ids[:, -1] % self._number == 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -281,63 +219,6 @@ def test_a_given_custom_generate_goes_first(lm: PreTrainedModel, ours: Generate)
     assert seen == {"model": lm, "k": 4}
 
 
-REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "beams": ({"num_beams": 2}, "wanted greedy decoding or sampling, found what asks for beam_search"),
-    "groups": ({"num_beams": 2, "do_sample": True}, "found what asks for beam_sample"),
-    "lookup": ({"prompt_lookup_num_tokens": 3}, "found what asks for assisted_generation"),
-    "a helper": ({"assistant_model": "lm"}, "assistant_model, past_key_values: wanted none"),
-    "a cache": ({"past_key_values": "cache"}, "assistant_model, past_key_values: wanted none"),
-    "a kind of cache": ({"cache_implementation": "static"}, "cache_implementation: wanted none"),
-    "scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores: wanted tokens alone"),
-    "guidance": ({"guidance_scale": 2.0}, "logits_processor: wanted functions .* found Unbatched"),
-    "embeddings": (
-        {"inputs_embeds": torch.zeros(1, 4, 32)},
-        "inputs_embeds: wanted a prompt of token ids",
-    ),
-    "positions": ({"position_ids": torch.tensor([[4, 5, 6, 7]])}, "position_ids: wanted none, or those from 0"),
-    "right padding": ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padding_side='left'"),
-    "an empty prompt": ({"attention_mask": torch.tensor([[0, 0, 0, 0]])}, "padding_side='left'"),
-    "k": ({"k": 0}, "k: wanted at least 1 adaptive tokens, found 0"),
-    "probes": (
-        {"probes": "some"},
-        "probes: wanted auto, root, all or a number .* found 'some'",
-    ),
-    "no probes": ({"probes": 0}, "probes: wanted auto, root, all or a number"),
-    "seed": ({"seed": -1}, "seed: wanted a number of up to 63 bits, found -1"),
-    "a typo": ({"max_new_token": 5}, "max_new_token"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_it_cannot_do_is_refused_in_a_sentence(ours: Generate, lm: PreTrainedModel, name: str) -> None:
-    asked, sentence = REFUSALS[name]
-    with pytest.raises(ValueError, match=sentence) as told:
-        ours(torch.tensor([PROMPT]), **asked)
-    assert "\n" not in str(told.value)
-    assert lm.config._attn_implementation == "sdpa"
-
-
-def test_what_several_texts_at_once_cannot_have(ours: Generate, lm: PreTrainedModel) -> None:
-    two = torch.tensor([PROMPT, PROMPT])
-    with pytest.raises(ValueError, match="streamer: wanted one sequence with it, found 2"):
-        ours(two, streamer=Listener())
-    with pytest.raises(ValueError, match="prefix_allowed_tokens_fn: wanted one sequence"):
-        ours(two, prefix_allowed_tokens_fn=lambda b, ids: [3])
-    config = GenerationConfig(eos_token_id=None, max_new_tokens=3)
-    before, lm.generation_config = lm.generation_config, GenerationConfig()
-    try:
-        with pytest.raises(ValueError, match="pad_token_id: wanted one for 2 sequences"):
-            ours(two, config, stopping_criteria=[Ends(5)])
-        assert ours(two, config).shape == (2, 7)
-    finally:
-        lm.generation_config = before
-
-
-def test_another_models_adaptive_ids_are_refused(lm: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match="wanted the one of these adaptive tokens, found no id 400 among"):
-        drafting(lm, 400)(torch.tensor([PROMPT]))
-
-
 def test_diverse_tokens_draft_no_more_than_there_are(lm: PreTrainedModel) -> None:
     ours, prompt = drafting(lm, 6, 7, 8), torch.tensor([PROMPT])
     wanted = lm.generate(prompt, max_new_tokens=20, do_sample=False)
@@ -370,69 +251,6 @@ def test_attention_is_the_models_own_again_whatever_happens(
     assert torch.equal(ours(prompt, max_new_tokens=9), wanted)
 
 
-def test_a_model_is_freed_with_all_that_was_kept_for_it() -> None:
-    """What is kept by model referred to it, so that it would never have been freed."""
-    lm = tiny("llama")
-    lm.generate = drafting(lm, 5)
-    lm.generate(torch.tensor([PROMPT]), max_new_tokens=5)
-    gone = weakref.ref(lm)
-    del lm
-    gc.collect()
-    assert gone() is None
-
-
-def test_what_was_measured_is_kept_until_the_model_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, asked = tiny("llama"), []
-    costs = Costs((1, 64), (1.0, 2.0))
-    monkeypatch.setattr("infer.kept.measure_costs", lambda *_, **more: asked.append(more) or costs)
-    ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
-    for _ in range(2):
-        ours(prompt, max_new_tokens=5, do_sample=False)
-    assert asked == [{"batch": 1, "context": 128, "sampling": Sampling()}]
-    ours(prompt, max_new_tokens=5, do_sample=True, top_k=3, num_return_sequences=2)
-    assert asked[1:] == [{"batch": 2, "context": 128, "sampling": Sampling(1.0, 3)}]
-    lm.double()
-    ours(prompt, max_new_tokens=5, do_sample=False)
-    assert len(asked) == 3
-
-
-def test_a_runner_of_fixed_shapes_serves_the_next_call(
-    lm: PreTrainedModel, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, where its graphs are worth keeping; the library's attention is in use between the calls."""
-    made = []
-
-    class Fixed(Runners):
-        def __init__(self, lm: PreTrainedModel, *, static: bool | None) -> None:
-            super().__init__(lm, static=True)
-            made.append(self)
-
-    monkeypatch.setattr("infer.kept.Runners", Fixed)
-    other = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    ours, kept = drafting(other, *load_adaptive(model_dir).ids), set[int]()
-    for new in (30, 25, 30):
-        asked: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": new, "do_sample": False}
-        assert torch.equal(ours(**asked, probes="root"), lm.generate(**asked))
-        assert torch.equal(other.generate(**asked), lm.generate(**asked))
-        kept.add(id(made[0]._kept))
-    assert len(made) == len(kept) == 1
-
-
-def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter may be switched off between two calls; a graph would go on with it."""
-
-    class Adapted(torch.nn.Linear):
-        pass
-
-    lm, places = tiny("llama"), []
-    monkeypatch.setattr("infer.kept.Runners", lambda lm, static: places.append(static))
-    lm.set_attn_implementation("tree")
-    kept_for(lm)
-    lm.model.layers[0].mlp.up_proj = Adapted(32, 64)
-    kept_for(lm)
-    assert places == [None, False]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_decodes_as_the_library_does(family: str) -> None:
     kind, more = FAMILIES[family]
@@ -448,16 +266,6 @@ def test_every_family_decodes_as_the_library_does(family: str) -> None:
         assert torch.equal(drafting(lm, 5)(**asked, **way), wanted), way
     assert lm.config._attn_implementation == before
     assert torch.equal(lm.generate(**asked), wanted)
-
-
-@pytest.mark.parametrize("family", ["gemma2", "mpt"])
-def test_other_families_are_refused_by_name(family: str) -> None:
-    settings, reason = REFUSED[family]
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 97, "d_model": 32, "n_layers": 1}
-    config = AutoConfig.for_model(family, **small, **settings)
-    lm = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match=f"wanted a causal model whose attention follows a tree.*{reason}"):
-        drafting(lm, 5)(torch.tensor([PROMPT]), max_new_tokens=3)
 
 
 @given(st.lists(IDS, min_size=1, max_size=4), st.data())

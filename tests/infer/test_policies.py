@@ -1,0 +1,42 @@
+"""Policies that learn are kept by the texts they serve, and costs by the work there is."""
+
+from functools import partial
+
+from infer.costs import Costs
+from infer.pick import Sampling
+from infer.policies import MOST, Policies
+
+COSTS = Costs((1, 64), (1.0, 2.0))
+
+
+def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
+    """custom_generate measured L(q) again for each temperature and top_p."""
+    policies, measured = Policies(), list[str]()
+    auto = partial(policies.auto, measure=lambda: measured.append("") or COSTS)
+    ways = [
+        Sampling(),
+        Sampling(0.3),
+        Sampling(1.5),
+        Sampling(1.0, 5),
+        Sampling(1.0, 0, 0.9),
+        Sampling(1.0, 0, 0.2),
+    ]
+    texts = [(k, batch, capacity) for k in (2, 3) for batch in (1, 2) for capacity in (100, 2000)]
+    found = [
+        [auto(k, batch=batch, capacity=capacity, sampling=way) for k, batch, capacity in texts for way in ways]
+        for _ in range(2)
+    ]
+    assert found[0] == found[1] and len(set(map(id, found[0]))) == len(texts) * len(ways)
+    assert len(measured) == 4 * 4  # greedy, sampled, by top_k, by top_p: whatever k is
+
+
+def test_no_more_are_kept_than_there_is_room_for() -> None:
+    """A service that takes any temperature would have kept a policy of each for good."""
+    policies = Policies()
+    auto = partial(policies.auto, 3, batch=1, capacity=100, measure=lambda: COSTS)
+    first = auto(sampling=Sampling(1.0))
+    second = auto(sampling=Sampling(2.0))
+    for number in range(MOST - 1):
+        auto(sampling=Sampling(3.0 + number))
+        assert auto(sampling=Sampling(1.0)) is first
+    assert auto(sampling=Sampling(2.0)) is not second
