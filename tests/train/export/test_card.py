@@ -135,6 +135,7 @@ def test_the_hubs_name_stands_in_the_commands(made: tuple[Path, dict[str, Any]])
     card = (out / "README.md").read_text()
     assert "# fast-7b\n" in card and "MODEL" not in card
     assert 'custom_generate="someone/fast-7b", trust_remote_code=True' in card
+    assert 'from_pretrained("someone/fast-7b", dtype="auto", trust_remote_code=True)' in card
 
 
 def test_logits_that_differ_are_told(made: tuple[Path, dict[str, Any]]) -> None:
