@@ -18,9 +18,11 @@ from data_prep.shards import Shards
 from tests.train.live_worker import BFLOAT16, STAGES
 from train.attention import register
 from train.export.__main__ import main
+from train.export.acceptance import announce, count_sequences
 from train.export.checkpoint_weights import CheckpointWeights
 from train.export.config import ExportConfig
 from train.export.shards import write_weights
+from train.export.trained import open_trained
 from train.lora import PlainWeights
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +184,10 @@ def test_an_adapter_that_was_written_wrong_is_found(
     assert "trainable_tokens" in refused(runs / "zero2-lora", tmp_path / "model", "lora=kept", "dtype=fp32")
 
 
-def test_a_model_that_learned_something_else_is_found(runs: Path, tmp_path: Path) -> None:
+def test_a_model_that_learned_something_else_is_found(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That there was no validation was found after hours of writing and measuring."""
     run = copy_of(runs / "zero1", tmp_path / "run")
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["validation"][-1]["masked_loss"] += 1
@@ -190,8 +195,23 @@ def test_a_model_that_learned_something_else_is_found(runs: Path, tmp_path: Path
     told = refused(run, tmp_path / "model")
     assert "wanted masked_loss=" in told and "on 4 of its 4 held-out sequences with the model read back" in told
     manifest["validation"][-1]["step"] = 2
+    monkeypatch.setattr("train.export.__main__.export", None)  # is not reached
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert "wanted a checkpoint that was validated, found that of step 3" in refused(run, tmp_path / "model")
+
+
+def test_how_long_measuring_takes_is_said_before(runs: Path, data_folder: Path) -> None:
+    """ "A few minutes" of a CPU were five hours of a 7B model."""
+    trained, shards, cpu = (
+        open_trained(str(runs / "zero1")),
+        Shards(data_folder, "held_out"),
+        torch.device("cpu"),
+    )
+    assert count_sequences(trained, shards, None, cpu) == (4, 4)
+    assert announce(trained, shards, count=4, every=4, device=cpu).endswith("4 of 4 held-out sequences")
+    trained.manifest["parameters"] = 7_000_000_000 * 128  # its sequences are 128 times as long
+    told = announce(trained, shards, count=4, every=64, device=cpu)
+    assert ": about 5.1 hours at 0.1 TFLOP/s on the cpu; verify_sequences=2" in told
 
 
 def test_shards_that_moved_are_named_and_others_refused(runs: Path, data_folder: Path, tmp_path: Path) -> None:

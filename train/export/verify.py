@@ -87,9 +87,7 @@ def _verify(
     theirs = _trained_model(trained, torch.float32 if merged else dtype, device)
     ours = _read_model(out, read, trained, torch.float32, device, kept=kept)
     if kept:
-        weights += _compare_weights(
-            adapter_weights(ours.state_dict()), adapter_weights(trained.weights(dtype)), exact_type=False
-        )
+        weights += _compare_weights(adapter_weights(ours.state_dict()), adapter_weights(trained.weights(dtype)))
     ids = _tokens(trained, shards).to(device)
     difference, agreement = _compare(_logits(ours, ids), _logits(theirs, ids), dtype, merged=merged)
     lm = _read_model(out, read, trained, dtype, device, kept=kept)
@@ -130,17 +128,17 @@ def describe(verified: Verified) -> str:
     return f"{told} ({verified.sequences} held-out sequences)"
 
 
-def _compare_weights(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, exact_type: bool = True
-) -> int:
-    """How many tensors were compared, one at a time. Raises UserError for the first that is not the same."""
+def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> int:
+    """How many tensors were compared, one at a time. Raises UserError for the first that is not the same.
+
+    What the library reads in a wider type than was written, float32 of some architectures, loses nothing by it.
+    """
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:
             found = "none" if name not in ours else "one that was not trained"
             raise UserError(f"verify: wanted the weights that were trained, found {found} of the name {name}")
-        one, other = ours[name], theirs[name]
-        same = torch.equal(one, other.to(one.device, one.dtype if not exact_type else other.dtype))
-        if not same:
+        one = ours[name]
+        if not torch.equal(one, theirs[name].to(one.device, one.dtype)):
             raise UserError(
                 f"verify: wanted the training's {name} from the directory read back, to the last bit, found "
                 "other numbers; nothing is written"
