@@ -201,12 +201,9 @@ def test_a_model_that_learned_something_else_is_found(
 
 
 def test_how_long_measuring_takes_is_said_before(runs: Path, data_folder: Path) -> None:
-    """ "A few minutes" of a CPU were five hours of a 7B model."""
-    trained, shards, cpu = (
-        open_trained(str(runs / "zero1")),
-        Shards(data_folder, "held_out"),
-        torch.device("cpu"),
-    )
+    """What was told to be a few minutes of a CPU were five hours of a 7B model."""
+    trained, cpu = open_trained(str(runs / "zero1")), torch.device("cpu")
+    shards = Shards(data_folder, "held_out")
     assert count_sequences(trained, shards, None, cpu) == (4, 4)
     assert announce(trained, shards, count=4, every=4, device=cpu).endswith("4 of 4 held-out sequences")
     trained.manifest["parameters"] = 7_000_000_000 * 128  # its sequences are 128 times as long
