@@ -237,4 +237,5 @@ class Trainer:
             # For an export that measures again; a folder that was moved is named to it.
             places={"data.path": str(Path(self.config.data.path).resolve())},
             tokenizer=fingerprint_file(self.out / "model" / "tokenizer.json"),
+            architecture=fingerprint_file(self.out / "model" / "config.json"),
         )

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from conf import UserError, settings
 from conf.stage import staged
+from data_prep.shards import Shards
 from tests.train.live_worker import BFLOAT16, STAGES
 from train.attention import register
 from train.export.__main__ import main
+from train.export.acceptance import announce, count_sequences
+from train.export.checkpoint_weights import CheckpointWeights
 from train.export.config import ExportConfig
 from train.export.shards import write_weights
+from train.export.trained import open_trained
+from train.lora import PlainWeights
 
 ROOT = Path(__file__).parents[2]
 TIED = "+model.shape.tie_word_embeddings=true"
@@ -116,6 +121,7 @@ def test_what_was_written_is_verified(runs: Path, tmp_path: Path, name: str, dty
     assert len(list(out.glob("model-*.safetensors"))) > 1
     found = json.loads((out / "manifest.json").read_text())["verified"]
     assert found["positions"] == 128 and found["agreement"] > 0.9 and found["sequences"] == 4
+    assert found["weights"] >= 12
     assert (found["logit_difference"] == 0) == (name != "zero3-lora")
     assert found["validation"].keys() == found["measured"].keys() >= found["intervals"].keys()
     assert found["measured"].get("masked") == found["validation"].get("masked")
@@ -137,29 +143,72 @@ def refused(run: Path, out: Path, *overrides: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize("row", ["unseen", "adaptive"])
+@pytest.mark.parametrize("name", ["zero1", "zero2-lora"])
 def test_a_weight_that_was_written_wrong_is_found(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, row: str
 ) -> None:
+    """Only logits of one sequence were compared: embeddings of tokens that it lacks, those of the adaptive ones
+    among them, could be anything.
+    """
+    manifest = json.loads((runs / name / "manifest.json").read_text())
+    seen = set(Shards(data_folder, "held_out")[0].tokens.tolist())
+    unseen = next(id for id in range(manifest["vocab"]["size"]) if id not in {*seen, *manifest["adaptive"]})
+    wrong_row = unseen if row == "unseen" else manifest["adaptive"][0]
+
     def wrong(config: Any, weights: Any, out: Path, **settings: Any) -> None:
         nearly = dict(weights)
-        nearly["model.norm.weight"][3] *= 1.01
+        nearly["model.embed_tokens.weight"][wrong_row, 3] *= 1.01
         write_weights(config, nearly, out, **settings)
 
     monkeypatch.setattr("train.export.__main__.write_weights", wrong)
-    told = refused(runs / "zero1", tmp_path / "model")
-    assert told.startswith("verify: wanted the training's logits from the directory read back, within 0, found")
+    told = refused(runs / name, tmp_path / "model", "dtype=fp32")
+    assert told.startswith(
+        "verify: wanted the training's model.embed_tokens.weight from the directory read back"
+    )
 
 
-def test_a_model_that_learned_something_else_is_found(runs: Path, tmp_path: Path) -> None:
+def test_an_adapter_that_was_written_wrong_is_found(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(weights: PlainWeights, folder: Path) -> None:
+        save_adapter(weights, folder)
+        file = folder / "adapter_model.safetensors"
+        adapter = load_file(file)
+        name = next(name for name in adapter if "trainable_tokens" in name)
+        adapter[name][0] *= 1.01
+        save_file(adapter, file)
+
+    save_adapter = PlainWeights.save_adapter
+    monkeypatch.setattr(PlainWeights, "save_adapter", wrong)
+    assert "trainable_tokens" in refused(runs / "zero2-lora", tmp_path / "model", "lora=kept", "dtype=fp32")
+
+
+def test_a_model_that_learned_something_else_is_found(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That there was no validation was found after hours of writing and measuring."""
     run = copy_of(runs / "zero1", tmp_path / "run")
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["validation"][-1]["masked_loss"] += 1
     (run / "manifest.json").write_text(json.dumps(manifest))
     told = refused(run, tmp_path / "model")
-    assert "wanted masked_loss=" in told and "on 4 held-out sequences with the model read back" in told
+    assert "wanted masked_loss=" in told and "on 4 of its 4 held-out sequences with the model read back" in told
     manifest["validation"][-1]["step"] = 2
+    monkeypatch.setattr("train.export.__main__.export", None)  # is not reached
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert "wanted a checkpoint that was validated, found that of step 3" in refused(run, tmp_path / "model")
+
+
+def test_how_long_measuring_takes_is_said_before(runs: Path, data_folder: Path) -> None:
+    """What was told to be a few minutes of a CPU were five hours of a 7B model."""
+    trained, cpu = open_trained(str(runs / "zero1")), torch.device("cpu")
+    shards = Shards(data_folder, "held_out")
+    assert count_sequences(trained, shards, None, cpu) == (4, 4)
+    assert announce(trained, shards, count=4, every=4, device=cpu).endswith("4 of 4 held-out sequences")
+    trained.manifest["parameters"] = 7_000_000_000 * 128  # its sequences are 128 times as long
+    told = announce(trained, shards, count=4, every=64, device=cpu)
+    assert ": about 5.1 hours at 0.1 TFLOP/s on the cpu; verify_sequences=2" in told
 
 
 def test_shards_that_moved_are_named_and_others_refused(runs: Path, data_folder: Path, tmp_path: Path) -> None:
@@ -199,20 +248,97 @@ def test_checkpoints_that_cannot_be_exported_are_one_sentence(runs: Path, tmp_pa
     assert "wanted a folder with checkpoints, found none" in refused(run, out)
 
 
+def change(file: Path, **changed: Any) -> None:
+    """Of a JSON object; None takes one out."""
+    value = {**json.loads(file.read_text()), **changed}
+    file.write_text(json.dumps({name: one for name, one in value.items() if one is not None}))
+
+
 def test_another_models_tokenizer_is_refused(runs: Path, tmp_path: Path) -> None:
     run = copy_of(runs / "zero1", tmp_path / "run")
-    path = run / "model" / "tokenizer.json"
+    path, manifest = run / "model" / "tokenizer.json", run / "manifest.json"
     tokenizer = json.loads(path.read_text())
     tokenizer["model"]["merges"].pop()
     path.write_text(json.dumps(tokenizer))
     assert "wanted the tokenizer that was trained with, of at most 400 pieces, found another" in refused(
         run, tmp_path / "model"
     )
-    config = json.loads((run / "model" / "config.json").read_text())
-    (run / "model" / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
-    assert "wanted a model of at least 400 embedding rows, found 300" in refused(run, tmp_path / "model")
-    (run / "model" / "config.json").unlink()
-    assert "wanted the model's config.json in" in refused(run, tmp_path / "model")
+    # A folder of an earlier version does not say which it was.
+    vocab = json.loads(manifest.read_text())["vocab"]
+    change(manifest, tokenizer=None, vocab={**vocab, "eos": 5000})
+    assert f"{path}: wanted a piece for the EOS 5000 of the training" in refused(run, tmp_path / "model")
+
+
+def test_another_architecture_is_refused(runs: Path, tmp_path: Path) -> None:
+    """config.json was not tied to the training: rope_theta times 1.5 was published."""
+    run = copy_of(runs / "zero1", tmp_path / "run")
+    config, out = run / "model" / "config.json", tmp_path / "model"
+    change(config, rope_parameters={"rope_type": "default", "rope_theta": 15000.0})
+    told = f"{config}: wanted the architecture that was trained, found the file changed since"
+    assert refused(run, out, "verify=false") == told
+    change(config, vocab_size=300)
+    assert "wanted a model of at least 400 embedding rows, found 300" in refused(run, out)
+    config.write_text("no JSON")
+    assert f"{config}: wanted JSON, found" in refused(run, out)
+    config.unlink()
+    assert "wanted the model's config.json in" in refused(run, out)
+
+
+@pytest.mark.parametrize(("layers", "found"), [(0, "of no shape here"), (2, "of no shape there")])
+def test_an_architecture_of_other_weights_is_refused(
+    runs: Path, tmp_path: Path, layers: int, found: str
+) -> None:
+    """In a folder of an earlier version. A layer less was published without it where verify=false; one more
+    was a KeyError.
+    """
+    run = copy_of(runs / "zero1", tmp_path / "run")
+    change(run / "manifest.json", architecture=None)
+    change(run / "model" / "config.json", num_hidden_layers=layers, layer_types=None)
+    told = refused(run, tmp_path / "model", "verify=false")
+    assert (
+        "wanted the architecture of the weights of step-000003, found model.layers." in told and found in told
+    )
+
+
+def test_code_beside_a_model_is_refused_by_name(runs: Path, tmp_path: Path) -> None:
+    """The library asked on the terminal whether to run it."""
+    run = copy_of(runs / "zero1", tmp_path / "run")
+    change(run / "manifest.json", architecture=None)
+    (run / "model" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = run / "model" / "config.json"
+    change(config, auto_map={"AutoConfig": "own.Config"}, model_type="own")
+    told = refused(run, tmp_path / "model", "verify=false")
+    assert "found own, and code of its own (auto_map={'AutoConfig': 'own.Config'})" in told
+    change(config, model_type="llama")  # the library's own class is taken
+    export(run, tmp_path / "model", "verify=false")
+    assert "auto_map" not in (tmp_path / "model" / "config.json").read_text()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_float32_weights_without_names_are_no_bfloat16_ones(runs: Path, tmp_path: Path) -> None:
+    """A checkpoint of a version that wrote no names lost them silently: fp32 was bfloat16 in four bytes."""
+    folder = next((runs / "zero0-bf16" / "checkpoints").iterdir())
+    states = next(folder.glob("*model_states.pt"))
+    held = torch.load(states, weights_only=False)
+    del held["trained"]
+    (tmp_path / folder.name).mkdir()
+    torch.save(held, tmp_path / folder.name / states.name)
+    copies = CheckpointWeights(tmp_path / folder.name, torch.bfloat16)
+    whole = CheckpointWeights(folder, torch.bfloat16)
+    assert copies.keys() == whole.keys() and all(torch.equal(copies[name], whole[name]) for name in whole)
+    with pytest.raises(UserError, match=r"wanted the names of the float32 weights .* only dtype=bfloat16"):
+        CheckpointWeights(tmp_path / folder.name)
+
+
+def test_too_little_memory_of_the_device_is_one_sentence(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
+
+    monkeypatch.setattr("train.export.verify.measure", full)
+    told = refused(runs / "zero1", tmp_path / "model")
+    assert "found too little (CUDA out of memory. Tried to allocate 2 GiB.)" in told and "verify=false" in told
 
 
 def test_an_output_folder_in_use_is_left_alone(runs: Path, tmp_path: Path) -> None:

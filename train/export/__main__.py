@@ -29,7 +29,6 @@ from train.export.publish import check_asked, publish
 from train.export.shards import write_weights
 from train.export.trained import Trained, open_trained
 from train.export.verify import Verified, describe, verify
-from train.families import skeleton
 from train.lora import PlainWeights
 
 # What says where things are, how much of them is looked at or what becomes of the result: it is the same.
@@ -55,7 +54,7 @@ def main(config: ExportConfig) -> None:
 
 def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, kept: bool) -> None:
     """Make the directory, whole and verified, or nothing."""
-    data = trained.shards(config.data.path) if config.verify else None
+    data = trained.measurable(config.data.path) if config.verify else None
     with staged(config.out) as out:
         verified = export(config, trained, out, kept=kept, data=data)
         parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
@@ -81,18 +80,9 @@ def export(
 
 
 def _plain_weights(trained: Trained, out: Path, dtype: torch.dtype, *, kept: bool) -> Mapping[str, Tensor]:
-    """What is served: with LoRA, merged in float32, or the base model's with the adapter beside them."""
-    if not trained.lora.rank:
-        return trained.weights(dtype)
-    weights = PlainWeights(
-        skeleton(trained.config),
-        trained.lora,
-        trained.weights(dtype if kept else torch.float32),
-        adaptive=trained.manifest["adaptive"],
-        merged=not kept,
-        dtype=dtype,
-    )
-    if kept:
+    """What is served; an adapter that is kept is written."""
+    weights = trained.served_weights(dtype, kept=kept)
+    if isinstance(weights, PlainWeights) and kept:
         weights.save_adapter(out / "adapter")
     return weights
 

@@ -15,8 +15,8 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
-from conf.stage import fingerprint, fingerprint_file, write_json
-from data_prep.vocab import Vocab, load_tokenizer
+from conf.stage import fingerprint, write_json
+from data_prep.vocab import FILES, Vocab
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
 from train.export.tokenizer import write_tokenizer
@@ -33,10 +33,10 @@ def write_beside(
 ) -> None:
     """Write into `out` everything of a training folder's model but the weights, which are those of `step`.
 
-    Raises UserError where the folder's description of the model is not what training wrote.
+    The folder is one that train.export.trained opened. Raises UserError for a file that no training wrote.
     """
-    described, vocab = _checked(checkpoint / "model", manifest), Vocab.from_json(manifest["vocab"])
-    shutil.copytree(described, out, dirs_exist_ok=True)
+    described, vocab = checkpoint / "model", Vocab.from_json(manifest["vocab"])
+    _copy_tokenizer(described, out)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
     # One mask token for all places is all that servers know, and no adapter that acts on it alone.
     drafts = adaptive and adaptive["identical"] and not adaptive["gated"]
@@ -100,31 +100,20 @@ def recipe(manifest: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _checked(described: Path, manifest: dict[str, Any]) -> Path:
-    """The folder of a model's description. Raises UserError where it lacks a file, or has another tokenizer."""
-    for name in ("config.json", "tokenizer.json"):
-        if not (described / name).is_file():
-            raise UserError(f"checkpoint={described.parent}: wanted {described / name}, found none")
-    vocab, rows = manifest["vocab"], _read(described / "config.json").get("vocab_size")
-    if rows is None or rows < vocab["size"]:
-        raise UserError(
-            f"{described / 'config.json'}: wanted a vocab_size of at least {vocab['size']}, as training had, "
-            f"found {rows}"
-        )
-    tokenizer = described / "tokenizer.json"
-    if "tokenizer" in manifest and fingerprint_file(tokenizer) != manifest["tokenizer"]:
-        raise UserError(f"{tokenizer}: wanted the tokenizer of the training, found another one")
-    pieces = load_tokenizer(described)
-    for name in ("bos", "eos"):
-        if pieces.id_to_token(vocab[name]) is None:
-            told = f"a piece for the {name.upper()} {vocab[name]} of the training"
-            raise UserError(f"{tokenizer}: wanted {told}, found none: it is another model's")
-    return described
+def _copy_tokenizer(described: Path, out: Path) -> None:
+    """Its files by their names, and nothing else that lies there: a directory that is published holds what an
+    export wrote. Raises UserError for a link, whose file may be anywhere.
+    """
+    for path in (described / name for name in FILES):
+        if path.is_symlink():
+            raise UserError(f"{path}: wanted a file of the training, found a link to {path.readlink()}")
+        if path.is_file():
+            shutil.copyfile(path, out / path.name)
 
 
 def _architecture(described: Path) -> str:
     """The class of the library that the weights are of."""
-    config = AutoConfig.from_pretrained(described, local_files_only=True)
+    config = AutoConfig.from_pretrained(described, local_files_only=True, trust_remote_code=False)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return found.__name__
 

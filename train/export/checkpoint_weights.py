@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from conf import UserError
 from train.export.pieces import Piece, cut, index, piece, read
 from train.record import SHARD
 
@@ -44,12 +45,14 @@ class Stored(NamedTuple):
 class CheckpointWeights(Mapping[str, Tensor]):
     """(shape) tensors of a checkpoint folder in `dtype`, by the parameter's name in the library's model.
 
-    Raises UserError for files that hold more than tensors and plain values.
+    Raises UserError for files that hold more than tensors and plain values, and where float32 weights were
+    trained that cannot be told from each other, unless bfloat16 is asked for: of that the model has copies.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self._dtype = dtype
-        self._stored = {name.removeprefix(PLACE): stored for name, stored in _stored(folder).items()}
+        found = _stored(folder, copies=dtype == torch.bfloat16)
+        self._stored = {name.removeprefix(PLACE): stored for name, stored in found.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
@@ -61,8 +64,13 @@ class CheckpointWeights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._stored)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all weights, by name; none is read."""
+        return {name: stored.shape for name, stored in self._stored.items()}
 
-def _stored(folder: Path) -> dict[str, Stored]:
+
+def _stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
     models = {path: index(path) for path in _by_rank(folder, MODEL)}
     optimizers = {path: index(path)["optimizer_state_dict"] for path in _by_rank(folder, SHARD)}
     path, model = next(iter(models.items()))
@@ -73,7 +81,7 @@ def _stored(folder: Path) -> dict[str, Stored]:
         if tensor.numel()
     }
     if not optimizers:
-        trained = _copies(path, model)
+        trained = _named(path, model, copies=copies)
     elif "fp32_flat_groups" in next(iter(optimizers.values())):
         trained = _frozen(models) | _divided(model["param_shapes"], optimizers)
     else:
@@ -89,12 +97,22 @@ def _by_rank(folder: Path, ending: str) -> list[Path]:
     return sorted(folder.glob(f"*{ending}"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
 
 
-def _copies(path: Path, model: Mapping[str, Any]) -> dict[str, Stored]:
-    """Stage 0: float32 copies of bfloat16 weights, by the names that train.engine writes with them."""
+def _named(path: Path, model: Mapping[str, Any], *, copies: bool) -> dict[str, Stored]:
+    """Stage 0: the float32 weights of a model in bfloat16, by the names that train.engine writes with them.
+
+    Without the names nothing is found where the model's own `copies` are enough, and else UserError raised.
+    """
     groups = (model["optimizer"] or {}).get("fp32_groups", [])
+    if groups and "trained" not in model:
+        if copies:
+            return {}
+        raise UserError(
+            f"{path}: wanted the names of the float32 weights in it, found none, as a training of an earlier "
+            "version wrote it: only dtype=bfloat16 can be exported, an adapter with lora=kept"
+        )
     return {
         name: Stored(tuple(tensor.shape), [piece(path, tensor)])
-        for names, tensors in zip(model.get("trained", []), groups)
+        for names, tensors in zip(model.get("trained", []), groups, strict=bool(groups))
         for name, tensor in zip(names, tensors, strict=True)
     }
 

@@ -76,6 +76,8 @@ def streamed(
     whenever they compute, and hold none in between. It computes on the device in `dtype`.
     """
     with init_empty_weights():
-        lm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        lm = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
     cpu_offload(lm, execution_device=device, state_dict=weights)
     return lm.eval()

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from conf import UserError
 from data_prep.shards import Shards
 from train.attention import register
-from train.export.acceptance import CHUNK, check_acceptance, count_sequences, measure
+from train.export.acceptance import CHUNK, announce, check_acceptance, count_sequences, measure
 from train.export.shards import streamed
 from train.export.trained import Trained
 from train.families import skeleton
@@ -36,6 +36,7 @@ ROUNDINGS, SUMS = 16, 1e-4
 class Verified:
     """What was compared, and what was found."""
 
+    weights: int  # tensors, equal to the last bit
     positions: int  # rows of logits
     logit_difference: float  # the largest
     agreement: float  # share of rows with the same greedy choice
@@ -48,31 +49,57 @@ class Verified:
 def verify(
     out: Path, trained: Trained, data: Path, *, dtype: torch.dtype, kept: bool, sequences: int | None
 ) -> Verified:
-    """Read `out` back; compare its logits with the training's weights and its acceptance with the last
-    validation. Raises UserError where they disagree.
+    """Read `out` back; compare its weights and its logits with the training's, and its acceptance with the last
+    validation. Raises UserError where they disagree, and where the device has too little memory to find out.
 
-    Logits are computed in float32 on both sides, the training's from its weights rounded to `dtype`: they
-    must be equal to the last bit. Only where an adapter was merged does the training's side add it in the
-    forward pass, from float32 weights, and the two may differ by rounding.
+    Weights must be the training's, rounded to `dtype`, to the last bit: all rows of an embedding, of which one
+    text has few. Logits tell that what is loaded also computes the same. They are computed in float32 on both
+    sides, the training's from its weights rounded to `dtype`, and must be equal as well. Only where an adapter
+    was merged does the training's side add it in the forward pass, from float32 weights, and the two may
+    differ by rounding.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards = Shards(data, "held_out")
-    count = count_sequences(trained, shards, sequences, device)
-    ids = torch.from_numpy(shards[0].tokens[: min(shards[0].used, POSITIONS)].astype("int64"))[None].to(device)
-    merged = trained.lora.rank > 0 and not kept
-    with torch.no_grad(), TemporaryDirectory(dir=out) as aside:
-        read = _OnDisk(out, dtype, Path(aside))
-        theirs = _trained_model(trained, torch.float32 if merged else dtype, device)
-        ours = _read_model(out, read, trained, torch.float32, device, kept=kept)
-        difference, agreement = _compare(_logits(ours, ids), _logits(theirs, ids), dtype, merged=merged)
-        lm = _read_model(out, read, trained, dtype, device, kept=kept)
-        gate = Gate(lm) if trained.lora.gated else None
-        module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
-        print(f"export: measuring acceptance again on {count} held-out sequences")
-        with _resident(lm):
-            measured = measure(module, trained, shards, count=count, device=device)
-    check_acceptance(measured, trained.validation)
+    try:
+        with torch.no_grad(), TemporaryDirectory(dir=out) as aside:
+            read = _OnDisk(out, dtype, Path(aside))
+            return _verify(out, read, trained, data, device, dtype=dtype, kept=kept, sequences=sequences)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"verify: wanted memory of the {device.type} for a layer and a sequence, found too little "
+            f"({str(error).splitlines()[0]}); nothing is written: CUDA_VISIBLE_DEVICES= verifies on the CPU, "
+            "on as few sequences as verify_sequences=N says, and verify=false not at all"
+        ) from error
+
+
+def _verify(
+    out: Path,
+    read: "_OnDisk",
+    trained: Trained,
+    data: Path,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    kept: bool,
+    sequences: int | None,
+) -> Verified:
+    shards, merged = Shards(data, "held_out"), trained.lora.rank > 0 and not kept
+    weights = _compare_weights(read, trained.served_weights(dtype, kept=kept))
+    theirs = _trained_model(trained, torch.float32 if merged else dtype, device)
+    ours = _read_model(out, read, trained, torch.float32, device, kept=kept)
+    if kept:
+        weights += _compare_weights(adapter_weights(ours.state_dict()), adapter_weights(trained.weights(dtype)))
+    ids = _tokens(trained, shards).to(device)
+    difference, agreement = _compare(_logits(ours, ids), _logits(theirs, ids), dtype, merged=merged)
+    lm = _read_model(out, read, trained, dtype, device, kept=kept)
+    gate = Gate(lm) if trained.lora.gated else None
+    module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
+    count, every = count_sequences(trained, shards, sequences, device)
+    print(f"export: {announce(trained, shards, count=count, every=every, device=device)}", flush=True)
+    with _resident(lm):
+        measured = measure(module, trained, shards, count=count, device=device)
+    check_acceptance(measured, trained.validation, every=every)
     return Verified(
+        weights=weights,
         positions=ids.numel(),
         logit_difference=difference,
         agreement=agreement,
@@ -87,14 +114,43 @@ def describe(verified: Verified) -> str:
     """In one sentence."""
     before, after = verified.validation, verified.measured
     told = (
-        f"read back: {verified.positions} rows of logits differ by at most {verified.logit_difference:.2g} "
-        f"from the training's, {100 * verified.agreement:.0f} % with the same greedy choice"
+        f"read back: all {verified.weights} weights equal, {verified.positions} rows of logits differ by at "
+        f"most {verified.logit_difference:.2g} from the training's, "
+        f"{100 * verified.agreement:.0f} % with the same greedy choice"
     )
     for name in ("standard_loss", "accepted"):
         if name in after:
-            low, high = verified.intervals[name]
-            told += f"; {name} {after[name]:.3f} ({low:.3f} to {high:.3f}), {before[name]:.3f} in training"
+            told += f"; {name} {after[name]:.3f}"
+            if name in verified.intervals:
+                low, high = verified.intervals[name]
+                told += f" ({low:.3f} to {high:.3f})"
+            told += f", {before[name]:.3f} in training"
     return f"{told} ({verified.sequences} held-out sequences)"
+
+
+def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> int:
+    """How many tensors were compared, one at a time. Raises UserError for the first that is not the same.
+
+    What the library reads in a wider type than was written, float32 of some architectures, loses nothing by it.
+    """
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours or name not in theirs:
+            found = "none" if name not in ours else "one that was not trained"
+            raise UserError(f"verify: wanted the weights that were trained, found {found} of the name {name}")
+        one = ours[name]
+        if not torch.equal(one, theirs[name].to(one.device, one.dtype)):
+            raise UserError(
+                f"verify: wanted the training's {name} from the directory read back, to the last bit, found "
+                "other numbers; nothing is written"
+            )
+    return len(ours)
+
+
+def _tokens(trained: Trained, shards: Shards) -> Tensor:
+    """(1, n) ids of which logits are compared: a held-out text, and the adaptive tokens, which no text has."""
+    sequence, adaptive = shards[0], trained.manifest["adaptive"]
+    text = sequence.tokens[: min(sequence.used, POSITIONS - len(adaptive))].astype("int64")
+    return torch.tensor([*text.tolist(), *adaptive])[None]
 
 
 def _compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, *, merged: bool) -> tuple[float, float]:
@@ -120,7 +176,12 @@ class _OnDisk(Mapping[str, Tensor]):
         logging.disable_progress_bar()
         getLogger("accelerate").setLevel(ERROR)  # it warns that the weights are left on the disk
         self._lm = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map={"": "disk"}, offload_folder=str(aside), local_files_only=True
+            folder,
+            dtype=dtype,
+            device_map={"": "disk"},
+            offload_folder=str(aside),
+            local_files_only=True,
+            trust_remote_code=False,
         )
         self._names = list(self._lm.state_dict())
 
@@ -158,7 +219,8 @@ def _read_model(
     out: Path, read: _OnDisk, trained: Trained, dtype: torch.dtype, device: torch.device, *, kept: bool
 ) -> PreTrainedModel:
     """The model of the directory as a server would load it, computing in `dtype`."""
-    lm = _model(AutoConfig.from_pretrained(out, local_files_only=True), read, dtype, device)
+    config = AutoConfig.from_pretrained(out, local_files_only=True, trust_remote_code=False)
+    lm = _model(config, read, dtype, device)
     if kept:
         read_adapter(lm, out / "adapter", dtype=dtype, device=device)
     return lm.eval()

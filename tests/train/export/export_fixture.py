@@ -32,6 +32,7 @@ BEFORE |= {"accuracy_1": 0.08, "accuracy_2": 0.05}
 AFTER |= {"accuracy_1": 0.5, "accuracy_2": 0.4}
 BASE = {"name": "CodeLlama-7b-hf", "hub": "codellama/CodeLlama-7b-hf", "commit": "0" * 40, "license": "llama2"}
 VERIFIED = {
+    "weights": 21,
     "positions": 128,
     "logit_difference": 0.0,
     "agreement": 1.0,

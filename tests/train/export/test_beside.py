@@ -78,30 +78,23 @@ def test_a_training_of_before_these_facts_is_exported_too(tmp_path: Path) -> Non
     assert list(json.loads((out / "adaptive.json").read_text())["infilling_orders"]) == ["psm", "spm"]
 
 
-def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_what_else_lies_in_the_folder_stays_there(tmp_path: Path) -> None:
+    """The whole folder was copied, and links in it followed: another's weights, or a key, were published."""
     checkpoint, manifest = training(tmp_path / "tuned")
-    file = checkpoint / "model" / "tokenizer.json"
-    file.write_text(file.read_text() + " ")
-    with pytest.raises(
-        UserError, match=r"tokenizer\.json: wanted the tokenizer of the training, found another"
-    ):
-        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
-    del manifest["tokenizer"]  # as of a training of before
-    manifest["vocab"]["eos"] = 5000
-    with pytest.raises(UserError, match=r"tokenizer\.json: wanted a piece for the EOS 5000 of the training"):
-        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
-
-
-def test_a_missing_file_and_too_few_rows_are_refused(tmp_path: Path) -> None:
-    checkpoint, manifest = training(tmp_path / "tuned")
-    config = checkpoint / "model" / "config.json"
-    value = json.loads(config.read_text())
-    config.write_text(json.dumps({**value, "vocab_size": 7}))
-    with pytest.raises(UserError, match=r"wanted a vocab_size of at least \d+, as training had, found 7"):
-        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
-    config.write_text("no JSON")
-    with pytest.raises(UserError, match=r"config\.json: wanted JSON"):
-        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
-    config.unlink()
-    with pytest.raises(UserError, match=r"wanted .*config\.json, found none"):
-        write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    described, out = checkpoint / "model", tmp_path / "model"
+    (tmp_path / "key").write_text("secret")
+    (described / "pytorch_model.bin").write_text("other weights")
+    (described / "more").mkdir()
+    (described / "key").symlink_to(tmp_path / "key")
+    out.mkdir()
+    write_beside(checkpoint, out, manifest, step=9, dtype=torch.float32)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "adaptive.json",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    (described / "chat_template.jinja").symlink_to(tmp_path / "key")
+    with pytest.raises(UserError, match=r"chat_template\.jinja: wanted a file .*, found a link to"):
+        write_beside(checkpoint, out, manifest, step=9, dtype=torch.float32)
