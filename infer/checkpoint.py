@@ -77,7 +77,7 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # of weights amiss its report is a table
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         check_family(config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,

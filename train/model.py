@@ -48,7 +48,7 @@ def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> Pretrain
             f"model.path={config.path}: wanted a Transformers directory, found no config.json there"
         )
     try:
-        return AutoConfig.from_pretrained(config.path, local_files_only=True)
+        return AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, StrictDataclassError) as error:
         raise UserError(
             f"model.path={config.path}: wanted a model's config.json, found {_line(error)}"

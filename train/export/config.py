@@ -18,7 +18,7 @@ class ExportConfig:
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
     shard_size: str = "5GB"  # largest file of weights: digits and KB, MB, GB or TB, powers of 1000
-    verify: bool = True  # read the result back: logits and held-out acceptance must be the training's
+    verify: bool = True  # read the result back: weights, logits and held-out acceptance must be the training's
     verify_sequences: int | None = None  # to measure acceptance on; by default what a few minutes allow
     report: str | None = None  # infer.report's folder of the finished `out`: its figures go into the model card
     push: str | None = None  # upload the finished `out` to the hub as ORG/NAME
