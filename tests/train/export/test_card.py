@@ -60,7 +60,7 @@ def test_the_table_has_before_after_and_again(made: tuple[Path, dict[str, Any]])
     assert "| loss of a standard token, nats | 1.500 | 1.400 | 1.400 (1.300–1.500) |" in card
     assert "| draft of adaptive token 1 right | 8.0 % | 50.0 % | 50.0 % (45.0–55.0) |" in card
     assert "| draft of adaptive token 2 right | 5.0 % | 40.0 % | 40.0 % |" in card
-    assert "On 128 positions its logits are those of the training's weights, to the last bit." in card
+    assert "weights are the training's, and on 128 positions its logits, to the last bit." in card
     assert "model=MODEL" in card and "someone" not in card  # no path of this machine
     assert "| infilling | PSM; ids:" in card and "| trained on | 12 documents, 3,456 tokens: py, go |" in card
 
