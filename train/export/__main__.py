@@ -22,7 +22,7 @@ from conf.stage import is_finished, made_from, read_manifest, staged, write_mani
 from train.export.adapter import keeps_adapter, trained_lora
 from train.export.beside import write_beside
 from train.export.bundle import write_custom_generate
-from train.export.card import write_card
+from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
 from train.export.heap import return_large_blocks
 from train.export.publish import check_asked, publish
@@ -59,7 +59,7 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
         verified = export(config, trained, out, kept=kept, data=data)
         parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
         step = trained.checkpoint.step
-        write_card(out, trained.manifest, step=step, verified=told, push=config.push)
+        write_card(out, render_card(out, trained.manifest, step=step, verified=told, push=config.push))
         write_manifest(out, "model", made, parameters=parameters, step=step, verified=told)
     print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
     print(f"export: {describe(verified) if verified else 'not verified'}")

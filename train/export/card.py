@@ -30,18 +30,9 @@ NAMES = {
 }
 
 
-def write_card(
-    out: Path,
-    manifest: dict[str, Any],
-    *,
-    step: int,
-    verified: Mapping[str, Any] | None,
-    report: str | None = None,
-    push: str | None = None,
-) -> None:
-    """Write the card of the model directory `out`, which `render_card` makes."""
-    text = render_card(out, manifest, step=step, verified=verified, report=report, push=push)
-    write_bytes(out / CARD, text.encode())
+def write_card(out: Path, card: str) -> None:
+    """Write a card, as `render_card` makes it, into the model directory `out`."""
+    write_bytes(out / CARD, card.encode())
 
 
 def render_card(

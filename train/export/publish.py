@@ -37,7 +37,9 @@ def publish(config: ExportConfig, manifest: dict[str, Any]) -> None:
     elif config.push and _is_of_another(out, manifest, config.push):
         told = f"the name {config.push}"
     if told:
-        write_card(out, manifest, **_exported(out, manifest), report=config.report, push=config.push)
+        write_card(
+            out, render_card(out, manifest, **_exported(out, manifest), report=config.report, push=config.push)
+        )
         print(f"export: wrote {out / CARD} with {told}")
     if config.push:
         print(f"export: pushed to {push(out, config.push, private=config.private)}")

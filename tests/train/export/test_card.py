@@ -14,7 +14,7 @@ from infer.report import write
 from tests.infer.report_fixture import quality, speed, write_parts
 from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training
 from train.export.beside import write_beside
-from train.export.card import write_card
+from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
 from train.export.publish import check_asked, publish
 
@@ -30,7 +30,7 @@ def finished(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     out = folder / "model"
     out.mkdir()
     write_beside(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
-    write_card(out, manifest, step=9, verified=VERIFIED if manifest["adaptive"] else None)
+    write_card(out, render_card(out, manifest, step=9, verified=VERIFIED if manifest["adaptive"] else None))
     write_manifest(out, "model", {"settings": {}, "inputs": {}}, step=9, verified=VERIFIED)
     return out, manifest
 
@@ -71,7 +71,7 @@ def test_what_was_not_done_is_not_told(tmp_path: Path) -> None:
         tmp_path, adaptive=0, base={}, data={"documents": 1, "tokens": 2, "modes": {}, "languages": []}
     )
     manifest["settings"]["model"]["random_init"] = True
-    write_card(out, manifest, step=9, verified=None)
+    write_card(out, render_card(out, manifest, step=9, verified=None))
     card = (out / "README.md").read_text()
     assert "without adaptive tokens" in card and "not read back" in card and "license" not in card
     assert "| next token right | 60.0 % | 70.0 % |" in card
@@ -93,15 +93,15 @@ def test_the_figures_are_of_the_checkpoint_that_was_taken(made: tuple[Path, dict
     """Those of the last step were shown where its checkpoint was broken and an older one was exported."""
     out, manifest = made
     manifest["step"], manifest["validation"] = 18, [BEFORE, AFTER, AFTER | {"step": 18, "standard_loss": 1.2}]
-    write_card(out, manifest, step=9, verified=None)
+    write_card(out, render_card(out, manifest, step=9, verified=None))
     card = (out / "README.md").read_text()
     assert (
         "| loss of a standard token, nats | 1.500 | 1.400 |\n" in card and "| trained | step 9 of 18 on" in card
     )
-    write_card(out, manifest, step=18, verified=None)
+    write_card(out, render_card(out, manifest, step=18, verified=None))
     card = (out / "README.md").read_text()
     assert "| loss of a standard token, nats | 1.500 | 1.200 |\n" in card and "| trained | step 18 on" in card
-    write_card(out, manifest, step=12, verified=None)
+    write_card(out, render_card(out, manifest, step=12, verified=None))
     card = (out / "README.md").read_text()
     assert "before training alone, since this step's checkpoint was not validated." in card
     assert "| loss of a standard token, nats | 1.500 |\n" in card
@@ -122,7 +122,7 @@ def test_an_adapter_beside_the_weights_is_told(tmp_path: Path, gated: bool) -> N
     out, manifest = finished(tmp_path)
     (out / "adapter").mkdir()
     manifest["settings"]["lora"] = {"rank": 4, "gated": gated}
-    write_card(out, manifest, step=9, verified=None)
+    write_card(out, render_card(out, manifest, step=9, verified=None))
     card = (out / "README.md").read_text()
     assert ("acts on adaptive tokens alone" in card, "export with `lora=merged`" in card) == (gated, not gated)
     assert "| LoRA | rank 4" in card
@@ -131,7 +131,7 @@ def test_an_adapter_beside_the_weights_is_told(tmp_path: Path, gated: bool) -> N
 def test_the_hubs_name_stands_in_the_commands(made: tuple[Path, dict[str, Any]]) -> None:
     out, manifest = made
     (out / "custom_generate").mkdir()
-    write_card(out, manifest, step=9, verified=None, push="someone/fast-7b")
+    write_card(out, render_card(out, manifest, step=9, verified=None, push="someone/fast-7b"))
     card = (out / "README.md").read_text()
     assert "# fast-7b\n" in card and "MODEL" not in card
     assert 'custom_generate="someone/fast-7b", trust_remote_code=True' in card
@@ -140,7 +140,7 @@ def test_the_hubs_name_stands_in_the_commands(made: tuple[Path, dict[str, Any]])
 
 def test_logits_that_differ_are_told(made: tuple[Path, dict[str, Any]]) -> None:
     verified = {**VERIFIED, "logit_difference": 0.0123, "agreement": 0.9921}
-    write_card(made[0], made[1], step=9, verified=verified)
+    write_card(made[0], render_card(made[0], made[1], step=9, verified=verified))
     card = (made[0] / "README.md").read_text()
     assert "by 0.012 at most" in card and "the same in 99.2 % of them" in card
 
@@ -170,7 +170,7 @@ def test_half_a_report_will_do(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, parts: dict[str, Any]
 ) -> None:
     report = report_of(made[0], tmp_path / "report", **parts)
-    write_card(made[0], made[1], step=9, verified=None, report=str(report))
+    write_card(made[0], render_card(made[0], made[1], step=9, verified=None, report=str(report)))
     card = (made[0] / "README.md").read_text()
     assert ("### Speed" in card, "### Quality" in card) == ("speed" in parts, "quality" in parts)
 

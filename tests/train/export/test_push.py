@@ -18,7 +18,7 @@ from conf import UserError, settings
 from conf.stage import made_from, write_manifest
 from tests.train.export.export_fixture import training
 from train.export.__main__ import main
-from train.export.card import write_card
+from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -286,7 +286,7 @@ def test_a_second_name_on_the_hub_goes_into_the_card(hub: str, exported: Path) -
     (exported / "config.json").write_text(json.dumps(config))
     manifest = json.loads((exported.with_name("tuned") / "manifest.json").read_text())
     card = exported / "README.md"
-    write_card(exported, manifest, step=9, verified=None)
+    write_card(exported, render_card(exported, manifest, step=9, verified=None))
     export(exported, "push=org/first")
     assert "# first\n" in card.read_text() and "infer model=org/first prompt" in card.read_text()
     export(exported, "push=org/second")
