@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_prep.fim import Mode
+from data_prep.encode.fim import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,13 @@ from typing import Any
 
 from conf import UserError
 from conf.stage import BEGUN, begun, commit, fingerprint_file, is_finished, made_from, write_json
-from data_prep.benchmarks import entries, sources_hash
-from data_prep.budget import read_table
 from data_prep.config import DataPrepConfig
-from data_prep.decontaminate import index_entries
 from data_prep.document import hash64, pieces, told, unit
-from data_prep.encoder import Encoder
-from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
-from data_prep.filters import reason_to_drop
-from data_prep.finish import finish
-from data_prep.job import INDEX, WORK, Job, documents_of
+from data_prep.encode.encoder import Encoder
+from data_prep.select.benchmarks import entries, sources_hash
+from data_prep.select.budget import read_table
+from data_prep.select.decontaminate import index_entries
+from data_prep.select.filters import reason_to_drop
 from data_prep.sources import Part, list_parts, read
 from data_prep.vocab import (
     FILES,
@@ -39,6 +36,9 @@ from data_prep.vocab import (
     tokenizer_file,
     train_bpe,
 )
+from data_prep.work.executors import refuse_while_queued, run_local, run_ray, submit_slurm
+from data_prep.work.finish import finish
+from data_prep.work.job import INDEX, WORK, Job, documents_of
 
 BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 

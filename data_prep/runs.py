@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.fim import Mode
+from data_prep.encode.fim import Mode
 from data_prep.packing import Encoded
 
 RECORD = np.dtype(

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageChops
 
 from infer import DecodeConfig, Model, generate, load
-from infer.drawn import Drawn
-from infer.graph_view import spelled
-from infer.layout import lay_out, mask
-from infer.tree import Tree
+from infer.drafters.outcome import Outcome
+from infer.graph.view import spelled
+from infer.trees.layout import lay_out, mask
+from infer.trees.tree import Tree
 
 IMAGES = Path(__file__).parent / "images"
 COLOURS, MARGIN = 64, 16  # of a picture; pixels around it
@@ -122,7 +122,7 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
     """A step that verifies k drafts and makes the next ones: its tree, and which row attends to which."""
     assert model.adaptive is not None  # the demo's fine-tuned model has them
-    seen = list[Drawn]()
+    seen = list[Outcome]()
     decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
     for _ in generate(model, PROMPT, decode, watch=seen.append):
         pass

@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.choices import Group
 from conf.describe import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
-from data_prep.inspect import InspectConfig
+from data_prep.inspect.__main__ import InspectConfig
 from infer.config import GraphConfig, InferConfig
 from infer.gpu_check.config import GpuCheckConfig
 from infer.quality.config import QualityConfig

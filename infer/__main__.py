@@ -7,12 +7,12 @@ from rich.console import Console
 
 from conf import run
 from conf.stage import file_to_write
-from infer import parallel
 from infer.api import generate, load
 from infer.config import InferConfig
-from infer.page import write_page
-from infer.summary import Summary
-from infer.view import View
+from infer.models import parallel
+from infer.view.live import View
+from infer.view.page import write_page
+from infer.view.summary import Summary
 
 
 def main(config: InferConfig) -> None:

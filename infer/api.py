@@ -18,9 +18,20 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from conf import UserError
 from infer import loop
-from infer.attention import NAME
-from infer.cache import shape
-from infer.checkpoint import (
+from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
+from infer.draft_methods import DraftMethods
+from infer.drafters.outcome import Watch
+from infer.drafters.protocol import Drafters
+from infer.engine.attention import NAME
+from infer.engine.cache import shape
+from infer.engine.memory import enough_for_weights, enough_memory, gib
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.engine.runners import Runners
+from infer.engine.target import context_length
+from infer.loop import Limits, Step
+from infer.methods import Methods, library_processors
+from infer.models.checkpoint import (
     Adaptive,
     eos_ids,
     has_adaptive,
@@ -28,19 +39,9 @@ from infer.checkpoint import (
     load_model,
     load_text,
 )
-from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
-from infer.draft import Draft, check_draft, load_draft
-from infer.drawing import Drawing
-from infer.drawn import Watch
-from infer.loop import Drafters, Limits, Step
-from infer.memory import enough_for_weights, enough_memory, gib
-from infer.methods import Methods, library_processors
+from infer.models.draft import Draft, check_draft, load_draft
 from infer.output import Output
-from infer.reading import Request
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
-from infer.runner import Runner
-from infer.runners import Runners
-from infer.target import context_length
 from infer.text import Text
 
 
@@ -103,8 +104,8 @@ def load(
         lm = load_model(model_dir, dtype=dtype, device=device)
     check_compile(lm, compile)
     drafting = load_draft(asked, lm, rows=rows, adaptive=adaptive) if asked.model else None
-    drawing = Drawing(lm, drafting, compile=compile) if drafting else None
-    methods, runners = Methods(lm, adaptive, drawing), Runners(lm, compile=compile)
+    draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
+    methods, runners = Methods(lm, adaptive, draft_methods), Runners(lm, compile=compile)
     return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
 
 

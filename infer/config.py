@@ -3,15 +3,15 @@
 import re
 from dataclasses import dataclass, field
 
-from infer.pick import Sampling
+from infer.engine.pick import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
-DRAWN = ("ssd", "tsd", "gsd")  # by a draft model
+BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
-METHODS = ("plain", "prompt_lookup", "sdsat", *DRAWN)
+METHODS = ("plain", "prompt_lookup", "sdsat", *BY_DRAFT_MODEL)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class DecodeConfig:
             raise ValueError(f"decode.verify: wanted pick or ratio, found {self.verify}")
         if self.verify == "ratio" and not self.temperature:
             raise ValueError("decode.temperature: wanted above 0 with decode.verify=ratio, found 0")
-        if self.method in DRAWN:
+        if self.method in BY_DRAFT_MODEL:
             self._check_drawn()
         elif self.method:
             self._check_undrawn()
@@ -113,7 +113,7 @@ class DecodeConfig:
             raise ValueError("decode.theta_sib: wanted decode.method=tsd|gsd, which have siblings, found ssd")
 
     def _check_undrawn(self) -> None:
-        drawn = f"wanted decode.method={'|'.join(DRAWN)}"
+        drawn = f"wanted decode.method={'|'.join(BY_DRAFT_MODEL)}"
         given = [name for name in GROWN if getattr(self, name) is not None]
         if given:
             raise ValueError(f"decode.{given[0]}: {drawn} with it, found {self.method}")
@@ -190,8 +190,10 @@ class DraftConfig:
 
 
 def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
-    if draft.model and decode.method not in (None, *DRAWN):
-        raise ValueError(f"draft={draft.model}: wanted decode={'|'.join(DRAWN)} with it, found {decode.method}")
+    if draft.model and decode.method not in (None, *BY_DRAFT_MODEL):
+        raise ValueError(
+            f"draft={draft.model}: wanted decode={'|'.join(BY_DRAFT_MODEL)} with it, found {decode.method}"
+        )
 
 
 @dataclass

@@ -15,17 +15,17 @@ from transformers import (
 )
 
 from conf import UserError
-from infer.checkpoint import Adaptive
-from infer.config import DRAWN, DecodeConfig
-from infer.cost_tables import find_costs
+from infer.config import BY_DRAFT_MODEL, DecodeConfig
+from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
+from infer.drafters.cost_tables import find_costs
+from infer.drafters.outcome import Watch
 from infer.drafters.plain import PlainDrafter
+from infer.drafters.policies import Policies
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.drawing import Drawing
-from infer.drawn import Watch
-from infer.loop import Drafters, Each
-from infer.pick import Sampling
-from infer.policies import Policies
+from infer.drafters.protocol import Drafters, Each
+from infer.engine.pick import Sampling
+from infer.models.checkpoint import Adaptive
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
@@ -33,8 +33,10 @@ LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 class Methods:
     """Drafters for one model. The policy that learns serves all its sequences and goes on learning."""
 
-    def __init__(self, lm: PreTrainedModel, adaptive: Adaptive | None, drawing: Drawing | None = None) -> None:
-        self._lm, self._adaptive, self._drawing = lm, adaptive, drawing
+    def __init__(
+        self, lm: PreTrainedModel, adaptive: Adaptive | None, draft_methods: DraftMethods | None = None
+    ) -> None:
+        self._lm, self._adaptive, self._draft_methods = lm, adaptive, draft_methods
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
@@ -46,7 +48,9 @@ class Methods:
         if decode.method:
             return decode
         try:
-            return replace(decode, method="gsd" if self._drawing else "sdsat" if self._adaptive else "plain")
+            return replace(
+                decode, method="gsd" if self._draft_methods else "sdsat" if self._adaptive else "plain"
+            )
         except ValueError as error:
             raise UserError(str(error)) from error
 
@@ -64,12 +68,12 @@ class Methods:
         method = decode.method
         if method == "plain":
             return Each(PlainDrafter)
-        if method in DRAWN:
-            if self._drawing is None:
+        if method in BY_DRAFT_MODEL:
+            if self._draft_methods is None:
                 raise UserError(
                     f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
                 )
-            return self._drawing.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
+            return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sdsat = method == "sdsat"
         automatic = sdsat and decode.probes == "auto"
         k = decode.k or (self._adaptive.L if sdsat and self._adaptive else LOOKED_UP)

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from conf import settings
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
-from infer.attention import NAME, register
+from infer.engine.attention import NAME, register
 
 torch.set_num_threads(1)
 hypothesis_settings.register_profile("default", deadline=None, derandomize=True)

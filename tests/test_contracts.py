@@ -12,28 +12,29 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data_prep.config import VocabConfig
-from data_prep.encoder import Encoder
-from data_prep.fim import Mode
-from data_prep.fim import lay_out as lay_out_document
+from data_prep.encode.encoder import Encoder
+from data_prep.encode.fim import Mode
+from data_prep.encode.fim import lay_out as lay_out_document
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
-from infer.checkpoint import load_model, load_text
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter, Each, Limits, decode
-from infer.pick import GREEDY
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.pick import GREEDY
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.checkpoint import load_model, load_text
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
-from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.beside import adaptive_json
 from train.export.shards import write_weights
-from train.layout import branch, dual
-from train.lm import AdaptiveLM
-from train.lora import Gate, PlainWeights, adapt
+from train.model.lm import AdaptiveLM
+from train.model.lora import Gate, PlainWeights, adapt
+from train.objective.attention import branch_mask, register
+from train.objective.layout import branch, dual
 
 PROMPTS = [
     "def fib(n):\n    ",

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError, settings
 from infer.__main__ import main as infer
-from infer.checkpoint import load_model
 from infer.config import InferConfig
+from infer.models.checkpoint import load_model
 from tests.test_pipeline import BATCH, SHORT, command
 from train.export.__main__ import main as export
 from train.export.config import ExportConfig

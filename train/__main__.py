@@ -8,8 +8,8 @@ from conf import UserError, run
 from conf.pages import UNFINISHED
 from conf.stage import is_finished, made_from, read_manifest
 from train.config import TrainConfig
-from train.metrics import describe_change
-from train.stop import EXIT_STOPPED, Stopped, leave_exit_code
+from train.monitor.metrics import describe_change
+from train.monitor.stop import EXIT_STOPPED, Stopped, leave_exit_code
 
 # What may be another when a run goes on: it changes nothing in the result.
 CHANGEABLE = (
@@ -32,7 +32,7 @@ CHANGEABLE = (
 def main(config: TrainConfig) -> None:
     """Plan, or train unless the folder already holds the result."""
     if config.plan:
-        from train.plan import print_plan
+        from train.plan.plan import print_plan
 
         print_plan(config)
         return

@@ -17,9 +17,9 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import adaptive_ids
-from train.families import check_family
-from train.memory import GIB, RESERVED, Memory, estimate_memory
-from train.model import check_tokenizer, model_config
+from train.model.families import check_family
+from train.model.pretrained import check_tokenizer, model_config
+from train.plan.memory import GIB, RESERVED, Memory, estimate_memory
 
 SAMPLE = 64  # sequences that are searched for adaptive ids; training looks at every batch
 

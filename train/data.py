@@ -14,9 +14,9 @@ import torch
 from conf import LoneError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
-from train.adaptive import retain, sample_windows, window_offsets
 from train.config import ObjectiveConfig
-from train.layout import Layout, basic, branch, causal, dual, replaceable
+from train.objective.adaptive import retain, sample_windows, window_offsets
+from train.objective.layout import Layout, basic, branch, causal, dual, replaceable
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:

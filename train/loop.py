@@ -16,22 +16,22 @@ from conf.pages import DIVERGED, DOCS, QUALITY
 from conf.stage import fingerprint_file, write_json, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
-from train import engine as engines
-from train.assemble import assemble, describe
-from train.checkpoint import Checkpoints
 from train.checks import check_ranks
 from train.config import TrainConfig
 from train.data import adaptive_ids, global_order, load_batch, rank_batches
-from train.divergence import WINDOW, why_diverged
-from train.drafts import COLUMNS
-from train.flops import peak_flops, step_flops
-from train.log import StepLog
-from train.metrics import describe_step, describe_validation, summarise
+from train.engine import engine as engines
+from train.engine.checkpoint import Checkpoints
+from train.model.assemble import assemble, describe
+from train.monitor.divergence import WINDOW, why_diverged
+from train.monitor.drafts import COLUMNS
+from train.monitor.log import StepLog
+from train.monitor.metrics import describe_step, describe_validation, summarise
+from train.monitor.pulse import Pulse, shared_store
+from train.monitor.stop import Stopped, StopSignals
+from train.monitor.tracker import Tracker
 from train.origin import origin, trained_on
-from train.pulse import Pulse, shared_store
+from train.plan.flops import peak_flops, step_flops
 from train.schedule import learning_rate
-from train.stop import Stopped, StopSignals
-from train.tracker import Tracker
 from train.validation import Validation
 
 STREAM = 0  # of windows; validation draws from stream 1

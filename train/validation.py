@@ -19,8 +19,8 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import load_batch
-from train.drafts import Row, sample_drafts
-from train.metrics import summarise
+from train.monitor.drafts import Row, sample_drafts
+from train.monitor.metrics import summarise
 
 STREAM = 1  # of windows; training draws from stream 0
 DRAFTS = 8  # windows that are shown as text
@@ -45,7 +45,7 @@ class Validation:
 
     @torch.no_grad()
     def run(self, forward: Forward) -> tuple[dict[str, float], list[Row]]:
-        """Metrics over all ranks, by name, and this rank's sample drafts (train.drafts)."""
+        """Metrics over all ranks, by name, and this rank's sample drafts (train.monitor.drafts)."""
         total = torch.zeros(self._objective.L + 1, 4, dtype=torch.float64, device=self._device)
         drafts: list[Row] = []
         for part in self._parts:

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.drawn import Drawn, Watch
-from infer.lattice import by_rank, grow, lattice
-from infer.reading import Candidates
-from infer.token_graph import Drafts
-from infer.tree import Tree
+from infer.drafters.outcome import Outcome, Watch
+from infer.engine.reading import Candidates
+from infer.trees.lattice import by_rank, grow, lattice
+from infer.trees.token_graph import Drafts
+from infer.trees.tree import Tree
 
 
 class Policy(Protocol):
@@ -148,5 +148,5 @@ class AdaptiveDrafter:
         self._policy.learn(self._candidates, tokens, rows)
         if self._watch and self._candidates:
             graph = lattice(tree.tokens[0], self._candidates.ids, self._candidates.weights)
-            self._watch(Drawn(graph, self._drafts, list(path), tokens))
+            self._watch(Outcome(graph, self._drafts, list(path), tokens))
         self._candidates = drafts

@@ -17,12 +17,12 @@ Drafting lives on credit (credit.py), which bounds what it may lose against plai
 
 from collections.abc import Sequence
 
-from infer.costs import Costs
 from infer.drafters.adaptive import likeliest
+from infer.drafters.costs import Costs
 from infer.drafters.credit import Credit
-from infer.lattice import grow
-from infer.reading import Candidates
-from infer.token_graph import Drafts
+from infer.engine.reading import Candidates
+from infer.trees.lattice import grow
+from infer.trees.token_graph import Drafts
 
 BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.costs import Costs
 from infer.drafters.auto import STEPS, Calibration, slopes
+from infer.drafters.costs import Costs
 from infer.drafters.credit import Credit
-from infer.token_graph import Drafts, TokenGraph, unroll, unroll_levels
+from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count
 HOPED, HASTE = 0.8, 5  # at first, since who drafts one level only never sees what more are worth
@@ -51,7 +51,9 @@ class Budget(Protocol):
         """What of a graph is verified, down to a depth."""
         ...
 
-    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
+    def learn(
+        self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, forwards: Sequence[int]
+    ) -> None:
         """What a forward of so many rows emitted, what had been drafted for it, and the rows of the draft
         model's forwards.
         """
@@ -82,7 +84,9 @@ class FixedBudget:
         """Best first, by the draft model's probabilities."""
         return unroll(graph, [0.0] * self.nodes, depth=depth)
 
-    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
+    def learn(
+        self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, forwards: Sequence[int]
+    ) -> None:
         """Nothing changes."""
 
 
@@ -127,9 +131,11 @@ class AutoBudget:
         rate = self.rate
         return unroll(graph, [rate * slope for slope in self._slopes], depth=depth, calibrated=self.chance)
 
-    def learn(self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, drawn: Sequence[int]) -> None:
+    def learn(
+        self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, forwards: Sequence[int]
+    ) -> None:
         """Follow the rate, and what became of the candidates."""
-        spent = self._costs(rows) + sum(map(self._draft, drawn))
+        spent = self._costs(rows) + sum(map(self._draft, forwards))
         if self.drafting:
             fade = 1 - 1 / STEPS
             self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + spent

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from infer.draft import Draft
 from infer.drafters.budget import Budget
-from infer.drawn import Drawn, Watch
-from infer.pick import GREEDY, Sampling
-from infer.reading import Candidates, Reading, Request
-from infer.runner import Runner
-from infer.token_graph import Drafts, TokenGraph
-from infer.tree import Tree
+from infer.drafters.outcome import Outcome, Watch
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Candidates, Reading, Request
+from infer.engine.runner import Runner
+from infer.models.draft import Draft
+from infer.trees.token_graph import Drafts, TokenGraph
+from infer.trees.tree import Tree
 
 UNREAD = 32  # tokens of the text from which on they are read before the first level, not with it
 
@@ -72,10 +72,10 @@ class Pending:
             return []
         found, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
         for before, node in zip(path, path[1:]):
-            drawn = nodes[node]
-            if self.graph.parents[drawn] != nodes[before] or drawn not in self.rows:
+            grown = nodes[node]
+            if self.graph.parents[grown] != nodes[before] or grown not in self.rows:
                 break
-            found.append(self.rows[drawn])
+            found.append(self.rows[grown])
         return found
 
 
@@ -103,7 +103,7 @@ class DraftModelDrafters(ABC):
         self._sampling = GREEDY
         self._pending: list[Pending | None] = []
         self._keeping: list[list[int]] = []
-        self._drawn: list[int] = []  # rows of each forward of the last drafting
+        self._forwards: list[int] = []  # rows of each forward of the last drafting
         self.max_rows = budget.max_rows
 
     @property
@@ -113,7 +113,7 @@ class DraftModelDrafters(ABC):
         return self._runner
 
     @abstractmethod
-    def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         """Let each graph, which is a root, grow down to its depth."""
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
@@ -127,7 +127,7 @@ class DraftModelDrafters(ABC):
     def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
         """See Drafters."""
         self._commit()
-        self._drawn = []
+        self._forwards = []
         depths = [
             min(n - 1, self._depth, self._draft.context - len(context)) if self._budget.drafting else 0
             for context, n in zip(contexts, left)
@@ -137,7 +137,7 @@ class DraftModelDrafters(ABC):
             for unread, context in zip(self._read(contexts, depths), contexts)
         ]
         if max(depths) > 0:
-            self._draw(self._pending, depths)
+            self._grow(self._pending, depths)
         return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
 
     def observe(
@@ -146,11 +146,11 @@ class DraftModelDrafters(ABC):
         """See Drafters."""
         pending = self._pending[b]
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._budget.learn(pending.graph if pending else None, tokens, rows, self._drawn)
+        self._budget.learn(pending.graph if pending else None, tokens, rows, self._forwards)
         if pending:
             self._keeping[b] = pending.kept(path)
             if self._watch and pending.drafts:
-                self._watch(Drawn(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed))
+                self._watch(Outcome(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed))
 
     def drop(self, b: int) -> None:
         """See Drafters."""
@@ -193,7 +193,7 @@ class DraftModelDrafters(ABC):
             if some:
                 trees[b] = trees[b].probe([trees[b].drafted], some)
         fed = [min(one.fed, len(one.tokens) - 1) if one else 0 for one in pending]
-        self._drawn.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
+        self._forwards.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
         reading = self.runner.forward(trees, self._requests, self._sampling, fed)
         for one in pending:
             if one:

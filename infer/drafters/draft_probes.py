@@ -6,13 +6,13 @@ one. The candidates for these places, predicted without regard to one another, a
 
 from collections.abc import Callable, Sequence
 
-from infer.draft import Draft
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
 from infer.drafters.draft_model import DraftModelDrafters, Pending
-from infer.drawn import Watch
-from infer.lattice import lattice
-from infer.runner import Runner
+from infer.drafters.outcome import Watch
+from infer.engine.runner import Runner
+from infer.models.draft import Draft
+from infer.trees.lattice import lattice
 
 
 class ProbeDrafters(DraftModelDrafters):
@@ -35,7 +35,7 @@ class ProbeDrafters(DraftModelDrafters):
         self._k = k
         self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
 
-    def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         reading = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
         for b, one in enumerate(pending):
             if one is None:

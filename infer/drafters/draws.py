@@ -12,9 +12,9 @@ import torch
 
 from infer.drafters.draft_model import Pending
 from infer.drafters.levels import LevelDrafters
-from infer.pick import Sampling
-from infer.reading import Candidates, Reading, Request
-from infer.tree import Tree
+from infer.engine.pick import Sampling
+from infer.engine.reading import Candidates, Reading, Request
+from infer.trees.tree import Tree
 
 
 class RatioDrafters(LevelDrafters):
@@ -34,11 +34,11 @@ class RatioDrafters(LevelDrafters):
         self._generators[b] = self._generators[-1]
         self._generators.pop()
 
-    def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         for one in pending:
             if one:
                 one.drawn = {}
-        super()._draw(pending, depths)
+        super()._grow(pending, depths)
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
         found, q_nV = reading.draws(b, rows, self._rules.k, self._generators[b])

@@ -6,13 +6,13 @@ grows.
 
 from collections.abc import Callable, Collection, Sequence
 
-from infer.draft import Draft
 from infer.drafters.budget import Budget
 from infer.drafters.draft_model import DraftModelDrafters, Pending
-from infer.drawn import Watch
-from infer.growth import Growth, Rules
-from infer.reading import Candidates, Reading
-from infer.runner import Runner
+from infer.drafters.outcome import Watch
+from infer.engine.reading import Candidates, Reading
+from infer.engine.runner import Runner
+from infer.models.draft import Draft
+from infer.trees.growth import Growth, Rules
 
 
 class LevelDrafters(DraftModelDrafters):
@@ -34,7 +34,7 @@ class LevelDrafters(DraftModelDrafters):
         super().__init__(draft, budget, depth=rules.depth, take=take, give=give, watch=watch)
         self._rules, self._most = rules, most
 
-    def _draw(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         growths = dict[int, Growth]()
         for b, one in enumerate(pending):
             if one:

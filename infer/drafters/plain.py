@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from infer.reading import Candidates
-from infer.tree import Tree
+from infer.engine.reading import Candidates
+from infer.trees.tree import Tree
 
 
 class PlainDrafter:

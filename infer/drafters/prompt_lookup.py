@@ -6,8 +6,8 @@ two or one tokens. No model drafts, so it costs nothing where a text repeats its
 
 from collections.abc import Sequence
 
-from infer.reading import Candidates
-from infer.tree import Tree
+from infer.engine.reading import Candidates
+from infer.trees.tree import Tree
 
 NGRAMS = (3, 2, 1)
 

@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from infer.attention import NAME
-from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import Costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.attention import NAME
+from infer.engine.head import Logits
+from infer.engine.pick import GREEDY, Sampling, gumbel
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
 from infer.gpu_check.shapes import LIVELY, random_model
-from infer.head import Logits
-from infer.loop import Drafter, Each, Limits, decode
-from infer.pick import GREEDY, Sampling, gumbel
-from infer.reading import Request
-from infer.runner import Runner
+from infer.loop import Limits, decode
 
 NEW = 48  # tokens of every text
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # below the pick, at most

@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.attention import NAME, register
+from infer.engine.attention import NAME, register
 
 SHAPES = {
     "codellama_7b": LlamaConfig(

@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Drafter, Each, Limits, decode
-from infer.pick import GREEDY
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.pick import GREEDY
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.trees.tree import Tree
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 WARM_UPS = 3

@@ -20,11 +20,11 @@ from rich.progress import Progress
 from conf import UserError, run
 from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, is_finished, made_from, versions, with_manifest, write_json, write_manifest
-from infer import crew
 from infer.api import Model, load
-from infer.crew import Members, Units
-from infer.draft import told_as
 from infer.hardware import hardware
+from infer.measure import crew
+from infer.measure.crew import Members, Units
+from infer.models.draft import told_as
 from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig

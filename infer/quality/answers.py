@@ -55,8 +55,8 @@ def pieces(steps: Iterable[TextStep]) -> list[list[str]]:
     """
     found = list[list[str]]()
     for step in steps:
-        drawn = step.accepted - step.shared
-        kinds = ["drafted"] * drawn + ["shared"] * step.shared + ["own"] * (len(step.texts) - step.accepted)
+        straight = step.accepted - step.shared
+        kinds = ["drafted"] * straight + ["shared"] * step.shared + ["own"] * (len(step.texts) - step.accepted)
         for kind, text in zip(kinds, step.texts, strict=True):
             if found and found[-1][0] == kind:
                 found[-1][1] += text

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from infer.base import base_pieces, lacking
 from infer.benchmarks.kinds import rules
 from infer.benchmarks.problem import Problem
 from infer.benchmarks.reading import kind_of, read_problems
-from infer.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.config import Infill
+from infer.models.base import base_pieces, lacking
+from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.quality.answers import ids_of
 from infer.quality.batches import Batch, plan
 from infer.quality.config import QualityConfig

@@ -9,7 +9,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from infer import coloured
 from infer.report.plots import PLOTS
 from infer.report.quality_tables import quality_tables
 from infer.report.rows import (
@@ -29,6 +28,7 @@ from infer.report.rows import (
     task,
 )
 from infer.report.summary import sentence, sure
+from infer.view import coloured
 
 FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality

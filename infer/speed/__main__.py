@@ -18,8 +18,8 @@ from rich.progress import Progress
 from conf import LoneError, run
 from conf.pages import NOT_IDENTICAL
 from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
-from infer.crew import Members, Units, folder, muster
 from infer.hardware import hardware
+from infer.measure.crew import Members, Units, folder, muster
 from infer.report import print_report, write
 from infer.report.rows import label
 from infer.speed.aggregate import HEADER, UNITS, read

@@ -9,26 +9,27 @@ from transformers import PreTrainedModel
 
 from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
-from infer.cache import shape
-from infer.checkpoint import eos_ids, load_model
-from infer.draft import Draft, load_draft, told_as
+from infer.draft_methods import DraftMethods
+from infer.drafters.outcome import Watch
 from infer.drafters.plain import PlainDrafter
-from infer.drawing import Drawing
-from infer.drawn import Watch
-from infer.loop import Drafters, Each, Limits
-from infer.measure import Decoder, loop_decoder
-from infer.memory import enough_for_weights, enough_memory, gib
+from infer.drafters.protocol import Drafters, Each
+from infer.engine.cache import shape
+from infer.engine.memory import enough_for_weights, enough_memory, gib
+from infer.engine.pick import Sampling
+from infer.engine.runner import Runner
+from infer.engine.runners import Runners
+from infer.engine.target import context_length
+from infer.loop import Limits
+from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import Methods
-from infer.pick import Sampling
+from infer.models.checkpoint import eos_ids, load_model
+from infer.models.draft import Draft, load_draft, told_as
 from infer.requests import check_lengths
-from infer.runner import Runner
-from infer.runners import Runners
 from infer.speed.config import SpeedConfig
 from infer.speed.peering import Peers
 from infer.speed.prepare import Prepared
 from infer.speed.units import Group, Way
 from infer.speed.ways import GSD_PROBES, ways
-from infer.target import context_length
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,9 @@ class Bench:
         return load_draft(self._config.draft, lm, rows=prepared.shared, adaptive=prepared.adaptive)
 
 
-def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, Drawing | None]:
+def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, DraftMethods | None]:
     """What the draft model draws by levels, and where asked for by its own adaptive tokens."""
     if draft is None:
         return {False: None}
-    levels = Drawing(lm, replace(draft, adaptive=None), compile=compile)
-    return {False: levels} | ({True: Drawing(lm, draft, compile=compile)} if draft.adaptive else {})
+    levels = DraftMethods(lm, replace(draft, adaptive=None), compile=compile)
+    return {False: levels} | ({True: DraftMethods(lm, draft, compile=compile)} if draft.adaptive else {})

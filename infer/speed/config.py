@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
 from infer.benchmarks.config import PromptSetConfig
-from infer.config import DRAWN, DTYPES, DraftConfig
+from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig
 
-OWN = ("sdsat", "auto", "prompt_lookup", *DRAWN)
+OWN = ("sdsat", "auto", "prompt_lookup", *BY_DRAFT_MODEL)
 PEERS = {
     "generate": "generate",
     "prompt_lookup": "generate prompt lookup",

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from infer.measure import clock
+from infer.measure.runs import clock
 from infer.speed.limit import Limit, Needs, Speeds, streamed
 
 SECONDS = 0.3  # of each figure's measurement, more or less

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from conf.stage import commit, versions
 from infer.benchmarks.prompts import TokenPrompt
-from infer.cost_tables import find_costs
+from infer.drafters.cost_tables import find_costs
+from infer.engine.pick import GREEDY
 from infer.hardware import hardware
-from infer.pick import GREEDY
 from infer.speed.config import SpeedConfig
 from infer.speed.device import measure_limit
 

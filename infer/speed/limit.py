@@ -19,9 +19,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from infer.cache import shape
-from infer.gate import GatedLinear
-from infer.target import windows
+from infer.engine.cache import shape
+from infer.engine.gate import GatedLinear
+from infer.engine.target import windows
 
 ROWS = tuple(2**power for power in range(11))  # of the table
 

@@ -5,11 +5,11 @@ from logging import getLogger
 
 from transformers import PreTrainedModel
 
-from infer.checkpoint import Adaptive
-from infer.draft import Draft
-from infer.measure import Decoder
-from infer.parallel import is_first
-from infer.pick import Sampling
+from infer.engine.pick import Sampling
+from infer.measure.runs import Decoder
+from infer.models.checkpoint import Adaptive
+from infer.models.draft import Draft
+from infer.models.parallel import is_first
 from infer.speed.config import PEERS, SpeedConfig
 from infer.speed.peers import peer_decoders
 from infer.speed.units import Group, Way

@@ -22,13 +22,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from infer.attention import library_attention
 from infer.benchmarks.prompts import TokenPrompt
-from infer.checkpoint import eos_ids
-from infer.draft import STAND_IN, Draft
-from infer.measure import Decoder, Run, clock, seed_of
+from infer.engine.attention import library_attention
+from infer.engine.pick import Sampling
+from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.methods import LOOKED_UP
-from infer.pick import Sampling
+from infer.models.checkpoint import eos_ids
+from infer.models.draft import STAND_IN, Draft
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate prompt lookup", "generate assisted"
 

@@ -8,11 +8,11 @@ from typing import Any
 from conf import LoneError, UserError
 from conf.pages import ANOTHER
 from conf.stage import BEGUN, begun, partial_of
-from infer.crew import check_left
+from infer.measure.crew import check_left
 
 
 def check_place(out: Path, made: Mapping[str, Any]) -> None:
-    """Raises LoneError where `infer.crew.folder` would refuse. By the first rank alone; of what it has to make
+    """Raises LoneError where `crew.folder` would refuse. By the first rank alone; of what it has to make
     for that, nothing is left.
     """
     partial = partial_of(out)

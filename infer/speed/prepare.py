@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conf import UserError
-from infer.base import base_pieces, lacking
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
-from infer.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
-from infer.draft import check_draft
 from infer.drafters.adaptive import probe_ids
+from infer.models.base import base_pieces, lacking
+from infer.models.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
+from infer.models.draft import check_draft
 from infer.speed.config import SpeedConfig
 from infer.text import NoInfilling, Text
 

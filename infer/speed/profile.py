@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from infer.drawn import Drawn
-from infer.loop import Drafters, Limits, Step, decode
-from infer.measure import Clock, clock
-from infer.pick import GREEDY, Sampling
-from infer.reading import Reading, Request
-from infer.runner import Runner
-from infer.study.fate import succeeded
+from infer.drafters.outcome import Outcome
+from infer.drafters.protocol import Drafters
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Reading, Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, Step, decode
+from infer.measure.runs import Clock, clock
 
 PROCESS = Path("/proc/self")
 T = TypeVar("T")
@@ -59,14 +59,14 @@ def profile(
     sampling: Sampling = GREEDY,
     *,
     device: torch.device,
-    drawn: Sequence[Drawn] = (),
+    outcomes: Sequence[Outcome] = (),
 ) -> Profile:
-    """Decode a text once. `drawn` is the list to which the drafters' watch adds what it is told: of a draft
+    """Decode a text once. `outcomes` is the list to which the drafters' watch adds what it is told: of a draft
     model only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
     """
-    before = len(drawn)
+    before = len(outcomes)
     found, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
-    behind, told = [spent for _, spent in found[1:]], drawn[before:]
+    behind, told = [spent for _, spent in found[1:]], outcomes[before:]
     draft, forward, rest = map(median, zip(*behind)) if behind else (None, None, None)
     return Profile(
         ms_draft=draft,
@@ -74,7 +74,7 @@ def profile(
         ms_rest=rest,
         peak_memory_bytes=peak,
         drafted_nodes=fmean(len(one.graph.tokens) - 1 for one in told) if told else None,
-        graph_success=fmean(succeeded(one.graph, one.drafts, one.path) for one in told) if told else None,
+        graph_success=fmean(one.succeeded for one in told) if told else None,
     )
 
 

@@ -4,10 +4,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from infer.benchmarks.prompts import TokenPrompt
+from infer.engine.reading import Request
 from infer.loop import Step, decode
-from infer.measure import seed_of
+from infer.measure.runs import seed_of
 from infer.output import Output
-from infer.reading import Request
 from infer.speed.bench import Own
 from infer.speed.units import Way
 from infer.text import Text

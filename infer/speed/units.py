@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.measure import Decoder, Run
+from infer.measure.runs import Decoder, Run
 from infer.speed.pairs import blocks
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from infer import parallel
 from infer.benchmarks.prompts import TokenPrompt
-from infer.checkpoint import Adaptive
-from infer.measure import Decoder, Run, clock, seed_of
-from infer.pick import Sampling
+from infer.engine.pick import Sampling
+from infer.measure.runs import Decoder, Run, clock, seed_of
+from infer.models import parallel
+from infer.models.checkpoint import Adaptive
 
 VLLM = "vllm"
 COUNTED = ("drafts", "draft_tokens", "accepted_tokens")  # of vLLM's metrics vllm:spec_decode_num_...

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from infer.config import DRAWN, DecodeConfig
+from infer.config import BY_DRAFT_MODEL, DecodeConfig
 from infer.speed.config import SpeedConfig
 from infer.speed.units import PLAIN, Way
 
 GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
-DRAFTED = (*DRAWN, GSD_PROBES)  # by a draft model
+DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 
 
 def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:

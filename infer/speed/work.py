@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drawn import Drawn
-from infer.measure import Decoder, seed_of
-from infer.reading import Request
+from infer.drafters.outcome import Outcome
+from infer.engine.reading import Request
+from infer.measure.runs import Decoder, seed_of
 from infer.speed.bench import Bench, Own
 from infer.speed.config import SpeedConfig
 from infer.speed.prepare import Prepared
@@ -126,9 +126,9 @@ class Worker:
         if way not in self._own[group]:
             decoder = self._decoders[group][way]
             return Profile(peak_memory_bytes=peak_memory(device, partial(decoder, prompt))[1])
-        own, drawn = self._own[group][way], list[Drawn]()
+        own, outcomes = self._own[group][way], list[Outcome]()
         if way.decoder in DRAFTED:
-            own = replace(own, drafters=self._bench.drafters(self._set, group, way, watch=drawn.append))
+            own = replace(own, drafters=self._bench.drafters(self._set, group, way, watch=outcomes.append))
         return profile(
             own.runner,
             own.drafters,
@@ -136,5 +136,5 @@ class Worker:
             own.limits.also(prompt.ends),
             own.sampling,
             device=device,
-            drawn=drawn,
+            outcomes=outcomes,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from infer.config import DecodeConfig
 from infer.study.bench import Bench
-from infer.study.rates import acceptance_rate, drafted_per_token, fates_of, fed_per_token, rank_shares
+from infer.study.rates import acceptance_rate, counts_of, drafted_per_token, fed_per_token, rank_shares
 
 VALUES: dict[str, tuple[float, ...]] = {
     "k": (1, 2, 3, 4, 5, 6),
@@ -36,9 +36,9 @@ def measure_ranks(bench: Bench) -> list[dict[str, Any]]:
     ways |= {("theta_sib", str(value)): bench.decode("gsd", theta_sib=value) for value in RANKED}
     rows = []
     for (by, value), decode in ways.items():
-        fates = fates_of(bench.run(decode))
-        accepted = sum(len(fate.ranks) for fate in fates)
-        rows.append({"by": by, "value": value, "accepted": accepted, "shares": rank_shares(fates, CHILDREN)})
+        counts = counts_of(bench.run(decode))
+        accepted = sum(len(one.ranks) for one in counts)
+        rows.append({"by": by, "value": value, "accepted": accepted, "shares": rank_shares(counts, CHILDREN)})
     return rows
 
 

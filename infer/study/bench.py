@@ -9,15 +9,16 @@ from conf import UserError
 from infer.api import load
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.config import DecodeConfig, DraftConfig
-from infer.draft import Draft, check_draft, load_draft
-from infer.drawing import Drawing
-from infer.drawn import Drawn, Watch
-from infer.loop import Drafters, Limits
-from infer.measure import Decoder, loop_decoder
+from infer.draft_methods import DraftMethods
+from infer.drafters.outcome import Outcome, Watch
+from infer.drafters.protocol import Drafters
+from infer.engine.runner import Runner
+from infer.loop import Limits
+from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import Methods
-from infer.runner import Runner
+from infer.models.draft import Draft, check_draft, load_draft
 from infer.study.config import StudyConfig
-from infer.study.fate import Fate
+from infer.study.counts import Counts
 from infer.study.rates import DraftedRun
 
 K = TypeVar("K", bound=Hashable)
@@ -62,15 +63,15 @@ class Bench:
 
     def decode(self, method: str, **settings: Any) -> DecodeConfig:
         """The paper's settings (Appendix A) but for those given; the study's number of nodes."""
-        drawn = {} if method == "plain" else {"nodes": self.config.nodes}
+        verified = {} if method == "plain" else {"nodes": self.config.nodes}
         return DecodeConfig(
-            method=method, **({"max_new_tokens": self.config.max_new_tokens} | drawn | settings)
+            method=method, **({"max_new_tokens": self.config.max_new_tokens} | verified | settings)
         )
 
     def drafters(self, way: Way, watch: Watch | None = None) -> Drafters:
         """New ones, that have learned nothing yet."""
         lm, draft = self.model.lm, self.own_layers() if way.own else self.draft
-        methods = Methods(lm, self.model.adaptive, Drawing(lm, draft))
+        methods = Methods(lm, self.model.adaptive, DraftMethods(lm, draft))
         left = self.model.context - self._longest
         return methods.drafters(way.decode, batch=1, capacity=self.capacity, left=left, watch=watch)
 
@@ -81,14 +82,14 @@ class Bench:
 
     def decoders(self, ways: Mapping[K, Way]) -> dict[K, Decoder]:
         """Side by side on one runner of the model."""
-        fates = list[Fate]()
+        counts = list[Counts]()
 
-        def watch(drawn: Drawn) -> None:
-            fates.append(Fate.of(drawn))
+        def watch(outcome: Outcome) -> None:
+            counts.append(Counts.of(outcome))
 
         drafters = {key: self.drafters(way, watch) for key, way in ways.items()}
         runner = self.runner(drafters.values())
-        return {key: self._decoder(runner, one, ways[key].decode, fates) for key, one in drafters.items()}
+        return {key: self._decoder(runner, one, ways[key].decode, counts) for key, one in drafters.items()}
 
     def runner(self, drafters: Iterable[Drafters]) -> Runner:
         """Of the model, for trees of any of these."""
@@ -104,19 +105,21 @@ class Bench:
         (decoder,) = self.decoders({None: Way(decode)}).values()
         return [decoder(prompt) for prompt in self.all_prompts]  # type: ignore[misc]
 
-    def drawn(self, decode: DecodeConfig, prompt: TokenPrompt) -> list[Drawn]:
+    def outcomes(self, decode: DecodeConfig, prompt: TokenPrompt) -> list[Outcome]:
         """The graph of every step but the last, as a prompt is decoded."""
-        found = list[Drawn]()
+        found = list[Outcome]()
         drafters = self.drafters(Way(decode), found.append)
         runner = self.runner([drafters])
         loop_decoder(runner, drafters, self.limits(), decode.sampling)(prompt)
         return found
 
-    def _decoder(self, runner: Runner, drafters: Drafters, decode: DecodeConfig, fates: list[Fate]) -> Decoder:
+    def _decoder(
+        self, runner: Runner, drafters: Drafters, decode: DecodeConfig, counts: list[Counts]
+    ) -> Decoder:
         decoder = loop_decoder(runner, drafters, self.limits(), decode.sampling)
 
         def run(prompt: TokenPrompt) -> DraftedRun:
-            fates.clear()
-            return DraftedRun(**asdict(decoder(prompt)), fates=tuple(fates))
+            counts.clear()
+            return DraftedRun(**asdict(decoder(prompt)), counts=tuple(counts))
 
         return run

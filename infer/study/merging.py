@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infer.pick import GREEDY
-from infer.reading import LazyReading, Request
-from infer.runner import Runner
+from infer.engine.pick import GREEDY
+from infer.engine.reading import LazyReading, Request
+from infer.engine.runner import Runner
 from infer.study.bench import Bench
-from infer.token_graph import TokenGraph
-from infer.tree import Tree
+from infer.trees.token_graph import TokenGraph
+from infer.trees.tree import Tree
 
 TAUS, WIDTHS = (1, 2, 3, 4), (3, 5)
 
@@ -48,10 +48,10 @@ def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
     decode, draft, found = bench.decode("gsd", k=k, tau=tau), bench.draft, list[float]()
     for prompt in bench.all_prompts:
         context = list(prompt.ids)
-        for drawn in bench.drawn(decode, prompt):
-            if drawn.graph.merged:
-                found += divergences(log_q(draft.lm, draft.read(context), drawn.graph), drawn.graph)
-            context += drawn.tokens
+        for outcome in bench.outcomes(decode, prompt):
+            if outcome.graph.merged:
+                found += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
+            context += outcome.tokens
     return found
 
 

@@ -9,7 +9,8 @@ from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
-from infer.measure import Measured, measure
+from infer.config import BY_DRAFT_MODEL
+from infer.measure.runs import Measured, measure
 from infer.study.bench import Bench, Way
 from infer.study.rates import (
     DraftedRun,
@@ -24,7 +25,6 @@ DECODINGS: Mapping[str, dict[str, float]] = {
     "greedy": {},
     "top-p": {"temperature": 0.7, "top_p": 0.7},
 }
-DRAWN = ("ssd", "tsd", "gsd")
 FIXED, MEASURED, WIDE = "fixed", "measured", "wide"
 WIDELY = {
     "theta_prob": 0.1,
@@ -49,7 +49,7 @@ def measure_methods(bench: Bench) -> list[dict[str, Any]]:
     for decoding, sampling in DECODINGS.items():
         ways[Key(decoding, "plain", None, None)] = Way(bench.decode("plain", **sampling))
         for budget, nodes in ((FIXED, {}), (MEASURED, {"nodes": None})):
-            for method in DRAWN:
+            for method in BY_DRAFT_MODEL:
                 way = Way(bench.decode(method, **sampling, **nodes))
                 ways[Key(decoding, method, budget, "pick")] = way
             if bench.config.draft.layers != bench.config.self_layers:
@@ -65,7 +65,7 @@ def measure_sampling(bench: Bench) -> list[dict[str, Any]]:
     sampling = DECODINGS["top-p"]
     ways = {Key("top-p", "plain", None, None): Way(bench.decode("plain", **sampling))}
     for verify in ("pick", "ratio"):
-        for method in DRAWN:
+        for method in BY_DRAFT_MODEL:
             way = Way(bench.decode(method, **sampling, verify=verify))
             ways[Key("top-p", method, FIXED, verify)] = way
     return _rows(bench, ways)

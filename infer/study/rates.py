@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from infer.measure import Run
-from infer.study.fate import Fate
+from infer.measure.runs import Run
+from infer.study.counts import Counts
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedRun(Run):
     """With what became of each draft but the last step's. Other steps without one drafted nothing."""
 
-    fates: tuple[Fate, ...]
+    counts: tuple[Counts, ...]
 
 
 def acceptance_rate(runs: Sequence[Run]) -> float | None:
@@ -39,37 +39,37 @@ def accepted_per_step(runs: Sequence[Run]) -> float | None:
 
 def drafted_per_token(runs: Sequence[DraftedRun]) -> float | None:
     """Nodes of the graphs, each the draft model's candidate for a place, over emitted tokens."""
-    return _share(sum(fate.nodes for fate in fates_of(runs)), _tokens(runs))
+    return _share(sum(one.nodes for one in counts_of(runs)), _tokens(runs))
 
 
 def fed_per_token(runs: Sequence[DraftedRun]) -> float | None:
     """Rows of the draft model over emitted tokens: the nodes that got children, and the text itself."""
-    return _share(sum(fate.rows for fate in fates_of(runs)), _tokens(runs))
+    return _share(sum(one.rows for one in counts_of(runs)), _tokens(runs))
 
 
 def graph_success(runs: Sequence[DraftedRun]) -> float | None:
     """The share of drafts whose accepted path goes on behind a merged node."""
-    fates = fates_of(runs)
-    return _share(sum(fate.succeeded for fate in fates), len(fates))
+    counts = counts_of(runs)
+    return _share(sum(one.succeeded for one in counts), len(counts))
 
 
-def rank_shares(fates: Iterable[Fate], k: int) -> list[float] | None:
+def rank_shares(counts: Iterable[Counts], k: int) -> list[float] | None:
     """The share of the accepted drafts that were their parent's child of rank 1 to k."""
-    counts = Counter(rank for fate in fates for rank in fate.ranks)
-    total = counts.total()
-    return [counts[rank] / total for rank in range(1, k + 1)] if total else None
+    by_rank = Counter(rank for one in counts for rank in one.ranks)
+    total = by_rank.total()
+    return [by_rank[rank] / total for rank in range(1, k + 1)] if total else None
 
 
-def fates_of(runs: Iterable[DraftedRun]) -> list[Fate]:
+def counts_of(runs: Iterable[DraftedRun]) -> list[Counts]:
     """Of all runs."""
-    return [fate for run in runs for fate in run.fates]
+    return [one for run in runs for one in run.counts]
 
 
 def _tokens(runs: Sequence[DraftedRun]) -> int:
     """Of all steps but the last ones; 0 where nothing was drafted. A step without a draft emits one token."""
-    fates = fates_of(runs)
-    bare = sum(run.forwards - 1 - len(run.fates) for run in runs)
-    return sum(fate.tokens for fate in fates) + bare if fates else 0
+    counts = counts_of(runs)
+    bare = sum(run.forwards - 1 - len(run.counts) for run in runs)
+    return sum(one.tokens for one in counts) + bare if counts else 0
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from infer.study.bench import Bench
-from infer.token_graph import TokenGraph
+from infer.trees.token_graph import TokenGraph
 
 LENGTHS = (1, 2, 3, 4, 5)
 
@@ -23,9 +23,9 @@ def measure_recurrence(bench: Bench) -> list[dict[str, Any]]:
     """By n, over the trees of all prompts: TSD's by the paper's settings."""
     found, tokens, trees = Counter[int](), 0, 0
     for prompt in bench.all_prompts:
-        for drawn in bench.drawn(bench.decode("tsd"), prompt):
-            found.update({n: len(recurring(drawn.graph, n)) for n in LENGTHS})
-            tokens += len(drawn.graph.tokens) - 1
+        for outcome in bench.outcomes(bench.decode("tsd"), prompt):
+            found.update({n: len(recurring(outcome.graph, n)) for n in LENGTHS})
+            tokens += len(outcome.graph.tokens) - 1
             trees += 1
     return [
         {"n": n, "share": found[n] / tokens if tokens else None, "tokens": tokens, "trees": trees}

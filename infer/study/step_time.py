@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from infer.reading import Request
+from infer.engine.reading import Request
 from infer.speed.profile import Spent, timed
 from infer.study.bench import Bench, Way
 
@@ -29,8 +29,8 @@ def measure_time(bench: Bench) -> list[dict[str, Any]]:
         for prompt in bench.all_prompts:
             for setting, one in drafters.items():
                 steps = timed(runner, one, Request(prompt.ids), bench.limits())
-                drawn = [spent for step, spent in steps[1:-1] if step.drafted]
-                found[setting] += drawn if round_ else []
+                drafted = [spent for step, spent in steps[1:-1] if step.drafted]
+                found[setting] += drafted if round_ else []
     return [
         {"method": method, "k": k, "steps": len(rows), **_medians(rows)} for (method, k), rows in found.items()
     ]

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from infer.head import Logits
-from infer.pick import Sampling, gumbel, probabilities
-from infer.ratio import draw, law
+from infer.engine.head import Logits
+from infer.engine.pick import Sampling, gumbel, probabilities
+from infer.engine.ratio import draw, law
 
 SAMPLINGS = {
     "T=1": Sampling(1.0),

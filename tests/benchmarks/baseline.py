@@ -14,9 +14,10 @@ from collections.abc import Callable
 import torch
 
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits, decode
-from infer.reading import Request
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
 from tests.benchmarks.shapes import random_llama
 
 

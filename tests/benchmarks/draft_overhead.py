@@ -20,13 +20,13 @@ from itertools import islice
 
 import torch
 
-from infer.draft import Draft
 from infer.drafters import levels
 from infer.drafters.budget import FixedBudget
-from infer.growth import Growth, Rules
+from infer.engine.reading import LazyReading, Request
+from infer.engine.runner import Runner
 from infer.loop import Limits, decode
-from infer.reading import LazyReading, Request
-from infer.runner import Runner
+from infer.models.draft import Draft
+from infer.trees.growth import Growth, Rules
 from tests.benchmarks.loop_overhead import Clock
 from tests.benchmarks.shapes import SIZES, random_llama
 

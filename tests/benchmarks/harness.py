@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from infer.measure import Clock
-from infer.measure import clock as real
+from infer.measure.runs import Clock
+from infer.measure.runs import clock as real
 from infer.speed.aggregate import aggregate
 from infer.speed.units import Group, run_turn
 from tests.infer.paced import decoders, expected, prompts

@@ -19,14 +19,15 @@ from pathlib import Path
 
 import torch
 
-from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.lattice import grow
-from infer.loop import Each, Limits, decode
-from infer.pick import Sampling
-from infer.reading import Candidates, Request
-from infer.runner import Runner
-from infer.token_graph import Drafts
+from infer.drafters.protocol import Each
+from infer.engine.pick import Sampling
+from infer.engine.reading import Candidates, Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
+from infer.trees.lattice import grow
+from infer.trees.token_graph import Drafts
 
 WIDTH = 10
 SAMPLINGS = {"greedy": Sampling(), **{f"T={t}": Sampling(t, 10, 0.95) for t in (0.2, 1.0)}}

@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
-from infer.costs import measure_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import measure_costs
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits, decode
-from infer.pick import Sampling
-from infer.reading import Request
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
 from tests.benchmarks.shapes import random_llama
 
 K, PROMPT, NEW = 5, 64, 64

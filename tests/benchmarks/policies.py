@@ -20,16 +20,17 @@ from typing import Any
 import torch
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
-from infer.costs import context_of, measure_costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import context_of, measure_costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Each, Limits
-from infer.measure import Decoder, Run, clock, loop_decoder
-from infer.pick import Sampling
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.pick import Sampling
+from infer.engine.runner import Runner
+from infer.loop import Limits
+from infer.measure.runs import Decoder, Run, clock, loop_decoder
+from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.speed.pairs import blocks
 from infer.speed.statistics import Weighed, estimate
 

@@ -11,9 +11,9 @@ import sys
 
 import torch
 
-from infer.checkpoint import load_model
-from infer.costs import ROWS as MOST
-from infer.costs import Bench
+from infer.drafters.costs import ROWS as MOST
+from infer.drafters.costs import Bench
+from infer.models.checkpoint import load_model
 from infer.speed.device import measure_limit
 from tests.benchmarks.shapes import SIZES, random_llama
 

@@ -13,11 +13,11 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.attention import NAME, register
-from infer.pick import GREEDY
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.engine.attention import NAME, register
+from infer.engine.pick import GREEDY
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.trees.tree import Tree
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 

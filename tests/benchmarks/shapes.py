@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.attention import NAME, register
+from infer.engine.attention import NAME, register
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
     "0.4M": (128, 1, 2, 352, 512),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.choice import BINS, Measure, bin_of, choose, own_shares
+from data_prep.select.choice import BINS, Measure, bin_of, choose, own_shares
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:

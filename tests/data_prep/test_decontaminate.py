@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError
-from data_prep.benchmarks import entries
 from data_prep.config import DecontaminateConfig
-from data_prep.decontaminate import LEAST_WORDS, NGRAM, Index, index_entries, word_stream
+from data_prep.select.benchmarks import entries
+from data_prep.select.decontaminate import LEAST_WORDS, NGRAM, Index, index_entries, word_stream
 
 VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
 WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from data_prep.config import VocabConfig
 from data_prep.document import generator
-from data_prep.encoder import Encoder
-from data_prep.fim import Mode, choose_cuts, choose_mode, lay_out
+from data_prep.encode.encoder import Encoder
+from data_prep.encode.fim import Mode, choose_cuts, choose_mode, lay_out
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 
 VOCAB = Vocab(size=100, bos=1, eos=2, pre=3, suf=4, mid=5, eot=6, adaptive=(7,))

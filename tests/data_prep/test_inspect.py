@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from conf import UserError, settings
-from data_prep.encoder import Encoder
-from data_prep.inspect import PAGE, InspectConfig, main
-from data_prep.show import marked_text, replacement_line, shortened
+from data_prep.encode.encoder import Encoder
+from data_prep.inspect.__main__ import PAGE, InspectConfig, main
+from data_prep.inspect.show import marked_text, replacement_line, shortened
 from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
 

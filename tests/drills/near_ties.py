@@ -14,15 +14,16 @@ from pathlib import Path
 
 import torch
 
-from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits
-from infer.pick import GREEDY
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.drafters.protocol import Each
+from infer.engine.pick import GREEDY
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits
+from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
+from infer.trees.tree import Tree
 from tests.drills.lossless import BATCH, COSTS, LONGEST, decoded, prompts_of
 
 

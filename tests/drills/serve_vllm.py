@@ -18,13 +18,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits
-from infer.measure import Decoder, Measured, loop_decoder, measure
-from infer.pick import GREEDY
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.pick import GREEDY
+from infer.engine.runner import Runner
+from infer.loop import Limits
+from infer.measure.runs import Decoder, Measured, loop_decoder, measure
+from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.speed.vllm_peer import Engines, load_engines
 from tests.drills.lossless import LONGEST, prompts_of
 from tests.infer.served import drafted

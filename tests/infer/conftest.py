@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer import Model, load
-from infer.checkpoint import load_adaptive
-from infer.costs import Costs
+from infer.drafters.costs import Costs
+from infer.models.checkpoint import load_adaptive
 from tests.conftest import tiny_llama
 from tests.infer.library import Generate, drafting
 
@@ -51,9 +51,9 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rows cost is not measured anew for every test, and never written to the user's home."""
     costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
     monkeypatch.setattr("infer.methods.find_costs", lambda *args, **kwargs: costs)
-    monkeypatch.setattr("infer.kept.measure_costs", lambda *args, **kwargs: costs)
+    monkeypatch.setattr("infer.portable.kept.measure_costs", lambda *args, **kwargs: costs)
     monkeypatch.setattr("infer.speed.header.find_costs", lambda *args, **kwargs: costs)
-    monkeypatch.setattr("infer.drawing.find_both", lambda *args, **kwargs: (costs, costs))
+    monkeypatch.setattr("infer.draft_methods.find_both", lambda *args, **kwargs: (costs, costs))
 
 
 @pytest.fixture(scope="session")
@@ -76,4 +76,4 @@ def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
 @pytest.fixture(autouse=True)
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
     """infer.speed and infer.quality have the process stand alone under torchrun; the next test does not."""
-    monkeypatch.setattr("infer.parallel._alone", False)
+    monkeypatch.setattr("infer.models.parallel._alone", False)

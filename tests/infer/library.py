@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from infer.custom_generate import generate
+from infer.portable.custom_generate import generate
 
 Generate = Callable[..., Any]
 PROMPT = [20, 30, 40, 51]

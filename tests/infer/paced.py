@@ -28,14 +28,15 @@ from torch import nn
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.head import Logits
-from infer.layout import lay_out
-from infer.loop import Each, Limits
-from infer.measure import Clock, Decoder, loop_decoder
-from infer.pick import Sampling
-from infer.reading import LazyReading, Reading, Request
+from infer.drafters.protocol import Each
+from infer.engine.head import Logits
+from infer.engine.pick import Sampling
+from infer.engine.reading import LazyReading, Reading, Request
+from infer.loop import Limits
+from infer.measure.runs import Clock, Decoder, loop_decoder
 from infer.speed.units import PLAIN, Way
-from infer.tree import Tree
+from infer.trees.layout import lay_out
+from infer.trees.tree import Tree
 
 CHANCES = (0.9, 0.8, 0.7, 0.85, 0.5, 0.6, 0.4)  # a_1, a_2, ...
 RIGHT = tuple(accumulate(CHANCES, mul))  # A_1, A_2, ...

@@ -9,14 +9,15 @@ import torch
 from conf import settings
 from infer import costs, parallel
 from infer.__main__ import main
-from infer.checkpoint import load_model
 from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
-from infer.loop import Each, Limits, decode
-from infer.pick import Sampling
-from infer.reading import Request
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.checkpoint import load_model
 
 PROMPTS = [[5, 17, 3, 88, 41], [44, 6, 13]]
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BloomForCausalLM
 
-from infer.alibi import biased, leave_to_masks
-from infer.layout import key_positions, lay_out, mask
-from infer.runner import Runner
-from infer.target import context_length
-from infer.tree import Tree
+from infer.engine.alibi import biased, leave_to_masks
+from infer.engine.runner import Runner
+from infer.engine.target import context_length
+from infer.trees.layout import key_positions, lay_out, mask
+from infer.trees.tree import Tree
 from tests.infer.test_families import PROMPTS, tiny
 from tests.infer.test_runner import by_library, logits_of
 from tests.infer.test_tree import path_to, trees

@@ -274,7 +274,7 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
 
     steps = generate(model, "x", DecodeConfig("plain"))
-    monkeypatch.setattr("infer.runner.Runner.forward", full)
+    monkeypatch.setattr("infer.engine.runner.Runner.forward", full)
     tree = DecodeConfig("sdsat", k=3, probes="root", nodes=2**22, width=2, max_new_tokens=8)
     sentence = r"wanted [1-9]\.\d\d GiB .* 1 x 10 tokens and 4194305 rows of drafts .* decode.nodes"
     with pytest.raises(UserError, match=sentence):
@@ -292,6 +292,6 @@ def test_another_runtime_error_is_not_taken_for_want_of_memory(model: Model, mon
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr("infer.runner.Runner.forward", broken)
+    monkeypatch.setattr("infer.engine.runner.Runner.forward", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         next(generate(model, "x", DecodeConfig("plain")))

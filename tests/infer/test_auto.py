@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
-from infer.layout import extent
-from infer.reading import Candidates
+from infer.drafters.costs import Costs
+from infer.engine.reading import Candidates
+from infer.trees.layout import extent
 
 FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
 STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards

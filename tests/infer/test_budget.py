@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from infer.costs import Costs
 from infer.drafters.budget import AutoBudget
+from infer.drafters.costs import Costs
 from infer.drafters.credit import FIRST, PUT_ASIDE
-from infer.growth import Growth, Rules
-from infer.token_graph import TokenGraph
+from infer.trees.growth import Growth, Rules
+from infer.trees.token_graph import TokenGraph
 
 DEPTH, STEPS = 10, 1500
 CHAIN = Rules(k=1, depth=DEPTH, theta_prob=0.0, tau=None)

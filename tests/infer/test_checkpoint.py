@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
-from infer.checkpoint import load_adaptive, load_model, load_text
+from infer.models.checkpoint import load_adaptive, load_model, load_text
 from tests.conftest import tiny_llama
 
 
@@ -88,7 +88,7 @@ def test_want_of_memory_is_no_fault_of_the_weights(model_dir: Path, monkeypatch:
     def full(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("infer.checkpoint.AutoModelForCausalLM.from_pretrained", full)
+    monkeypatch.setattr("infer.models.checkpoint.AutoModelForCausalLM.from_pretrained", full)
     with pytest.raises(torch.OutOfMemoryError):
         load_model(model_dir, dtype="float32")
 

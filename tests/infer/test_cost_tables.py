@@ -6,23 +6,23 @@ from dataclasses import replace
 import pytest
 
 from infer.api import Model, generate
-from infer.checkpoint import Adaptive
 from infer.config import DecodeConfig
-from infer.cost_tables import find_both, find_costs
-from infer.costs import Bench, Costs
+from infer.drafters.cost_tables import find_both, find_costs
+from infer.drafters.costs import Bench, Costs
+from infer.engine.pick import GREEDY, Sampling
 from infer.methods import Methods
-from infer.pick import GREEDY, Sampling
+from infer.models.checkpoint import Adaptive
 from tests.conftest import tiny_llama
 from tests.infer.test_families import tiny
 
 
 def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("infer.costs.SECONDS", 0.2)
+    monkeypatch.setattr("infer.drafters.costs.SECONDS", 0.2)
     lm = tiny_llama()
     found = find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
     assert found.rows[0] == 1 and list(found.ms) == sorted(found.ms) and found.ms[0] > 0
-    monkeypatch.setattr("infer.cost_tables.measure_costs", None)
+    monkeypatch.setattr("infer.drafters.cost_tables.measure_costs", None)
     assert find_costs(lm, batch=2, capacity=120, sampling=GREEDY) == found
     (path,) = tmp_path.rglob("*.json")
     old = path.stat().st_mtime - 8 * 24 * 3600
@@ -43,7 +43,7 @@ def test_every_way_of_choosing_has_a_table_of_its_own(tmp_path, monkeypatch: pyt
         measured.append(sampling)
         return Costs((1, 2), (1.0, float(len(measured))))
 
-    monkeypatch.setattr("infer.cost_tables.measure_costs", measure)
+    monkeypatch.setattr("infer.drafters.cost_tables.measure_costs", measure)
     ways = [GREEDY, Sampling(1.0), Sampling(1.0, 10), Sampling(1.0, 50), Sampling(1.0, 0, 0.9)]
     tables = [find_costs(lm, batch=1, capacity=100, sampling=way) for way in ways]
     assert measured == ways and len(set(tables)) == len(ways)
@@ -72,7 +72,7 @@ def test_auto_rests_where_the_table_of_its_sampling_says_so(
 def test_costs_are_measured_where_the_model_has_positions(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """256 columns were too many for a table of 128 positions: an IndexError of PyTorch's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("infer.costs.SECONDS", 0.2)
+    monkeypatch.setattr("infer.drafters.costs.SECONDS", 0.2)
     lm = tiny("opt", max_position_embeddings=128, ffn_dim=64)
     assert find_costs(lm, batch=1, capacity=100, sampling=GREEDY).ms[0] > 0
 
@@ -80,7 +80,7 @@ def test_costs_are_measured_where_the_model_has_positions(tmp_path, monkeypatch:
 def test_a_home_that_cannot_be_written_costs_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text measured again, and what the last one had taught was forgotten."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    monkeypatch.setattr("infer.costs.SECONDS", 0.1)
+    monkeypatch.setattr("infer.drafters.costs.SECONDS", 0.1)
     methods = Methods(tiny_llama(), Adaptive((90,), 3))
     policies = [
         methods.drafters(DecodeConfig(), batch=1, capacity=100 + n, left=99)._new()._policy for n in range(2)
@@ -94,7 +94,7 @@ def test_a_draft_models_costs_are_on_the_scale_of_its_targets(monkeypatch: pytes
     """
     target, draft = tiny_llama(), tiny_llama(seed=1)
     tables = {id(target): Costs((1, 8), (10.0, 20.0)), id(draft): Costs((1, 8), (9.0, 18.0))}
-    monkeypatch.setattr("infer.cost_tables.find_costs", lambda lm, **kwargs: tables[id(lm)])
+    monkeypatch.setattr("infer.drafters.cost_tables.find_costs", lambda lm, **kwargs: tables[id(lm)])
     monkeypatch.setattr(Bench, "burst", lambda self, q: 0.004 if self._lm is target else 0.001)
     found = find_both(target, draft, batch=1, capacity=100, sampling=Sampling(1.0))
     assert found == (tables[id(target)], Costs((1, 8), (2.5, 5.0)))

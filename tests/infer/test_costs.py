@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.costs import Bench, Costs, measure_costs, rising
-from infer.pick import GREEDY, Sampling, candidates, pick
-from infer.runner import Runner
+from infer.drafters.costs import Bench, Costs, measure_costs, rising
+from infer.engine.pick import GREEDY, Sampling, candidates, pick
+from infer.engine.runner import Runner
 from tests.conftest import tiny_llama
 
 CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
@@ -38,12 +38,12 @@ def test_a_table_is_measured_with_the_texts_own_choices(
     that lost a sixth was believed to pay.
     """
     picked, read = list[Sampling](), list[Sampling]()
-    monkeypatch.setattr("infer.costs.SECONDS", 0.05)
+    monkeypatch.setattr("infer.drafters.costs.SECONDS", 0.05)
     monkeypatch.setattr(
-        "infer.reading.pick", lambda logits, how, *keys: picked.append(how) or pick(logits, how, *keys)
+        "infer.engine.reading.pick", lambda logits, how, *keys: picked.append(how) or pick(logits, how, *keys)
     )
     monkeypatch.setattr(
-        "infer.reading.candidates",
+        "infer.engine.reading.candidates",
         lambda logits, how, *keys: read.append(how) or candidates(logits, how, *keys),
     )
     found = measure_costs(tiny_llama(), batch=2, context=128, sampling=sampling)
@@ -78,8 +78,8 @@ def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
     """Where a pick looks at all tokens it is made for the path alone: plain decoding makes as many."""
     hands, bench = Hands(), Bench(tiny_llama(), batch=1, context=128, sampling=sampling)
     bench._clock = hands
-    monkeypatch.setattr("infer.reading.pick", hands.after(5.0, pick))
+    monkeypatch.setattr("infer.engine.reading.pick", hands.after(5.0, pick))
     monkeypatch.setattr(Runner, "forward", hands.after(10.0, Runner.forward))
     assert bench.step(1) == pytest.approx(left)
-    monkeypatch.setattr("infer.reading.candidates", hands.after(3.0, candidates))
+    monkeypatch.setattr("infer.engine.reading.candidates", hands.after(3.0, candidates))
     assert bench.step(4) == pytest.approx(left + 3.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from conf import LoneError, UserError
-from infer.crew import Members, Units, folder
+from infer.measure.crew import Members, Units, folder
 
 ALONE = Members(0, 1, 0)
 MADE = {"settings": {"x": 1}, "inputs": {}}

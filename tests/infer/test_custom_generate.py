@@ -21,10 +21,10 @@ from transformers import (
 
 from infer import DecodeConfig, Model
 from infer import generate as by_infer
-from infer.alibi import is_alibi
-from infer.asked import WARPERS, prompts_of, sampling_of
-from infer.custom_generate import generate
-from infer.pick import Sampling
+from infer.engine.alibi import is_alibi
+from infer.engine.pick import Sampling
+from infer.portable.asked import WARPERS, prompts_of, sampling_of
+from infer.portable.custom_generate import generate
 from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
 from tests.infer.test_families import FAMILIES, tiny
 

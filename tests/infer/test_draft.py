@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from conf import UserError, settings
 from infer import DecodeConfig, DraftConfig, Model, generate, load
-from infer.attention import NAME
-from infer.checkpoint import load_model
 from infer.config import InferConfig
-from infer.draft import STAND_IN, Draft, first_layers, rows_of_both
+from infer.draft_methods import ROWS as ROWS_IN_A_STEP
 from infer.drafters.draft_model import UNREAD
-from infer.drawing import ROWS as ROWS_IN_A_STEP
-from infer.families import check_tree
-from infer.gate import GatedLinear, ProbeGate
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.engine.attention import NAME
+from infer.engine.families import check_tree
+from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.runner import Runner
+from infer.models.checkpoint import load_model
+from infer.models.draft import STAND_IN, Draft, first_layers, rows_of_both
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS
 from tests.infer.test_families import FAMILIES, tiny
@@ -181,7 +181,7 @@ def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: P
     def full(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("infer.draft.load_model", full)
+    monkeypatch.setattr("infer.models.draft.load_model", full)
     with pytest.raises(UserError, match=f"out of memory: wanted the weights of {base_dir}, .* in float32"):
         load(model_dir, "float32", draft=base_dir)
 

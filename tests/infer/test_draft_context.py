@@ -6,12 +6,13 @@ import pytest
 from torch import nn
 from transformers import PreTrainedModel
 
-from infer.checkpoint import Adaptive
-from infer.draft import Draft
 from infer.drafters.budget import FixedBudget
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits
-from infer.reading import Request
+from infer.drafters.protocol import Each
+from infer.engine.reading import Request
+from infer.loop import Limits
+from infer.models.checkpoint import Adaptive
+from infer.models.draft import Draft
 from tests.conftest import tiny_llama
 from tests.infer.test_draft_model import a_draft_of, drafters_of, texts
 from tests.infer.test_families import tiny

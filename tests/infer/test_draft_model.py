@@ -10,21 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from infer.checkpoint import Adaptive
-from infer.costs import Costs
-from infer.draft import Draft, first_layers
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
+from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, DraftModelDrafters
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
-from infer.growth import Rules
-from infer.loop import Drafters, Each, Limits, decode
-from infer.pick import GREEDY, Sampling
-from infer.reading import Request
-from infer.runner import Runner
-from infer.token_graph import TokenGraph
-from infer.tree import Tree
+from infer.drafters.protocol import Drafters, Each
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.checkpoint import Adaptive
+from infer.models.draft import Draft, first_layers
+from infer.trees.growth import Rules
+from infer.trees.token_graph import TokenGraph
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer import literal
 from tests.infer.test_growth import path_to

@@ -10,16 +10,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
-from infer.attention import NAME, library_attention, register
-from infer.checkpoint import load_model
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.budget import FixedBudget
-from infer.families import TOLERANCE, check_family, check_tree
-from infer.loop import Drafter, Each, Limits, decode
-from infer.pick import Sampling
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.attention import NAME, library_attention, register
+from infer.engine.families import TOLERANCE, check_family, check_tree
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.checkpoint import load_model
+from infer.trees.tree import Tree
 from tests.infer import test_draft_model as by_draft
 from tests.infer.test_runner import by_library, logits_of
 from tests.infer.test_tree import path_to
@@ -213,7 +214,7 @@ def test_want_of_memory_is_no_fault_of_the_architecture(monkeypatch: pytest.Monk
     def full(*args: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes.")
 
-    monkeypatch.setattr("infer.families._tree_logits", full)
+    monkeypatch.setattr("infer.engine.families._tree_logits", full)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         check_tree(tiny("llama"))
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from conf import UserError, run
 from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
-from infer.drawn import Drawn, Fate
-from infer.graph import choose, main
-from infer.graph_picture import layout
-from infer.graph_view import print_graph
-from infer.token_graph import TokenGraph, unroll
+from infer.drafters.outcome import Fate, Outcome
+from infer.graph.__main__ import choose, main
+from infer.graph.picture import layout
+from infer.graph.view import print_graph
+from infer.trees.token_graph import TokenGraph, unroll
 from tests.told import error
 
 
@@ -29,26 +29,26 @@ def figure_2() -> TokenGraph:
     return graph
 
 
-def drawn_of(path: list[int], nodes: int = 9) -> Drawn:
+def outcome_of(path: list[int], nodes: int = 9) -> Outcome:
     """Figure 2 with so many nodes verified, and this path of the tree accepted."""
     graph = figure_2()
     drafts = unroll(graph, [0.0] * nodes, depth=9)
-    return Drawn(graph, drafts, path, [drafts.tokens[node] for node in path[1:]] + [25])
+    return Outcome(graph, drafts, path, [drafts.tokens[node] for node in path[1:]] + [25])
 
 
 def test_a_node_fares_as_the_best_of_its_copies() -> None:
     """The tree's nodes 0 to 6 are 0 1 3 2 5 4 5 of the graph."""
-    drawn = drawn_of([0, 3, 5, 6])
-    assert drawn.drafts.nodes == [0, 1, 3, 2, 5, 4, 5] and drawn.accepted == [0, 2, 4, 5]
+    outcome = outcome_of([0, 3, 5, 6])
+    assert outcome.drafts.nodes == [0, 1, 3, 2, 5, 4, 5] and outcome.accepted == [0, 2, 4, 5]
     yes, shared, no, never = Fate
-    assert drawn.fates == [yes, no, yes, no, yes, shared]
-    assert drawn_of([0, 1], nodes=3).fates == [yes, yes, no, no, never, never]
+    assert outcome.fates == [yes, no, yes, no, yes, shared]
+    assert outcome_of([0, 1], nodes=3).fates == [yes, yes, no, no, never, never]
 
 
 def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Model) -> None:
     file = io.StringIO()
-    drawn = drawn_of([0, 3], nodes=4)
-    print_graph(Console(file=file, width=30), drawn, model.text, before="x\x1b[2J\n", told="told")
+    outcome = outcome_of([0, 3], nodes=4)
+    print_graph(Console(file=file, width=30), outcome, model.text, before="x\x1b[2J\n", told="told")
     a, one, red, car = (repr(model.text.stream(opens=False)(id)) for id in range(21, 25))
     assert file.getvalue().splitlines() == [
         "told",
@@ -77,7 +77,7 @@ def test_no_two_nodes_of_a_picture_overlap_and_none_is_above_its_parent(choices:
 
 
 def test_the_first_draft_with_merges_is_shown_else_the_one_of_most_nodes() -> None:
-    merged, small, large = drawn_of([0]), drawn_of([0]), drawn_of([0])
+    merged, small, large = outcome_of([0]), outcome_of([0]), outcome_of([0])
     for one in (small, large):
         one.graph.merged.clear()
     large.graph.add(5, 26, 0.1)
@@ -108,19 +108,19 @@ def test_who_looks_on_is_told_what_was_drafted_and_what_came_of_it(
     drafting: Model, decode: DecodeConfig
 ) -> None:
     """Told before the step comes, in the text's order; the tree's every edge is one of the graph."""
-    seen, told = list[Drawn](), list[int]()
+    seen, told = list[Outcome](), list[int]()
     for step in generate(drafting, "def f(x):", decode, watch=seen.append):
         if len(seen) > len(told):
             told.append(step.drafted)
             assert seen[-1].tokens == step.tokens and len(seen[-1].path) - 1 == step.accepted
             assert len(seen[-1].drafts.tokens) - 1 == step.drafted and not step.finished
     assert len(seen) == len(told) and sum(told)
-    for drawn in seen:
-        graph, drafts = drawn.graph, drawn.drafts
+    for outcome in seen:
+        graph, drafts = outcome.graph, outcome.drafts
         assert [graph.tokens[node] for node in drafts.nodes] == drafts.tokens
         edges = zip(drafts.parents[1:], drafts.nodes[1:])
         assert all(node in graph.children[drafts.nodes[parent]] for parent, node in edges)
-        assert drawn.rows > 0 if decode.method in ("gsd", "ssd") else drawn.rows == 0
+        assert outcome.rows > 0 if decode.method in ("gsd", "ssd") else outcome.rows == 0
 
 
 def show(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.growth import Growth, Rules
-from infer.token_graph import TokenGraph, unroll
+from infer.trees.growth import Growth, Rules
+from infer.trees.token_graph import TokenGraph, unroll
 from tests.infer import literal
 
 ROOT = 0

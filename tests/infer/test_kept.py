@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from infer.checkpoint import load_adaptive
-from infer.costs import Costs
-from infer.kept import kept_for
-from infer.pick import Sampling
-from infer.runners import Runners
+from infer.drafters.costs import Costs
+from infer.engine.pick import Sampling
+from infer.engine.runners import Runners
+from infer.models.checkpoint import load_adaptive
+from infer.portable.kept import kept_for
 from tests.infer.library import PROMPT, drafting, left_padded
 from tests.infer.test_families import tiny
 
@@ -32,7 +32,7 @@ def test_a_model_is_freed_with_all_that_was_kept_for_it() -> None:
 def test_what_was_measured_is_kept_until_the_model_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, asked = tiny("llama"), []
     costs = Costs((1, 64), (1.0, 2.0))
-    monkeypatch.setattr("infer.kept.measure_costs", lambda *_, **more: asked.append(more) or costs)
+    monkeypatch.setattr("infer.portable.kept.measure_costs", lambda *_, **more: asked.append(more) or costs)
     ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
     for _ in range(2):
         ours(prompt, max_new_tokens=5, do_sample=False)
@@ -49,7 +49,7 @@ def test_a_warmer_text_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) ->
     lm, asked = tiny("llama"), list[Sampling]()
     costs = Costs((1, 64), (1.0, 2.0))
     monkeypatch.setattr(
-        "infer.kept.measure_costs", lambda *_, sampling, **more: asked.append(sampling) or costs
+        "infer.portable.kept.measure_costs", lambda *_, sampling, **more: asked.append(sampling) or costs
     )
     ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
     shapes = [(t, p) for p in (1.0, 0.9, 0.5) for t in (0.2, 0.7, 1.3)]
@@ -74,7 +74,7 @@ def test_a_runner_of_fixed_shapes_serves_the_next_call(
             super().__init__(lm, static=True)
             made.append(self)
 
-    monkeypatch.setattr("infer.kept.Runners", Fixed)
+    monkeypatch.setattr("infer.portable.kept.Runners", Fixed)
     other = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     ours, kept = drafting(other, *load_adaptive(model_dir).ids), set[int]()
     for new in (30, 25, 30):
@@ -92,7 +92,7 @@ def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.Monke
         pass
 
     lm, places = tiny("llama"), []
-    monkeypatch.setattr("infer.kept.Runners", lambda lm, static: places.append(static))
+    monkeypatch.setattr("infer.portable.kept.Runners", lambda lm, static: places.append(static))
     lm.set_attn_implementation("tree")
     kept_for(lm)
     lm.model.layers[0].mlp.up_proj = Adapted(32, 64)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer.drafters.adaptive import FixedPolicy
-from infer.lattice import grow
-from infer.reading import Candidates
+from infer.engine.reading import Candidates
+from infer.trees.lattice import grow
 
 
 @st.composite

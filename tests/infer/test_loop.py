@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import Costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
-from infer.head import Logits
-from infer.layout import lay_out
-from infer.loop import Drafter, Each, Limits, Step, decode
-from infer.pick import Sampling
-from infer.reading import LazyReading, Reading, Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.head import Logits
+from infer.engine.pick import Sampling
+from infer.engine.reading import LazyReading, Reading, Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, Step, decode
+from infer.trees.layout import lay_out
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 
 A = 90  # the adaptive id of these tests

@@ -11,9 +11,9 @@ from conf import run
 from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.page import write_page
-from infer.summary import Summary
-from infer.view import View
+from infer.view.live import View
+from infer.view.page import write_page
+from infer.view.summary import Summary
 from tests.told import error
 
 STEPS = [

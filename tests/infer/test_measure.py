@@ -2,7 +2,7 @@
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.loop import Step
-from infer.measure import Measured, Run, measure, run_of, seed_of
+from infer.measure.runs import Measured, Run, measure, run_of, seed_of
 
 
 def prompt(*ids: int) -> TokenPrompt:

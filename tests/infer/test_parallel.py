@@ -12,8 +12,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, MambaConfig
 
 from conf import UserError
-from infer.checkpoint import load_model
-from infer.parallel import is_first, plan, processes
+from infer.models.checkpoint import load_model
+from infer.models.parallel import is_first, plan, processes
 from tests.conftest import tiny_llama
 from tests.infer.parallel_worker import outputs
 

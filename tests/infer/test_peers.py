@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import pytest
 from transformers import LlamaForCausalLM
 
-from infer.attention import NAME
 from infer.benchmarks.prompts import TokenPrompt
 from infer.config import DraftConfig
-from infer.draft import Draft, _narrow_head, load_draft
 from infer.drafters.plain import PlainDrafter
-from infer.loop import Each, Limits
-from infer.measure import Decoder, loop_decoder
-from infer.pick import GREEDY, Sampling
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.attention import NAME
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.runner import Runner
+from infer.loop import Limits
+from infer.measure.runs import Decoder, loop_decoder
+from infer.models.draft import Draft, _narrow_head, load_draft
 from infer.speed.peers import ASSISTED, GENERATE, LOOKUP, peer_decoders
 from tests.conftest import tiny_llama
 

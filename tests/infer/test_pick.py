@@ -13,8 +13,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from infer.head import Logits, top
-from infer.pick import Sampling, _hashed, candidates, gumbel, pick, probabilities
+from infer.engine.head import Logits, top
+from infer.engine.pick import Sampling, _hashed, candidates, gumbel, pick, probabilities
 
 HEAD = nn.Identity()
 

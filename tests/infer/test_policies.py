@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from infer.costs import Costs
-from infer.pick import Sampling
-from infer.policies import MOST, Policies
+from infer.drafters.costs import Costs
+from infer.drafters.policies import MOST, Policies
+from infer.engine.pick import Sampling
 
 COSTS = Costs((1, 64), (1.0, 2.0))
 

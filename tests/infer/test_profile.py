@@ -12,17 +12,18 @@ from transformers import LlamaForCausalLM
 
 from infer import Model
 from infer.config import DecodeConfig, DraftConfig
-from infer.draft import load_draft
+from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.outcome import Outcome
 from infer.drafters.plain import PlainDrafter
-from infer.drawing import Drawing
-from infer.drawn import Drawn
-from infer.loop import Each, Limits, decode
-from infer.reading import Request
-from infer.runner import Runner
+from infer.drafters.protocol import Each
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, decode
+from infer.models.draft import load_draft
 from infer.speed import profile as module
 from infer.speed.profile import peak_memory, profile, timed
-from infer.study.fate import Fate
+from infer.study.counts import Counts
 
 CPU = torch.device("cpu")
 REQUEST = Request([5, 17, 40, 3])
@@ -75,18 +76,20 @@ def test_a_text_of_one_step_has_no_parts(llama: LlamaForCausalLM) -> None:
 
 def test_a_draft_models_graphs_are_counted(model: Model) -> None:
     draft = load_draft(DraftConfig("self:1"), model.lm, rows=model.lm.config.vocab_size, adaptive=None)
-    told = list[Drawn]()
+    told = list[Outcome]()
     settings = DecodeConfig(method="gsd", tau=1, theta_prob=0.01, nodes=12)
-    drafters = Drawing(model.lm, draft).drafters(settings, batch=1, capacity=64, left=50, watch=told.append)
+    drafters = DraftMethods(model.lm, draft).drafters(
+        settings, batch=1, capacity=64, left=50, watch=told.append
+    )
     runner = Runner(model.lm, capacity=64, max_rows=drafters.max_rows)
     profiles = [
-        profile(runner, drafters, REQUEST, LIMITS, device=CPU, drawn=told) for _ in range(2)
+        profile(runner, drafters, REQUEST, LIMITS, device=CPU, outcomes=told) for _ in range(2)
     ]  # of the second, what the first was told is not counted again
-    fates = [Fate.of(one) for one in told]
-    assert len(fates) % 2 == 0 and fates[: len(fates) // 2] == fates[len(fates) // 2 :]
+    counts = [Counts.of(one) for one in told]
+    assert len(counts) % 2 == 0 and counts[: len(counts) // 2] == counts[len(counts) // 2 :]
     for one in profiles:
-        assert one.drafted_nodes == fmean(fate.nodes for fate in fates)
-        assert one.graph_success == fmean(fate.succeeded for fate in fates)
+        assert one.drafted_nodes == fmean(one.nodes for one in counts)
+        assert one.graph_success == fmean(one.succeeded for one in counts)
         assert one.ms_draft and one.ms_forward and one.ms_rest
 
 

@@ -14,13 +14,13 @@ from scipy import stats
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from infer.head import Logits
-from infer.layout import lay_out
-from infer.pick import Sampling, probabilities
-from infer.ratio import draw, law
-from infer.reading import LazyReading, Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.engine.head import Logits
+from infer.engine.pick import Sampling, probabilities
+from infer.engine.ratio import draw, law
+from infer.engine.reading import LazyReading, Request
+from infer.engine.runner import Runner
+from infer.trees.layout import lay_out
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 
 Row = list[Fraction]

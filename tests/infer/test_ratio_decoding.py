@@ -17,15 +17,15 @@ from conf import UserError
 from infer import load
 from infer.api import generate
 from infer.config import DecodeConfig, DraftConfig
-from infer.draft import Draft
 from infer.drafters.budget import FamilyBudget
 from infer.drafters.draws import RatioDrafters
-from infer.growth import Growth, Rules
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
 from infer.loop import Limits, Step, decode
-from infer.pick import Sampling
-from infer.reading import Request
-from infer.runner import Runner
-from infer.token_graph import Drafts, TokenGraph, unroll, unroll_levels
+from infer.models.draft import Draft
+from infer.trees.growth import Growth, Rules
+from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 from tests.conftest import tiny_llama
 
 V, LENGTH, SAMPLING = 5, 3, Sampling(0.8)

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.attention import library_attention
-from infer.pick import Sampling
-from infer.reading import Request
-from infer.runner import Runner
-from infer.tree import Tree
+from infer.engine.attention import library_attention
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.test_tree import path_to, trees
 

@@ -1,4 +1,4 @@
-from infer.runners import Runners
+from infer.engine.runners import Runners
 from tests.conftest import tiny_llama
 
 

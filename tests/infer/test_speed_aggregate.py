@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infer.measure import Run
+from infer.measure.runs import Run
 from infer.speed.aggregate import aggregate
 from infer.speed.units import record
 

@@ -12,20 +12,21 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from infer.adapter import gated_layers
-from infer.alibi import biased
-from infer.costs import Costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import Costs
 from infer.drafters.plain import PlainDrafter
-from infer.gate import GatedLinear
-from infer.layout import key_positions, lay_out, mask
-from infer.loop import Drafter, Each, Limits, Step, decode
-from infer.pick import Sampling
-from infer.reading import Request
-from infer.runner import Runner
-from infer.static import Inputs, additive_mask, bucket
-from infer.tree import Tree
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.alibi import biased
+from infer.engine.gate import GatedLinear
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.engine.static import Inputs, additive_mask, bucket
+from infer.loop import Limits, Step, decode
+from infer.models.adapter import gated_layers
+from infer.trees.layout import key_positions, lay_out, mask
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.test_tree import trees
 

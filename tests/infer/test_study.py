@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from infer.api import Model
-from infer.costs import Costs
-from infer.drawn import Drawn
-from infer.measure import Measured
+from infer.drafters.costs import Costs
+from infer.drafters.outcome import Outcome
+from infer.measure.runs import Measured
 from infer.study import methods, rates
 from infer.study.__main__ import main
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
-from infer.study.fate import Fate
+from infer.study.counts import Counts
 from infer.study.merging import divergences, log_q
 from infer.study.methods import lossy
 from infer.study.recurrence import recurring
-from infer.token_graph import TokenGraph, unroll
+from infer.trees.token_graph import TokenGraph, unroll
 
 Y, A, B, C, D = range(5)
 
@@ -32,24 +32,24 @@ def tree_of(*parents_and_tokens: tuple[int, int]) -> TokenGraph:
 
 
 def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
-    """The figure of fate.py: b's child a is merged into the root's."""
+    """The figure of counts.py: b's child a is merged into the root's."""
     graph = tree_of((0, B), (0, A), (1, A), (2, C))
     graph.merge(3, 2)
     drafts = unroll(graph, [0.0] * 10, depth=10)
     assert sorted(drafts.nodes) == [0, 1, 2, 3, 4, 4]
 
-    def fate(*nodes: int) -> Fate:
+    def one(*nodes: int) -> Counts:
         path = [0]
         for node in nodes:
             behind = (at for at, parent in enumerate(drafts.parents) if parent == path[-1])
             path.append(next(at for at in behind if drafts.nodes[at] == node))
         tokens = [*(drafts.tokens[at] for at in path[1:]), D]
-        return Fate.of(Drawn(graph, drafts, path, tokens, rows=4))
+        return Counts.of(Outcome(graph, drafts, path, tokens, rows=4))
 
-    assert fate() == Fate(4, 4, 1, (), False)
-    assert fate(2, 4) == Fate(4, 4, 3, (2, 1), False)
-    assert fate(1, 3) == Fate(4, 4, 3, (1, 1), False)  # merged itself, but no copy
-    assert fate(1, 3, 4) == Fate(4, 4, 4, (1, 1, 1), True)
+    assert one() == Counts(4, 4, 1, (), False)
+    assert one(2, 4) == Counts(4, 4, 3, (2, 1), False)
+    assert one(1, 3) == Counts(4, 4, 3, (1, 1), False)  # merged itself, but no copy
+    assert one(1, 3, 4) == Counts(4, 4, 4, (1, 1, 1), True)
 
 
 def test_n_grams_recur_in_other_branches() -> None:
@@ -82,13 +82,13 @@ def test_recurrence_is_that_of_all_pairs_of_paths(nodes: list[tuple[int, int]], 
 
 
 def test_rates_are_those_of_the_runs() -> None:
-    """Of five steps the last has no fate, and one drafted nothing."""
-    fates = (Fate(12, 3, 2, (2,), False), Fate(8, 2, 3, (1, 1), True), Fate(4, 1, 2, (1,), False))
-    runs = [rates.DraftedRun([1] * 10, 1.0, 5, 20, 5, fates)]
+    """Of five steps the last has no one, and one drafted nothing."""
+    counts = (Counts(12, 3, 2, (2,), False), Counts(8, 2, 3, (1, 1), True), Counts(4, 1, 2, (1,), False))
+    runs = [rates.DraftedRun([1] * 10, 1.0, 5, 20, 5, counts)]
     assert rates.acceptance_rate(runs) == 0.5 and rates.accepted_per_step(runs) == 1.0
     assert rates.drafted_per_token(runs) == 24 / 8 and rates.fed_per_token(runs) == 6 / 8
     assert rates.graph_success(runs) == 1 / 3
-    assert rates.rank_shares(fates, 3) == [0.75, 0.25, 0]
+    assert rates.rank_shares(counts, 3) == [0.75, 0.25, 0]
 
 
 def test_nothing_drafted_has_no_rates() -> None:
@@ -125,7 +125,7 @@ def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Mo
 def given_settings(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model's first layer drafts for it, on two texts."""
     costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
-    monkeypatch.setattr("infer.drawing.find_both", lambda *args, **kwargs: (costs, costs))
+    monkeypatch.setattr("infer.draft_methods.find_both", lambda *args, **kwargs: (costs, costs))
     texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
     lines = [json.dumps({"text": text}) for text in texts]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -166,17 +166,17 @@ def test_a_study_measures_each_part_once(
 
 
 def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
-    """Every step but the last has its fate, and the graph that `drawn` gives is the one counted."""
+    """Every step but the last has its one, and the graph that `outcomes` gives is the one counted."""
     bench = Bench(settings("study", StudyConfig, given_settings))
     decode = bench.decode("gsd", theta_prob=0.01)
     runs = bench.run(decode)
     for run, prompt in zip(runs, bench.all_prompts, strict=True):
-        assert len(run.fates) == run.forwards - 1
-        assert tuple(map(Fate.of, bench.drawn(decode, prompt))) == run.fates
-        assert sum(fate.tokens for fate in run.fates) < len(run.tokens)
-        accepted = sum(len(fate.ranks) for fate in run.fates)
-        assert accepted == sum(fate.tokens - 1 for fate in run.fates) <= run.accepted
-        assert all(fate.nodes >= fate.rows > 0 for fate in run.fates[1:])
+        assert len(run.counts) == run.forwards - 1
+        assert tuple(map(Counts.of, bench.outcomes(decode, prompt))) == run.counts
+        assert sum(one.tokens for one in run.counts) < len(run.tokens)
+        accepted = sum(len(one.ranks) for one in run.counts)
+        assert accepted == sum(one.tokens - 1 for one in run.counts) <= run.accepted
+        assert all(one.nodes >= one.rows > 0 for one in run.counts[1:])
 
 
 def test_a_lossy_method_fails_the_study_and_every_later_one(

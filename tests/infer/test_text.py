@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conf import UserError
 from infer import Infill
-from infer.checkpoint import load_text
+from infer.models.checkpoint import load_text
 from infer.output import Output
 from infer.text import Text
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.tree import Tree, lineage
+from infer.trees.tree import Tree, lineage
 
 
 @st.composite

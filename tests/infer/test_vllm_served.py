@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from infer import DecodeConfig, generate, load
 from infer.benchmarks.prompts import TokenPrompt
-from infer.checkpoint import load_adaptive
-from infer.pick import Sampling
+from infer.engine.pick import Sampling
+from infer.models.checkpoint import load_adaptive
 from infer.speed.vllm_peer import UNSAMPLED, Engines, load_engines
 from tests.infer.conftest import ROWS
 from tests.infer.served import drafted

@@ -17,11 +17,11 @@ import torch
 
 from conf import UserError, settings
 from conf.stage import lock, made_from, read_manifest
-from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
+from train.engine import engine as engines
 from train.loop import Trainer
-from train.stop import Stopped
+from train.monitor.stop import Stopped
 
 STEPS, SAVE_EVERY = 12, 4
 RECIPE = [

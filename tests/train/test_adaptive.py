@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.adaptive import replace, retain, sample_windows, window_offsets
+from train.objective.adaptive import replace, retain, sample_windows, window_offsets
 
 
 def reference_offsets(starts: list[int], widths: list[int], replaceable: list[bool]) -> list[int]:

@@ -12,10 +12,10 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
-from train.attention import block_mask, dense_mask, register
 from train.data import to_tensors
-from train.layout import IGNORE, Layout, branch, replaceable
-from train.lm import AdaptiveLM
+from train.model.lm import AdaptiveLM
+from train.objective.attention import block_mask, dense_mask, register
+from train.objective.layout import IGNORE, Layout, branch, replaceable
 
 L, N = 3, 40
 
@@ -152,7 +152,7 @@ def test_flash_attention_runs_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match="wanted the package flash-attn, found none"):
         register("flash_attention_2")
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_func=flash_attn_func))
-    monkeypatch.setattr("train.attention.is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr("train.objective.attention.is_flash_attn_2_available", lambda: True)
     batch = to_tensors(a_layout(), torch.device("cpu"))
     wanted, *_ = model("sdpa")(**batch)
     found, *_ = model("flash_attention_2")(**batch)

@@ -10,10 +10,10 @@ import torch
 
 from conf import UserError, settings
 from train.__main__ import main
-from train.checkpoint import prune
 from train.config import TrainConfig
-from train.files import BrokenFile, check_file, write_file
-from train.record import (
+from train.engine.checkpoint import prune
+from train.engine.files import BrokenFile, check_file, write_file
+from train.engine.record import (
     RECORD,
     Checkpoint,
     find_whole,
@@ -113,7 +113,7 @@ def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
 import resource, signal, torch
 from pathlib import Path
 from train.config import TrainConfig
-from train.files import write_file
+from train.engine.files import write_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:

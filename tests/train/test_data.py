@@ -12,7 +12,7 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig
 from train.data import adaptive_ids, global_order, lay_out, load_batch, rank_batches
-from train.layout import IGNORE
+from train.objective.layout import IGNORE
 from train.schedule import learning_rate
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from train.divergence import SETTLED, WINDOW, why_diverged
-from train.log import StepLog
+from train.monitor.divergence import SETTLED, WINDOW, why_diverged
+from train.monitor.log import StepLog
 
 
 def test_a_good_step_is_good() -> None:

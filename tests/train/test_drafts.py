@@ -1,6 +1,6 @@
 import torch
 
-from train.drafts import sample_drafts
+from train.monitor.drafts import sample_drafts
 
 
 def test_the_widest_windows_are_shown_with_what_decoding_knows() -> None:

@@ -15,12 +15,11 @@ from conf import UserError, settings
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from tests.train.resume_worker import RECIPE
-from train import partitions
-from train.assemble import assemble
 from train.config import TrainConfig
 from train.data import load_batch
-from train.engine import Engine, deepspeed_config, parameter_groups, start
-from train.lm import AdaptiveLM
+from train.engine.engine import Engine, deepspeed_config, parameter_groups, partitions, start
+from train.model.assemble import assemble
+from train.model.lm import AdaptiveLM
 
 LR = 1e-2
 

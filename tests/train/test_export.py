@@ -16,14 +16,14 @@ from conf import UserError, settings
 from conf.stage import staged
 from data_prep.shards import Shards
 from tests.train.live_worker import BFLOAT16, STAGES
-from train.attention import register
 from train.export.__main__ import main
 from train.export.acceptance import announce, count_sequences
 from train.export.checkpoint_weights import CheckpointWeights
 from train.export.config import ExportConfig
 from train.export.shards import write_weights
 from train.export.trained import open_trained
-from train.lora import PlainWeights
+from train.model.lora import PlainWeights
+from train.objective.attention import register
 
 ROOT = Path(__file__).parents[2]
 TIED = "+model.shape.tie_word_embeddings=true"

@@ -19,10 +19,10 @@ from tests.conftest import data_settings
 from train.checks import check_adaptive
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import to_tensors
-from train.families import check_family
-from train.layout import causal
-from train.lm import AdaptiveLM
-from train.model import load_model, model_config
+from train.model.families import check_family
+from train.model.lm import AdaptiveLM
+from train.model.pretrained import load_model, model_config
+from train.objective.layout import causal
 
 ROOT = Path(__file__).parents[2]
 VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))

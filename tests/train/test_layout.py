@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.layout import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens, replaceable
+from train.objective.layout import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens, replaceable
 
 X = IGNORE
 A = 99

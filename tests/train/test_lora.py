@@ -14,12 +14,12 @@ from conf import UserError, settings
 from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig, TrainConfig
 from train.data import to_tensors
-from train.engine import parameter_groups
+from train.engine.engine import parameter_groups
 from train.export.adapter import keeps_adapter
 from train.export.config import ExportConfig
-from train.layout import Layout, dual
-from train.lm import AdaptiveLM
-from train.lora import Gate, PlainWeights, adapt
+from train.model.lm import AdaptiveLM
+from train.model.lora import Gate, PlainWeights, adapt
+from train.objective.layout import Layout, dual
 
 ADAPTIVE = (45, 46, 47)
 CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.layout import IGNORE
-from train.loss import weighted_cross_entropy
-from train.metrics import summarise, tally
+from train.monitor.metrics import summarise, tally
+from train.objective.layout import IGNORE
+from train.objective.loss import weighted_cross_entropy
 
 
 def reference(hidden, head, labels, weights, teachers, soft):

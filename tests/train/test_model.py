@@ -9,7 +9,7 @@ from data_prep.vocab import Vocab
 from tests.train.export.export_fixture import training
 from train.config import ModelConfig
 from train.export.tokenizer import write_tokenizer
-from train.model import check_tokenizer
+from train.model.pretrained import check_tokenizer
 
 
 def test_what_was_exported_can_be_trained_on(tmp_path: Path) -> None:

@@ -14,16 +14,16 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train import checks
-from train.attention import branch_mask
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import draw_windows, lay_out, to_tensors
-from train.families import skeleton
-from train.flops import expected_work, peak_flops, step_flops
-from train.layout import IGNORE
-from train.memory import GIB, estimate_memory, saved_bytes
-from train.model import load_model, model_config
-from train.plan import DEVICES, plan, plan_device, print_plan
-from train.states import States
+from train.model.families import skeleton
+from train.model.pretrained import load_model, model_config
+from train.objective.attention import branch_mask
+from train.objective.layout import IGNORE
+from train.plan.flops import expected_work, peak_flops, step_flops
+from train.plan.memory import GIB, estimate_memory, saved_bytes
+from train.plan.plan import DEVICES, plan, plan_device, print_plan
+from train.plan.states import States
 
 VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
 TINY = LlamaConfig(

@@ -2,7 +2,7 @@ import time
 
 import torch.distributed as dist
 
-from train.pulse import Pulse
+from train.monitor.pulse import Pulse
 
 
 def pulses(store: dist.Store, ends: list[str], ranks: int) -> list[Pulse]:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from conf.tracker import TrackerConfig
-from train.tracker import Tracker
+from train.monitor.tracker import Tracker
 
 
 def test_wandb_that_cannot_be_reached_goes_on_offline(

@@ -29,7 +29,7 @@ from train.export.publish import check_asked, publish
 from train.export.shards import write_weights
 from train.export.trained import Trained, open_trained
 from train.export.verify import Verified, describe, verify
-from train.lora import PlainWeights
+from train.model.lora import PlainWeights
 
 # What says where things are, how much of them is looked at or what becomes of the result: it is the same.
 CHANGEABLE = ("data", "verify_sequences", "report", "push", "private")

@@ -4,10 +4,10 @@ The library copies the folder's Python files into a package of its cache and fin
 imports. So the decoder's entry and every module that it needs are written side by side, their text as it
 stands but for the imports among them:
 
-    infer/custom_generate.py   from infer.loop import decode    custom_generate.py   from .loop import decode
-    infer/drafters/auto.py     from infer.costs import Costs    drafters_auto.py     from .costs import Costs
+    infer/loop.py         from infer.trees.tree import Tree     loop.py          from .trees_tree import Tree
+    infer/trees/tree.py                                         trees_tree.py
     conf/errors.py                                              conf_errors.py
-                                                                generate.py          the adaptive ids
+                                                                generate.py      the adaptive ids
 
 `train` imports nothing of `infer`: it reads text. A bundle is made at every export, so none can be stale.
 """
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from conf.stage import commit, write_bytes
 
 OURS = ("infer", "conf")
-ENTRY = "infer.custom_generate"
+ENTRY = "infer.portable.custom_generate"
 REQUIREMENTS = ("torch>=2.13", "transformers>=5.23")  # NumPy is one of the library's own
 INSTALLED = {"torch", "transformers", "numpy", *sys.stdlib_module_names}
 

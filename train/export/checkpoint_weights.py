@@ -14,7 +14,7 @@ What is trained is read in float32, as the optimizer has it; what is frozen as t
                      rank 0    |a a·|b b|c|                the groups one after another
                      rank 1    |a ·|b ·|c|                 · fills up the last rank's part of a weight
 
-Knows the files of train.engine's checkpoints; needs neither DeepSpeed nor a model.
+Knows the files of train.engine.engine's checkpoints; needs neither DeepSpeed nor a model.
 """
 
 import math
@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from conf import UserError
+from train.engine.record import SHARD
 from train.export.pieces import Piece, cut, index, piece, read
-from train.record import SHARD
 
 MODEL = "model_states.pt"  # how the name of a file ends that holds the model's own copy, or a rank's share
 
-PLACE = "lm."  # of the library's model within train.lm.AdaptiveLM
+PLACE = "lm."  # of the library's model within train.model.lm.AdaptiveLM
 
 
 class Stored(NamedTuple):
@@ -98,7 +98,7 @@ def _by_rank(folder: Path, ending: str) -> list[Path]:
 
 
 def _named(path: Path, model: Mapping[str, Any], *, copies: bool) -> dict[str, Stored]:
-    """Stage 0: the float32 weights of a model in bfloat16, by the names that train.engine writes with them.
+    """Stage 0: the float32 weights of a model in bfloat16, by the names that the engine writes with them.
 
     Without the names nothing is found where the model's own `copies` are enough, and else UserError raised.
     """

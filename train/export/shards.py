@@ -17,7 +17,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.stage import write_json
-from train.families import skeleton
+from train.model.families import skeleton
 
 PATTERN = "model{suffix}.safetensors"
 

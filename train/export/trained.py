@@ -16,11 +16,11 @@ from conf import UserError
 from conf.stage import fingerprint, fingerprint_file, read_manifest
 from data_prep.vocab import Vocab, load_tokenizer
 from train.config import LoraSettings, ObjectiveConfig
+from train.engine.record import Checkpoint, find_whole, list_checkpoints
 from train.export.adapter import trained_lora
 from train.export.checkpoint_weights import CheckpointWeights
-from train.families import skeleton
-from train.lora import PlainWeights, adapt
-from train.record import Checkpoint, find_whole, list_checkpoints
+from train.model.families import skeleton
+from train.model.lora import PlainWeights, adapt
 
 
 @dataclass(frozen=True)

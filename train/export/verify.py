@@ -18,13 +18,13 @@ from transformers.utils import logging
 
 from conf import UserError
 from data_prep.shards import Shards
-from train.attention import register
 from train.export.acceptance import CHUNK, announce, check_acceptance, count_sequences, measure
 from train.export.shards import streamed
 from train.export.trained import Trained
-from train.families import skeleton
-from train.lm import AdaptiveLM
-from train.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
+from train.model.families import skeleton
+from train.model.lm import AdaptiveLM
+from train.model.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
+from train.objective.attention import register
 
 POSITIONS = 128  # of a held-out sequence, whose logits are compared
 # How far apart logits may be after a merge, relative to the largest: by weights that are rounded to the type of

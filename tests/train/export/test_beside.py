@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from conf import UserError
-from infer.checkpoint import load_adaptive, load_text
+from infer.models.checkpoint import load_adaptive, load_text
 from tests.train.export.export_fixture import training
 from train.export.beside import write_beside
 

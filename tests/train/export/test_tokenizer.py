@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.config import VocabConfig
-from data_prep.encoder import Encoder
+from data_prep.encode.encoder import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
 from infer.text import Infilling, Text
 from train.export.tokenizer import marked, write_tokenizer

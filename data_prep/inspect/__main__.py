@@ -1,0 +1,94 @@
+"""python -m data_prep.inspect: look at a finished data folder, in the terminal or as one page.
+
+The one place where data_prep looks at train: what span replacement will do to a sequence
+is shown by the function that will do it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from conf import UserError, run
+from conf.stage import read_manifest
+from data_prep.config import one_of, share
+from data_prep.document import generator
+from data_prep.encode.encoder import Encoder
+from data_prep.inspect.show import replacement_line, sequence_lines
+from data_prep.shards import SPLITS, Shards
+from data_prep.tables import print_summary
+from data_prep.vocab import Vocab, load_tokenizer
+from train.objective.adaptive import sample_windows, window_offsets
+from train.objective.layout import replaceable
+
+PAGE = "inspect.html"
+REPLACED_TOKENS = 160  # of a sequence, in the example of span replacement
+
+
+@dataclass
+class ShowConfig:
+    """What is shown."""
+
+    html: bool = False  # write the same into out/inspect.html
+    split: str = "train"  # which sequences: train or held_out
+    sequences: int = 2  # how many, drawn at random
+    characters: int = 240  # shown of a document, or between two of its sentinels: half from each end
+    L: int = 5  # widest window of adaptive tokens, as training's objective.L
+    start_rate: float = 0.1  # how often a window starts, as training's objective.start_rate
+    seed: int = 0  # draws the sequences and the windows
+
+    def __post_init__(self) -> None:
+        one_of("inspect.split", self.split, SPLITS)
+        share("inspect.start_rate", self.start_rate)
+        if min(self.L, self.characters) < 1:
+            raise ValueError("inspect.L, inspect.characters: wanted positive numbers")
+
+
+@dataclass
+class InspectConfig:
+    """python -m data_prep.inspect: tables, decoded sequences and histograms of a data folder."""
+
+    out: str  # a finished folder of data_prep
+    inspect: ShowConfig
+
+
+def main(config: InspectConfig) -> None:
+    """Print everything; with html, write the same as a page."""
+    manifest = read_manifest(config.out, "shards", "out")
+    html = config.inspect.html
+    console = Console(record=html, width=100 if html else None, highlight=False)
+    print_summary(manifest, console)
+    _show_sequences(config, manifest["languages"], Vocab.from_json(manifest["vocab"]), console)
+    if html:
+        from data_prep.inspect.page import write_page  # matplotlib takes its time
+
+        path = Path(config.out) / PAGE
+        write_page(path, console, Shards(config.out, config.inspect.split), manifest)
+        console.print(f"inspect: wrote {path}", markup=False)
+
+
+def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, console: Console) -> None:
+    show = config.inspect
+    shards = Shards(config.out, show.split)
+    if not 0 <= show.sequences <= len(shards):
+        raise UserError(
+            f"inspect.sequences: wanted at most the {len(shards)} there are, found {show.sequences}"
+        )
+    encoder = Encoder(load_tokenizer(Path(config.out) / "tokenizer"), vocab)
+    random = generator(show.seed, "inspect")
+    for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
+        sequence = shards[index]
+        console.rule(f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens", align="left")
+        for line in sequence_lines(sequence, languages, vocab, encoder, show.characters):
+            console.print(line, soft_wrap=False)
+        tokens = sequence.tokens[: min(sequence.used, REPLACED_TOKENS)]
+        documents = sequence.documents[None, : len(tokens)]
+        may = replaceable(tokens[None], documents, sorted(vocab.control))[0]
+        starts, widths = sample_windows(len(tokens), L=show.L, start_rate=show.start_rate, generator=random)
+        offsets = window_offsets(starts, widths, may)
+        console.rule(f"span replacement, L={show.L}: its first {len(tokens)} tokens", align="left")
+        console.print(replacement_line(tokens, offsets, vocab, encoder))
+
+
+if __name__ == "__main__":
+    run("inspect", InspectConfig, main)

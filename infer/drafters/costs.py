@@ -1,0 +1,181 @@
+"""L(q): what a forward of q rows costs on this device, measured.
+
+The cost is that of a loop's whole step, so that a row of drafts is weighed with all it brings: the forward,
+the picks that are made with it, and the reading of the drafts, which of sampled text takes longer. Tables
+are kept on disk by cost_tables.py; nothing here knows of disks or settings.
+"""
+
+import statistics
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.engine.agreement import agreed_value
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Reading, Request
+from infer.engine.runner import Runner
+from infer.engine.target import context_length
+from infer.trees.tree import Tree
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
+SECONDS = 3.0  # to measure in, more or less
+BURST = 4  # steps of the same rows on end
+TURNS = 9  # of two models
+PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
+SLOW = 0.3  # seconds of a forward from which the wait is announced
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of a step by rows in each sequence, between the measured ones by straight lines."""
+
+    rows: tuple[int, ...]
+    ms: tuple[float, ...]
+
+    def __call__(self, q: int) -> float:
+        """L(q); beyond the last measured one by the last slope."""
+        right = min(max(1, bisect_right(self.rows, q)), len(self.rows) - 1)
+        (q0, q1), (t0, t1) = self.rows[right - 1 : right + 1], self.ms[right - 1 : right + 1]
+        return t0 + (t1 - t0) * (q - q0) / (q1 - q0)
+
+
+def context_of(capacity: int) -> int:
+    """The context measured at, for texts of up to `capacity` tokens: about half of it."""
+    return min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
+
+
+def measured_at(capacity: int, *lms: PreTrainedModel) -> int:
+    """The same, as far as these models have positions: learned ones end."""
+    return min(context_of(capacity), *(context_length(lm.config) for lm in lms))
+
+
+def work(sampling: Sampling) -> tuple[bool, int, bool]:
+    """What of the sampling decides how much is computed: not how warm it is, nor where top_p cuts."""
+    return sampling.temperature > 0, sampling.top_k, sampling.top_p < 1
+
+
+class Bench:
+    """Steps of a loop on a model, against the clock; with `drafts`, levels of a draft model."""
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        batch: int,
+        context: int,
+        sampling: Sampling = GREEDY,
+        drafts: bool = False,
+    ) -> None:
+        self._lm, self._runner = lm, Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
+        self._sampling, self._drafts = sampling, drafts
+        # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
+        self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH, graph=True))
+        # One thread that does all the work has a clock of its own, on which no other process shows.
+        alone = lm.device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if alone else time.perf_counter
+        self._batch, self._token = batch, lm.config.vocab_size // 2
+        self._requests = [Request([self._token])] * batch
+        # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
+        self._runner.prefill([[self._token] * (context - ROWS[-1])] * batch)
+
+    def burst(self, q: int) -> float:
+        """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
+        caches as another number of rows has left them.
+        """
+        return statistics.median([self.step(q) for _ in range(BURST)][1:])
+
+    def step(self, q: int) -> float:
+        """Seconds of a forward of q rows in each sequence, and of all that comes with it."""
+        return agreed_value(self._lm, self._level(q) if self._drafts else self._verification(q))
+
+    def _level(self, q: int) -> float:
+        """With what may follow a row."""
+        tree, began = Tree.chain(self._token, probes=[self._token] * (q - 1)), self._clock()
+        reading = self._forward(tree, fed=[0] * self._batch)
+        for b in range(self._batch):
+            reading.following(b, [0], WIDTH)
+        return self._clock() - began
+
+    def _verification(self, q: int) -> float:
+        """With the picks that are made with it, the reading of drafts, and what a drafter makes of these.
+
+        A pick that is made only when it is asked for is left out: it is paid for by the token, in plain
+        decoding as well, and so has no say in what pays.
+        """
+        token, probes, began = self._token, min(q - 1, PROBES), self._clock()
+        tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
+        reading = self._forward(tree)
+        walks, walked = self._walks(tree, reading)
+        for b, (path, choice) in enumerate(walks if probes else ()):
+            found = reading.drafts(b, tree.drafted, WIDTH)
+            self._drafter.observe(tree, path, choice, found, q)
+            self._drafter.propose([choice], left=ROWS[-1])
+        took = self._clock() - began
+        _, again = self._walks(tree, reading)  # what was made with the forward is looked up
+        return took - min(walked, again)
+
+    def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
+        """Every sequence's path and choice, and the seconds that they took."""
+        began = self._clock()
+        found = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
+        return found, self._clock() - began
+
+    def _forward(self, tree: Tree, fed: Sequence[int] | None = None) -> Reading:
+        return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
+
+
+def measure_costs(lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling) -> Costs:
+    """Times of the rows in turns, so that a change of the machine's speed meets them alike."""
+    bench = Bench(lm, batch=batch, context=context, sampling=sampling)
+    rows, first = list[int](), 0.0
+    for q in ROWS:
+        last = min(bench.step(q) for _ in range(3))  # the first warms up
+        if not first and last > SLOW:
+            print("measuring, once, what a forward of several rows costs here ...", file=sys.stderr)
+        first = first or last
+        rows.append(q)
+        if last > ENOUGH * first and len(rows) > 2:
+            break
+    turns = max(3, min(15, int(SECONDS / (2 * BURST * first * len(rows)))))
+    times = np.array([[bench.burst(q) for q in rows] for _ in range(turns)])
+    # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
+    shares = np.median(times / times.sum(1, keepdims=True), axis=0)
+    ms = 1e3 * np.median(times.sum(1)) * rising(shares)
+    return Costs(tuple(rows), tuple(ms.tolist()))
+
+
+def measure_ratio(
+    target: PreTrainedModel, draft: PreTrainedModel, *, batch: int, context: int, sampling: Sampling
+) -> float:
+    """What a row of a draft model takes, with what may follow it, beside a row of its target, in turns."""
+    benches = [
+        Bench(target, batch=batch, context=context, sampling=sampling),
+        Bench(draft, batch=batch, context=context, sampling=sampling, drafts=True),
+    ]
+    for bench in benches:
+        bench.burst(1)  # warms up
+    times = np.array([[bench.burst(1) for bench in benches] for _ in range(TURNS)])
+    return agreed_value(target, float(np.median(times[:, 1] / times[:, 0])))
+
+
+def rising(values: Sequence[float]) -> np.ndarray:
+    """The nearest values that never fall (isotonic regression, by pooling adjacent violators): more
+    rows never cost less, and where they seem to, that is the clock's noise.
+    """
+    means, counts = list[float](), list[int]()
+    for value in values:
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            total = means[-2] * counts[-2] + means[-1] * counts[-1]
+            counts[-2:] = [counts[-2] + counts[-1]]
+            means[-2:] = [total / counts[-1]]
+    return np.repeat(means, counts)

@@ -1,0 +1,171 @@
+"""From logits to one token per node: the only verifier.
+
+A draft is accepted where it equals the pick, so the output is what the picks alone give. Sampling
+draws by Gumbel noise that depends on the seed, the position and the token, and on nothing else: one
+draw for each place of the text, whatever was drafted there. So sampled output with drafts is token
+for token the sampled output without, and drafts that see the same noise are right more often
+(Gumbel coupling: Daliri, Musco, Suresh, 2024).
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infer.engine.head import Logits, top
+
+WIDE = 128  # tokens looked at first where no top_k cuts
+LEADERS = 8  # candidates among which a weight is a share
+Ints = TypeVar("Ints", Tensor, np.ndarray)  # int64
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The target distribution, as Transformers' warpers make it: temperature, then top_k, then top_p."""
+
+    temperature: float = 0.0  # 0: the likeliest token
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+
+    @property
+    def cheap(self) -> bool:
+        """Whether a pick looks at the leading tokens alone."""
+        return self.temperature == 0 or self.top_k > 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: wanted at least 0, found {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: wanted at least 0 (all tokens), found {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: wanted a share above 0, up to 1, found {self.top_p}")
+
+
+GREEDY = Sampling()
+
+
+def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:
+    """(n,) the token of each row; `positions` (n,) are those that the tokens will have."""
+    if not sampling.temperature:
+        return logits.top(1)[1][:, 0]
+    values, ids = kept(logits, sampling)
+    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][:, 0]
+
+
+def candidates(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
+) -> tuple[Tensor, Tensor]:
+    """(n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
+
+    Of sampled text the likeliest pick is known better than by its probability: the noise is known.
+    """
+    scores, ids = leaders(logits, sampling, positions, seeds, max(m, LEADERS))
+    return ids[:, :m], scores.softmax(-1)[:, :m]
+
+
+def leaders(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
+) -> tuple[Tensor, Tensor]:
+    """(n, up to m) the highest scores, falling, and their ids: of all tokens, or of those that may be drawn."""
+    if not sampling.temperature:
+        return logits.top(min(m, logits.vocabulary))
+    # Drafts may miss a token far down that the noise lifts; a pick may not.
+    values, ids = kept(logits, sampling, most=WIDE)
+    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, m)
+
+
+def likeliest(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
+) -> tuple[Tensor, Tensor]:
+    """(n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
+
+    Greedy: the model's own probabilities. Of sampled text the noise is known, and a chance is a
+    token's share of the perturbed scores of those that may be drawn.
+    """
+    if not sampling.temperature:
+        return top(logits.chances(), min(m, logits.vocabulary))
+    values, ids = kept(logits, sampling, most=WIDE)
+    noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
+    found, ids = _best(noisy, ids, m)
+    return (found - noisy.logsumexp(-1, keepdim=True)).exp(), ids
+
+
+def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
+    """(n, V) float64: what `pick` draws from, where it samples."""
+    values, ids = kept(logits, sampling)
+    shares = values.double().softmax(-1)
+    return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
+
+
+def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
+    most; those cut off among them are -inf.
+    """
+    temperature, V = sampling.temperature, logits.vocabulary
+    if sampling.top_k:
+        values, ids = logits.top(min(sampling.top_k, V))
+        values = values / temperature
+        return nucleus(values, sampling.top_p, values.logsumexp(-1, keepdim=True)), ids
+    whole = logits.whole() / temperature
+    if sampling.top_p == 1 and most is None:
+        return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
+    total, m = whole.logsumexp(-1, keepdim=True), min(most or WIDE, V)
+    values, ids = top(whole, m)
+    # On a GPU the question would wait for the device; there a sort of all tokens costs little.
+    if most is None and (whole.device.type != "cpu" or not _reaches(values - total, sampling.top_p)):
+        values, ids = whole.sort(dim=1, descending=True)
+    return nucleus(values, sampling.top_p, total), ids
+
+
+def _reaches(log_shares: Tensor, top_p: float) -> bool:
+    """Whether the leaders of every row make up the share `top_p`."""
+    return bool((log_shares.exp().sum(-1) >= top_p).all())
+
+
+def _best(noisy: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    values, order = top(noisy, min(m, noisy.shape[1]))
+    return values, ids.gather(1, order)
+
+
+def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
+    """`values`, falling, with all behind the first that reach the share `top_p` of `total` at -inf."""
+    if top_p == 1:
+        return values
+    before = (values - total).exp().cumsum(-1).roll(1, dims=-1)
+    before[:, 0] = 0
+    return values.masked_fill(before >= top_p, float("-inf"))
+
+
+def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """(n, m) float64 standard Gumbel noise: a function of seed, position and id alone.
+
+    `seeds` and `positions` (n,), `ids` (n, m), all int64; the same on every device.
+    """
+    if ids.device.type == "cpu":
+        # Some fifty operations on a few numbers each: NumPy's calls take a third of the time of PyTorch's.
+        bits = torch.from_numpy(_hashed(seeds.numpy(), positions.numpy(), ids.numpy()))
+    else:
+        bits = _hashed(seeds, positions, ids)
+    uniform = bits.double() * 2.0**-52 + 2.0**-53  # never 0, never 1
+    return -(-uniform.log()).log()
+
+
+def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:
+    """(n, m) numbers of 52 bits."""
+    key = _mixed(_mixed(seeds) ^ positions)
+    return _shifted(_mixed(key[:, None] ^ _mixed(ids)), 12)
+
+
+def _mixed(x: Ints) -> Ints:
+    """SplitMix64's step and finalizer on int64, which wraps around as its unsigned numbers do."""
+    x = x + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
+    x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Ints, bits: int) -> Ints:
+    """Logical shift to the right."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

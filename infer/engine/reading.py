@@ -1,0 +1,251 @@
+"""What a forward says: the picks along a path, and the drafts behind it. Two ways of reading it.
+
+On a CPU, as far as it is asked: all of it would cost as much as a layer, and the probes under nodes
+that were not accepted, most rows of a one-forward tree, are never looked at. On a GPU the questions
+cost more than the answers: everything is computed with the forward, and comes over in one copy.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from infer.engine.head import Logits
+from infer.engine.pick import LEADERS, Sampling, candidates, likeliest, pick, probabilities
+from infer.engine.ratio import draw, law
+from infer.trees.layout import Layout
+from infer.trees.tree import Tree
+
+EMPTY = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt of at least one token, the seed of its draws, and the library's processors of its
+    logits, which come before the sampling's own temperature, top_k and top_p.
+    """
+
+    prompt: Sequence[int]
+    seed: int = 0
+    processors: LogitsProcessorList | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Drafts for the k places behind a node's pick, m for each, the likeliest first.
+
+    `weights` are their shares among the leaders, between 0 and 1.
+    """
+
+    ids: list[list[int]]
+    weights: list[list[float]]
+
+
+class Reading(Protocol):
+    """One forward of trees."""
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """The pick after each node of tree b, asked for along one path from the root; `context` are
+        the tokens up to and with the root.
+        """
+        ...
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """What the probes under a node of tree b say; None where it has none."""
+        ...
+
+    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """What may come behind each of these nodes of a draft model's tree b, which lie side by side; its
+        weights are chances.
+        """
+        ...
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """Up to k tokens drawn behind each of these nodes, in their order, and (n, V) the distributions that
+        they were drawn from.
+        """
+        ...
+
+
+class LazyReading:
+    """Reads B * q rows of logits as far as it is asked. `agree` makes the answers those of all ranks."""
+
+    def __init__(
+        self,
+        logits: Logits,
+        layout: Layout,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        agree: Callable[[Tensor], Tensor] = lambda found: found,
+    ) -> None:
+        self._agree = agree
+        self.logits, self.layout, self.trees = logits, layout, trees
+        self._requests, self._sampling = requests, sampling
+        self._picks: list[list[int]] | None = None
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """See Reading."""
+        processors = self._requests[b].processors
+        if processors:
+            return self._processed(b, list(context), processors)
+        if self.trees[b].drawn is not None or not self._sampling.cheap:
+            return lambda node: self._pick(b, node, self.logits[self._rows(b, [node])])
+        if self._picks is None:
+            self._picks = self._pick_all()
+        return self._picks[b].__getitem__
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """See Reading."""
+        tree = self.trees[b]
+        probes = tree.probes_of(node)
+        if not probes:
+            return None
+        rows = self._rows(b, probes)
+        found = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        ids, weights = map(self._agree, found)
+        return Candidates(ids.tolist(), weights.tolist())
+
+    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """See Reading."""
+        rows = self._rows(b, nodes)
+        chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """See Reading."""
+        q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
+        drawn = draw(q, k, generator)
+        ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
+        chances = q.gather(1, drawn.clamp(min=0)).tolist()
+        return Candidates(ids, [row[: len(kept)] for row, kept in zip(chances, ids)]), q
+
+    def _pick_all(self) -> list[list[int]]:
+        """One call and one copy for the drafts of all trees."""
+        layout, n, device = self.layout, len(self.trees), self.logits.device
+        q, shown = layout.ids.shape[1], layout.drafts
+        rows = [b * q + row for b in range(n) for row in range(shown)] if n > 1 else slice(0, shown)
+        positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
+        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
+        found = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
+        return self._agree(found).view(n, shown).tolist()
+
+    def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
+        """Picks with the library's processors, which see the tokens before each place."""
+        tree = self.trees[b]
+
+        def choose(node: int) -> int:
+            if node:
+                context.append(tree.tokens[node])
+            logits = self.logits[self._rows(b, [node])]
+            ids: Any = torch.tensor([context], device=logits.device)
+            scores: Any = logits.whole().clone()
+            return self._pick(b, node, logits.replaced(processors(ids, scores)))
+
+        return choose
+
+    def _pick(self, b: int, node: int, logits: Logits) -> int:
+        """The pick after one node, whose row this is: of the target's distribution, or of that which the
+        draft's draws leave of it. The noise is the same, and independent of those draws.
+        """
+        tree, sampling = self.trees[b], self._sampling
+        if tree.drawn is not None and node in tree.drawn:
+            ids = torch.tensor([[tree.tokens[child] for child in tree.children(node)]], device=logits.device)
+            left = law(probabilities(logits, sampling), tree.drawn[node][None], ids)
+            logits, sampling = logits.replaced(left.log()), Sampling(1.0)
+        return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
+
+    def _rows(self, b: int, nodes: Sequence[int]) -> slice:
+        """Rows of nodes that lie side by side."""
+        first = b * self.layout.ids.shape[1] + self.layout.row(b, self.trees[b], nodes[0])
+        return slice(first, first + len(nodes))
+
+    def _keys(self, b: int, rows: slice) -> tuple[Tensor, Tensor]:
+        if not self._sampling.temperature:
+            return EMPTY, EMPTY  # nothing is drawn
+        positions = torch.from_numpy(self.layout.positions.ravel()[rows] + 1)
+        positions = positions.to(self.logits.device)
+        return positions, torch.full_like(positions, self._requests[b].seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The `picks` (B, D) of all drafts' rows; the leaders' `ids` and `scores` (B, P, W) of all probes'.
+
+    For a draft model no picks, and ids and chances (B, D + P, W) of all rows.
+    """
+
+    picks: np.ndarray
+    ids: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def unpack(cls, numbers: np.ndarray, picked: tuple[int, int], led: tuple[int, int, int]) -> "Packed":
+        """From float64 numbers in this order."""
+        picks, ids, scores = np.split(numbers, np.cumsum([math.prod(picked), math.prod(led)]))
+        return cls(
+            picks.astype(np.int64).reshape(picked), ids.astype(np.int64).reshape(led), scores.reshape(led)
+        )
+
+
+def on_host(tree: Tree, request: Request) -> bool:
+    """Whether this tree's picks need the logits, one node after the other, or draws for it do."""
+    return bool(request.processors) or tree.drawn is not None
+
+
+class PackedReading:
+    """Looks up what was computed with the forward. Picks with processors and those by ratio, and the draws for
+    these, are left to a lazy reading.
+    """
+
+    def __init__(
+        self,
+        packed: Packed,
+        layout: Layout,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        lazy: LazyReading | None = None,
+    ) -> None:
+        self._packed, self._layout, self._trees = packed, layout, trees
+        self._requests, self._lazy = requests, lazy
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """See Reading."""
+        if self._lazy is not None and on_host(self._trees[b], self._requests[b]):
+            return self._lazy.chooser(b, context)
+        return self._packed.picks[b].tolist().__getitem__
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """See Reading."""
+        tree, packed = self._trees[b], self._packed
+        probes = tree.probes_of(node)
+        if not probes:
+            return None
+        first = probes[0] - tree.probes_from
+        rows = slice(first, first + len(probes))
+        scores = torch.from_numpy(packed.scores[b, rows, : max(width, LEADERS)])
+        return Candidates(packed.ids[b, rows, :width].tolist(), scores.softmax(-1)[:, :width].tolist())
+
+    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """See Reading."""
+        first = self._layout.row(b, self._trees[b], nodes[0])
+        rows = slice(first, first + len(nodes))
+        return Candidates(
+            self._packed.ids[b, rows, :width].tolist(), self._packed.scores[b, rows, :width].tolist()
+        )
+
+    def draws(
+        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
+    ) -> tuple[Candidates, Tensor]:
+        """See Reading."""
+        assert self._lazy is not None
+        return self._lazy.draws(b, nodes, k, generator)

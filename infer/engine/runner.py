@@ -1,0 +1,106 @@
+"""A model as verbs: prefill or read, forward, commit, drop.
+
+Knows the order in which a cache is filled; knows no drafting and no choosing.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from infer.engine.agreement import shares
+from infer.engine.forward import DynamicForward, Forward
+from infer.engine.pick import Sampling
+from infer.engine.reading import Reading, Request
+from infer.engine.static import StaticForward
+from infer.engine.target import Target
+from infer.trees.tree import Tree
+
+
+class Runner:
+    """Up to `batch` sequences of up to `capacity` tokens on one model. `max_rows` bounds the nodes of a tree.
+
+    `static` chooses fixed shapes, on CUDA as graphs: so it is there unless said otherwise, where the
+    library knows the model to be free of data-dependent control flow and one process has all of it.
+    `compile` has torch.compile fuse the decoder's kernels first, which takes a minute and pays from
+    some thousand tokens on.
+    """
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        capacity: int,
+        max_rows: int,
+        batch: int = 1,
+        static: bool | None = None,
+        compile: bool = False,
+    ) -> None:
+        if static is None:
+            static = lm.device.type == "cuda" and lm._can_compile_fullgraph and shares(lm) == 1
+        room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
+        self.static = static
+        self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
+        self._target = target = Target(lm, batch=batch, capacity=room)
+        self._dynamic = DynamicForward(target)
+        self._forward: Forward = (
+            StaticForward(target, batch=batch, compile=compile) if static else self._dynamic
+        )
+
+    def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
+        """Whether so many sequences, tokens and nodes find room."""
+        return batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens in the cache, by sequence."""
+        return self._target.cache.lengths
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Start over with these tokens in the cache. Raises ValueError when they do not fit."""
+        longest = max(map(len, prompts))
+        if len(prompts) > self._batch or longest > self._capacity:
+            raise ValueError(
+                f"{len(prompts)} prompts of up to {longest} tokens do not fit a cache of {self._batch} x "
+                f"{self._capacity}"
+            )
+        self._target.cache.clear(len(prompts))
+        self.read(prompts)
+
+    @torch.inference_mode()
+    def read(self, texts: Sequence[Sequence[int]]) -> None:
+        """These tokens of each sequence behind those in the cache, for which there must be room."""
+        target, longest = self._target, max(map(len, texts))
+        if any(self.lengths) and longest:
+            self._dynamic.hidden([Tree.chain(text[0], text[1:]) if text else Tree.chain(0) for text in texts])
+        elif longest:
+            # Shorter texts are filled up behind their end, where causal attention never looks.
+            ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+            target.cache.place(longest)
+            positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
+            target.hidden(ids.to(target.device), positions, None)
+        target.cache.commit([range(len(text)) for text in texts])
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Sequence[int] | None = None,
+    ) -> Reading:
+        """What the model says of each sequence's tree; its rows wait in the cache for `commit`.
+
+        A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the
+        reading says what may follow the others (`Reading.following`), not what is picked.
+        """
+        return self._forward(trees, requests, sampling, fed)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the rows of these nodes of each tree."""
+        self._target.cache.commit(paths)
+
+    def drop(self, b: int) -> None:
+        """Forget a sequence; the last one takes its place."""
+        self._target.cache.drop(b)

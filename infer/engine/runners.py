@@ -1,0 +1,36 @@
+"""Runners of one model, kept from one call to the next where a new one would cost seconds.
+
+On a GPU a runner's graphs hold the addresses of its cache: another runner captures, and compiles, anew.
+"""
+
+from transformers import PreTrainedModel
+
+from infer.engine.runner import Runner
+
+
+class Runners:
+    """Lends a runner to one text at a time; `static` and `compile` are the runner's."""
+
+    def __init__(self, lm: PreTrainedModel, *, static: bool | None = None, compile: bool = False) -> None:
+        self._lm, self._static, self._compile = lm, static, compile
+        self._kept: Runner | None = None
+
+    def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
+        """One that nobody uses and that fits, or a new one."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.fits(batch=batch, capacity=capacity, max_rows=max_rows):
+            return kept
+        del kept  # its memory makes room for the new one's
+        return Runner(
+            self._lm,
+            capacity=capacity,
+            max_rows=max_rows,
+            batch=batch,
+            static=self._static,
+            compile=self._compile,
+        )
+
+    def give(self, runner: Runner) -> None:
+        """Back from a text that has ended; one without graphs is not worth its memory."""
+        if runner.static:
+            self._kept = runner

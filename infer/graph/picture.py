@@ -1,0 +1,113 @@
+"""A draft's graph as a picture: a column for each depth, the likeliest on top.
+
+Solid lines lead to children, dashed ones from a merged node to the one that it goes on behind, and thick
+ones along the accepted path, which may cross from a merged node to the other's children: from there on it
+is blue, as in the paper's Figure 6 (GSD).
+"""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+
+from infer.drafters.outcome import Fate, Outcome
+from infer.graph.view import spelled
+from infer.text import Text
+from infer.trees.token_graph import TokenGraph
+
+FILLS = {Fate.ACCEPTED: "#cdeed3", Fate.SHARED: "#cfe3fb", Fate.REJECTED: "#fbdcd8", Fate.DRAFTED: "#f0f2f4"}
+EDGE, MERGE = "#b3bac2", "#0969da"
+EDGES = {Fate.ACCEPTED: "#1a7f37", Fate.SHARED: MERGE}
+COLUMN, ROW = 1.5, 0.5  # inches
+WIDE, HIGH = 0.76, 0.72  # of a column and a row, taken by a node
+LONGEST = 14  # characters of a token that fit
+
+
+def layout(graph: TokenGraph) -> list[tuple[int, int]]:
+    """Column and row of each node: rows in the order of the nodes, and none above its parent's, so that
+    a likeliest child stands beside its parent wherever there is room.
+    """
+    places, free = [(0, 0)], list[int]()
+    for parent in graph.parents[1:]:
+        depth, row = places[parent]
+        if depth == len(free):
+            free.append(0)
+        row = max(row, free[depth])
+        free[depth] = row + 1
+        places.append((depth + 1, row))
+    return places
+
+
+def write_picture(path: Path, outcome: Outcome, text: Text, *, told: str) -> None:
+    """SVG or PNG, by the name's ending, with what is `told` of the graph above it."""
+    graph, places = outcome.graph, layout(outcome.graph)
+    columns, rows = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    figure = Figure(figsize=(max(COLUMN * columns, 8.0), ROW * rows + 1.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set(xlim=(-0.5, columns - 0.3), ylim=(rows - 0.4, -0.6))
+    axes.set_title(told, fontsize=9, loc="left", parse_math=False)
+    _draw_edges(axes, outcome, places)
+    for node, (place, fate) in enumerate(zip(places, outcome.fates)):
+        chance = f"{graph.chances[node]:.2f}" if node else ""
+        _draw_node(axes, place, fate, spelled(text, graph.tokens[node]), f"{node}   {chance}".rstrip())
+    patches = [Patch(facecolor=FILLS[fate], edgecolor=EDGE, label=fate.value) for fate in Fate]
+    merged = Line2D([], [], color=MERGE, linestyle="--", label="goes on behind")
+    figure.legend(handles=[*patches, merged], loc="outside lower left", ncols=5, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_edges(axes: Axes, outcome: Outcome, places: list[tuple[int, int]]) -> None:
+    graph, path, fates = outcome.graph, outcome.accepted, outcome.fates
+    taken = list(zip(path, path[1:]))
+    for node, parent in list(enumerate(graph.parents))[1:]:
+        if (parent, node) not in taken:
+            _join(axes, places[parent], places[node], color=EDGE, linewidth=0.8)
+    for node, into in graph.merged.items():
+        start, end = _ends(places[node], places[into])
+        beside = places[node][0] == places[into][0]
+        shift = WIDE / 2 if beside else 0.0  # within a column around the nodes between the two
+        arrow = FancyArrowPatch(
+            (start + shift, places[node][1]),
+            (end + shift, places[into][1]),
+            arrowstyle="-|>",
+            mutation_scale=9,
+            connectionstyle=f"arc3,rad={0.3 if beside else 0.1}",
+            color=MERGE,
+            linestyle="--",
+            linewidth=0.9,
+        )
+        axes.add_patch(arrow)
+    for before, node in taken:
+        _join(axes, places[before], places[node], color=EDGES[fates[node]], linewidth=2.4)
+
+
+def _join(axes: Axes, start: tuple[int, int], end: tuple[int, int], *, color: str, linewidth: float) -> None:
+    axes.plot(_ends(start, end), (start[1], end[1]), color=color, linewidth=linewidth, zorder=0)
+
+
+def _ends(start: tuple[int, int], end: tuple[int, int]) -> tuple[float, float]:
+    """Where a line begins and ends across: at the sides that face each other."""
+    side = WIDE / 2 * ((end[0] > start[0]) - (end[0] < start[0]))
+    return start[0] + side, end[0] - side
+
+
+def _draw_node(axes: Axes, place: tuple[int, int], fate: Fate, token: str, below: str) -> None:
+    x, y = place
+    box = FancyBboxPatch(
+        (x - WIDE / 2, y - HIGH / 2),
+        WIDE,
+        HIGH,
+        boxstyle="round,pad=0,rounding_size=0.06",
+        facecolor=FILLS[fate],
+        edgecolor=EDGES.get(fate, EDGE),
+        linewidth=0.8,
+    )
+    axes.add_patch(box)
+    shown = token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…"
+    token_, below_ = axes.text(x, y - 0.14, shown, fontsize=8, family="monospace"), axes.text(x, y + 0.2, below)
+    below_.set(fontsize=6, color="#57606a")
+    for label in (token_, below_):
+        label.set(ha="center", va="center", parse_math=False)

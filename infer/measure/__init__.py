@@ -1,0 +1,3 @@
+"""Decoders on prompts, timed, and such work divided over processes. What speed, quality, study and
+gpu_check share.
+"""

@@ -1,0 +1,138 @@
+"""Work in units, divided over the processes of torchrun, each unit kept on disk as soon as it is done.
+
+    with crew.folder(out, made) as (partial, members):      all see one folder, which rank 0 made
+        units = Units(partial / "units", names)
+        for name in units.open(members):                    this rank's share of what is left
+            units.save(name, work(name))
+        members.wait()                                      all is there
+        if members.first: ...                               one of them makes the result of it
+
+Every process has whole models of its own. A run that was killed, or lost a rank, goes on with the units
+that are missing, on any number of ranks. Knows nothing of the work.
+"""
+
+import atexit
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conf import LoneError, UserError
+from conf.stage import BEGUN, begun, check_same, partial_of, publish, write_json
+from infer.models import parallel
+
+PATIENCE = timedelta(days=7)  # a rank may wait so long for the slowest; torchrun ends all when one dies
+
+
+@dataclass(frozen=True)
+class Members:
+    """The processes of a run."""
+
+    rank: int
+    world: int
+    local: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that makes folders, prints and reports."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def device(self) -> str | None:
+        """The GPU of this rank; None where there is none."""
+        return f"cuda:{self.local}" if torch.cuda.is_available() else None
+
+
+ALONE = Members(rank=0, world=1, local=0)
+
+
+def muster() -> Members:
+    """The processes that torchrun started, or this one alone; each is to load whole models for itself."""
+    parallel.stand_alone()
+    members = Members(*parallel.place())
+    if torch.cuda.is_available():
+        if members.local >= torch.cuda.device_count():
+            raise UserError(
+                f"torchrun: wanted a GPU for each process, found {torch.cuda.device_count()} on this machine"
+            )
+        torch.cuda.set_device(members.local)
+    if members.world > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        atexit.register(parallel.leave)
+    return members
+
+
+@contextmanager
+def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterator[Path]:
+    """The folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
+    becomes `out` when the block ends well on every rank.
+
+    Raises UserError as `begun` does, and where what was left is of another `made`. One that a rank meets in
+    the block is told by that rank, whichever it is.
+    """
+    with _told_by_its_rank():
+        if members.first:
+            check_left(partial_of(out), made)
+            with begun(out, made) as partial:
+                members.wait()
+                yield partial
+                members.wait()
+                publish(partial)
+        else:
+            members.wait()
+            yield partial_of(out)
+            members.wait()
+    members.wait()
+
+
+@contextmanager
+def _told_by_its_rank() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise LoneError(str(error), page=error.page) from error
+
+
+def check_left(partial: Path, made: Mapping[str, Any]) -> None:
+    """Raises UserError where an unfinished folder was begun with another `made`."""
+    record = partial / BEGUN
+    if record.is_file():
+        check_same(json.loads(record.read_text(encoding="utf-8")), made, partial)
+
+
+class Units:
+    """Results by name, a file each."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, names
+
+    def open(self, members: Members) -> list[str]:
+        """The share of this rank in those that are not done; asked by all ranks before any saves one."""
+        left = [name for name in self._names if not self._file(name).is_file()]
+        members.wait()
+        return left[members.rank :: members.world]
+
+    def save(self, name: str, value: Any) -> None:
+        """Keep one; a reader sees the whole of it or none."""
+        write_json(self._file(name), value)
+
+    def read(self) -> dict[str, Any]:
+        """Those that are done, in the order of the names."""
+        return {
+            name: json.loads(self._file(name).read_text(encoding="utf-8"))
+            for name in self._names
+            if self._file(name).is_file()
+        }
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.json"

@@ -1,0 +1,174 @@
+"""Decoders on prompts: what each emitted, how long it took, and by how many forwards.
+
+Every decoder of ours runs in the one decoding loop; plain decoding is that loop with zero drafts. The clock
+covers prefill and decoding; the time to the first step's tokens is kept apart, since it is mostly the prompt's.
+"""
+
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeVar
+
+import torch
+
+from infer.benchmarks.prompts import TokenPrompt
+from infer.drafters.protocol import Drafters
+from infer.engine.pick import GREEDY, Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.loop import Limits, Step, decode
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One prompt decoded once; times are in seconds from the prompt on. Drafts are counted per verification
+    of at least one draft.
+
+    `first_seconds` is when the first `first_tokens` tokens were there; `rows` were fed in all forwards but the
+    prompt's; `depths` says by step how deep its tree was, as far as it was judged, and `accepts` how many
+    drafts were accepted.
+    """
+
+    tokens: list[int]
+    seconds: float
+    forwards: int
+    drafted: int
+    accepted: int
+    first_seconds: float = field(default=0.0, kw_only=True)
+    first_tokens: int = field(default=0, kw_only=True)
+    rows: int = field(default=0, kw_only=True)
+    depths: tuple[int, ...] = field(default=(), kw_only=True)
+    accepts: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+@dataclass
+class Measured:
+    """One decoder over all prompts: `rounds[i][j]` is prompt j in round i."""
+
+    rounds: list[list[Run]] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> list[list[list[int]]]:
+        """The tokens of every prompt, `outputs[j][i]` in round i: a drafter that learns from round to
+        round drafts other trees in each.
+        """
+        return [[run.tokens for run in runs] for runs in zip(*self.rounds)]
+
+    @property
+    def tokens_per_second(self) -> list[float]:
+        """By round."""
+        return [sum(len(r.tokens) for r in row) / sum(r.seconds for r in row) for row in self.rounds]
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Emitted tokens over forwards of the loop (prefill not counted)."""
+        return sum(len(run.tokens) for run in self._runs) / sum(run.forwards for run in self._runs)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None where nothing is drafted."""
+        drafted = sum(run.drafted for run in self._runs)
+        return sum(run.accepted for run in self._runs) / drafted if drafted else None
+
+    @property
+    def _runs(self) -> list[Run]:
+        return list(chain.from_iterable(self.rounds))
+
+    def speedups(self, baseline: "Measured") -> list[float]:
+        """The ratio of tokens per second, round by round."""
+        pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=True)
+        return [ours / theirs for ours, theirs in pairs]
+
+    def median_rate(self) -> float:
+        """Tokens per second, the median of the rounds."""
+        return statistics.median(self.tokens_per_second)
+
+
+Decoder = Callable[[TokenPrompt], Run]
+Clock = Callable[[], float]
+K = TypeVar("K", bound=Hashable)
+
+
+def clock() -> float:
+    """Seconds, when all that was asked of the device is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def loop_decoder(
+    runner: Runner,
+    drafters: Drafters,
+    limits: Limits,
+    sampling: Sampling = GREEDY,
+    *,
+    seed: int = 0,
+    clock: Clock = clock,
+) -> Decoder:
+    """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it."""
+
+    def run(prompt: TokenPrompt) -> Run:
+        request, ends = Request(prompt.ids, seed_of(prompt, seed)), limits.also(prompt.ends)
+        began, first, steps = clock(), 0.0, list[Step]()
+        for (step,) in decode(runner, [request], drafters, ends, sampling):
+            first = first or clock()
+            steps.append(step)
+        return run_of(steps, seconds=clock() - began, first_seconds=first - began)
+
+    return run
+
+
+def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Run:
+    """What the steps of one text came to."""
+    return Run(
+        [token for step in steps for token in step.tokens],
+        seconds,
+        len(steps),
+        sum(step.drafted for step in steps),
+        sum(step.accepted for step in steps),
+        first_seconds=first_seconds,
+        first_tokens=len(steps[0].tokens),
+        rows=sum(step.rows for step in steps),
+        depths=tuple(map(_judged, steps)),
+        accepts=tuple(step.accepted for step in steps),
+    )
+
+
+def _judged(step: Step) -> int:
+    """How deep drafts were judged: a text that ends with an accepted one says nothing of those behind it."""
+    return step.accepted if step.accepted == len(step.tokens) else step.depth
+
+
+def seed_of(prompt: TokenPrompt, seed: int) -> int:
+    """Another one for every prompt, and the same in every round, for every decoder and on every rank."""
+    return (seed + zlib.crc32(prompt.id.encode())) % 2**63
+
+
+def measure(
+    decoders: Mapping[K, Decoder],
+    prompts: Sequence[TokenPrompt],
+    *,
+    rounds: int,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[K, Measured]:
+    """Run all decoders over all prompts; `advance` is called after every prompt.
+
+    All take turns on every prompt, in an order that rotates from round to round, so that a change of the
+    machine's speed meets them alike. Each first decodes the first prompt once, uncounted, to warm up.
+    """
+    for decoder in decoders.values():
+        decoder(prompts[0])
+    names = list(decoders)
+    found = {name: Measured() for name in names}
+    for round_ in range(rounds):
+        for measured in found.values():
+            measured.rounds.append([])
+        for index, prompt in enumerate(prompts):
+            turn = (round_ + index) % len(names)
+            for name in names[turn:] + names[:turn]:
+                found[name].rounds[-1].append(decoders[name](prompt))
+            advance()
+    return found

@@ -1,0 +1,63 @@
+"""An adapter beside the base model's weights, as peft reads it: merged into them, or gated (gate.py)."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, TrainableTokensWrapper
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from conf import UserError
+from infer.engine.gate import GatedEmbedding, GatedLinear, ProbeGate
+
+ADAPTER = "default"  # peft's name for the only adapter
+
+
+def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool) -> PreTrainedModel:
+    """`lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
+
+    Raises UserError for a folder that holds none, or one of another model.
+    """
+    weights = folder / SAFETENSORS_WEIGHTS_NAME
+    if not weights.is_file() or not (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder}: wanted adapter_config.json and {weights.name}, found not both of them")
+    try:
+        settings = LoraConfig.from_pretrained(str(folder), inference_mode=True)
+        adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
+        loaded: Any = set_peft_model_state_dict(adapted, load_file(weights))
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{folder}: wanted a LoRA adapter of this model, found {reason}") from error
+    absent = [key for key in loaded.missing_keys if "lora_" in key or "trainable_tokens_delta" in key]
+    if absent or loaded.unexpected_keys:
+        name = [*absent, *loaded.unexpected_keys][0]
+        raise UserError(f"{weights}: wanted the adapter that its configuration describes, found {name} amiss")
+    return gated_layers(lm) if gated else adapted.merge_and_unload()
+
+
+def gated_layers(lm: PreTrainedModel) -> PreTrainedModel:
+    """Peft's layers give way to ones that do without the adapter where there is no probe."""
+    gate = ProbeGate()
+    for name, module in list(lm.named_modules()):
+        if isinstance(module, LoraLayer):
+            lm.set_submodule(name, _linear(module, gate))
+        elif isinstance(module, TrainableTokensWrapper):
+            lm.set_submodule(name, _embedding(module, gate))
+    return lm
+
+
+def _linear(layer: LoraLayer, gate: ProbeGate) -> GatedLinear:
+    a, b, scaling = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], layer.scaling[ADAPTER]
+    return GatedLinear(layer.get_base_layer(), a, b, scaling, gate)
+
+
+def _embedding(wrapper: TrainableTokensWrapper, gate: ProbeGate) -> GatedEmbedding:
+    base = wrapper.token_adapter.get_base_layer()
+    adapted = copy.deepcopy(base)
+    adapted.weight = nn.Parameter(wrapper.token_adapter.get_merged_weights([ADAPTER]).detach())
+    return GatedEmbedding(base, adapted, gate)

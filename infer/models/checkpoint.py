@@ -1,0 +1,206 @@
+"""A model directory: the library's model, the tokenizer, and what adaptive.json says.
+
+All that decoding knows of training comes from here.
+"""
+
+import json
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from conf import UserError
+from infer.engine.attention import NAME, register
+from infer.engine.families import check_family, check_tree
+from infer.engine.memory import is_out_of_memory
+from infer.models import parallel
+from infer.models.adapter import with_adapter
+from infer.text import Infilling, Text
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The adaptive ids: one (identical tokens, any k) or several (diverse, k up to their number)."""
+
+    ids: tuple[int, ...]
+    L: int
+    gated: bool = False  # the adapter of the directory acts on probes alone
+    infilling: Infilling | None = None
+    bos: int | None = None  # what opened every document in training
+    control: frozenset[int] | None = None  # ids that no text became in training
+
+
+def check_directory(folder: str | Path) -> Path:
+    """The directory, if it can be a model. Raises UserError at once: the hub is never asked."""
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        found = "no config.json in it" if path.is_dir() else "no such directory"
+        raise UserError(f"model={folder}: wanted a Transformers model directory, found {found}")
+    return path
+
+
+def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
+    """The library's model with tree attention and its adapter, if it has one, ready to decode.
+
+    Under torchrun it is divided over the processes, each on its own GPU or all on CPUs. Raises UserError
+    for a directory that is no model or lacks its adapter, a model that trees or so many processes do not
+    suit, and an adapter that would have to be divided.
+    """
+    register()
+    logging.disable_progress_bar()
+    path, ranks = check_directory(folder), parallel.processes()
+    if ranks > 1 and device:
+        raise UserError(
+            f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
+        )
+    gated = has_adaptive(path) and load_adaptive(path).gated
+    adapted = gated or (path / "adapter").is_dir()
+    if ranks > 1 and adapted:
+        raise UserError(f"model={folder}: wanted a model without an adapter for {ranks} processes, found one")
+    lm = _read_model(path, dtype=dtype, ranks=ranks)
+    if adapted:
+        lm = with_adapter(lm, path / "adapter", gated=gated)
+    if ranks == 1:
+        lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
+    check_tree(lm.eval())
+    return lm
+
+
+def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
+    """The library's model with every weight from the directory."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # of weights amiss its report is a table
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        check_family(config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation=NAME,
+            local_files_only=True,
+            distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below
+        )
+    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"model={path}: wanted a causal model with weights, found {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    lm, found = loaded
+    _check_weights(path, found)
+    return lm
+
+
+def _check_weights(path: Path, found: dict[str, Any]) -> None:
+    """Raises UserError where a weight is absent or of another size: the library would draw it at random."""
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise UserError(
+            f"model={path}: wanted weights of the sizes that config.json says, {tuple(wanted)} for {name}, "
+            f"found {tuple(stored)}"
+        )
+    absent, further = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    if absent:
+        raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
+    if further:
+        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, ", ".join(further[:3]))
+
+
+def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
+    """The ids that end a text; a model may have none, one or several."""
+    found = lm.generation_config.eos_token_id if lm.generation_config else None
+    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+
+
+def load_text(folder: str | Path) -> Text:
+    """The directory's tokenizer, with the control ids of training where adaptive.json has them."""
+    path = check_directory(folder)
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception on a malformed file
+        raise UserError(f"{file}: wanted a tokenizers file, found {error}") from error
+    adaptive = load_adaptive(folder) if has_adaptive(folder) else None
+    control = adaptive.control if adaptive else None
+    if control is None:
+        special = (id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        control = frozenset([*special, *(adaptive.ids if adaptive else ())])
+    return Text(
+        tokenizer,
+        control=control,
+        rows=_rows(path),
+        bos=adaptive.bos if adaptive else None,
+        infilling=adaptive.infilling if adaptive else None,
+    )
+
+
+def has_adaptive(folder: str | Path) -> bool:
+    """Whether the model was trained with adaptive tokens."""
+    return (Path(folder) / "adaptive.json").is_file()
+
+
+def load_adaptive(folder: str | Path) -> Adaptive:
+    """What adaptive.json says. Raises UserError where the model was trained without adaptive tokens, and
+    for ids that it has no row for.
+    """
+    path = check_directory(folder) / "adaptive.json"
+    if not path.is_file():
+        raise UserError(
+            f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
+        )
+    try:
+        value = _read(path, "adaptive_ids and L")
+        ids = tuple(map(int, value["adaptive_ids"]))
+        infilling = value.get("infilling") or {}
+        control = value.get("control")
+        adaptive = Adaptive(
+            ids,
+            int(value["L"]),
+            gated=bool(value.get("gated", False)),
+            infilling=Infilling(**infilling) if infilling and None not in infilling.values() else None,
+            bos=value.get("bos"),
+            control=None if control is None else frozenset(control),
+        )
+        _check_adaptive(adaptive, path, _rows(path.parent))
+        return adaptive
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: wanted adaptive_ids and L, found {error!r}") from error
+
+
+def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
+    if not adaptive.ids or adaptive.L < 1:
+        raise UserError(
+            f"{path}: wanted at least one of adaptive_ids and L from 1 on, found {list(adaptive.ids)} and "
+            f"{adaptive.L}"
+        )
+    infilling = vars(adaptive.infilling) if adaptive.infilling else {}
+    ids = [("adaptive_ids", id) for id in adaptive.ids] + [("bos", adaptive.bos), *infilling.items()]
+    for name, id in ids:
+        if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
+            raise UserError(f"{path}: wanted {name} among the model's {rows} rows, found {id}")
+
+
+def _rows(folder: Path) -> int | None:
+    """Of the embedding, as config.json says."""
+    return _read(folder / "config.json", "a model's JSON").get("vocab_size")
+
+
+def _read(path: Path, wanted: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: wanted {wanted}, found {error!r}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
+    return value

@@ -1,0 +1,158 @@
+"""Which model may draft for another: a smaller one with the same token ids, or the target's own first layers.
+
+    draft=DIR       a model directory whose tokenizer has the same piece at every id that both have
+    draft=self:N    the target's first N layers with its final norm and head, in the target's own memory
+
+Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023): they skip attention and MLP blocks all over
+the depth, chosen for each model by Bayesian optimisation, and stop drafting below a confidence that adapts.
+Here the first layers draft as they are, without a search; they draft worse for the same number of layers.
+
+Knows which ids both models have; knows no drafting.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from conf import UserError
+from infer.config import DraftConfig
+from infer.engine.memory import enough_for_weights
+from infer.engine.target import context_length
+from infer.models import parallel
+from infer.models.checkpoint import Adaptive, load_adaptive, load_model, load_text
+from infer.text import Text
+
+STAND_IN = 0  # read for an id that the draft model does not have: any is as good, since none is right
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A model that drafts, on the target's device, its attention a tree's.
+
+    Its head has the ids below `rows` alone, so that it proposes none that the target lacks. Among them
+    may be some that only one of the two can spell, such as rows of padding: they are read and proposed
+    like any other, and it is for the target to refuse them.
+    """
+
+    lm: PreTrainedModel = field(repr=False)
+    rows: int  # one more than the last id that both models have
+    context: int  # positions, perhaps fewer than the target's
+    adaptive: Adaptive | None = None  # what it drafts with under draft.adaptive; None: token by token
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        """The target's ids as this model is fed them: with a stand-in for those that it lacks."""
+        return [id if id < self.rows else STAND_IN for id in ids]
+
+
+def check_draft(config: DraftConfig, text: Text) -> int:
+    """`Draft.rows` for a target's tokenizer, before any weight is read.
+
+    Raises UserError for a directory without a tokenizer or with another one's ids, for `adaptive` without
+    adaptive.json, and under torchrun, whose ranks would draft apart.
+    """
+    ranks = parallel.processes()
+    if ranks > 1:
+        raise UserError(f"draft={config.model}: wanted none under torchrun, found {ranks} processes")
+    if config.layers is not None:
+        return rows_of_both(text.pieces, text.pieces)
+    folder = Path(str(config.model))
+    with told_as("draft", folder):
+        pieces = load_text(folder).pieces
+        if config.adaptive:
+            load_adaptive(folder)
+    try:
+        return rows_of_both(text.pieces, pieces)
+    except ValueError as error:
+        raise UserError(f"draft={folder}: wanted the token ids of the model, {error}") from error
+
+
+def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
+    """One more than the last id that both have a piece for.
+
+    What only one of them has may be its adaptive tokens. Raises ValueError, with the end of a sentence, for
+    the first id that is another piece in the draft's vocabulary, and where they share none.
+    """
+    both = sorted(target.keys() & draft.keys())
+    for id in both:
+        if target[id] != draft[id]:
+            raise ValueError(f"whose id {id} is {target[id]!r}, found {draft[id]!r}")
+    if not both:
+        raise ValueError("found none of them")
+    return both[-1] + 1
+
+
+def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adaptive: Adaptive | None) -> Draft:
+    """The model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
+
+    A model larger than the target is warned of. Raises UserError for what `load_model` refuses, for
+    want of memory, and for as many layers as the target has.
+    """
+    if config.layers is None:
+        folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
+        with told_as("draft", folder), enough_for_weights(folder, dtype, str(target.device)):
+            lm = load_model(folder, dtype=dtype, device=str(target.device))
+            adaptive = load_adaptive(folder) if config.adaptive else None
+        _warn_of_size(folder, lm, target)
+    else:
+        layers = target.config.num_hidden_layers
+        if config.layers >= layers:
+            raise UserError(f"draft={config.model}: wanted fewer layers than the model's {layers}")
+        lm = first_layers(target, config.layers)
+    if config.adaptive and adaptive is None:
+        raise UserError(
+            "draft.adaptive=true: wanted a model fine-tuned with adaptive tokens, found no adaptive.json"
+        )
+    _narrow_head(lm, rows)
+    return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
+
+
+def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
+    found, wanted = lm.num_parameters(), target.num_parameters()
+    if found > wanted:
+        told = "draft=%s: wanted fewer parameters than the model's %s, found %s, which drafts slowly"
+        getLogger(__name__).warning(told, folder, f"{wanted:,}", f"{found:,}")
+
+
+def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """The first layers of a model, with its final norm and head: other modules, the same tensors.
+
+    The tensors of a copy are the original's wherever copying is told that it has copied them already:
+    buffers that no checkpoint has, such as rotary frequencies, and an adapter's weights as well.
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())}
+    short = copy.deepcopy(lm, shared)
+    config, blocks = short.config, short.get_decoder().children()
+    del next(b for b in blocks if isinstance(b, nn.ModuleList) and len(b) == config.num_hidden_layers)[layers:]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return short
+
+
+def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
+    """The logits of the first ids alone, by a view of the head's weights; the embedding stays whole."""
+    if rows >= lm.config.vocab_size:
+        return
+    head: Any = lm.get_output_embeddings()
+    for name in ("weight", "bias"):
+        if getattr(head, name) is not None:
+            setattr(head, name, nn.Parameter(getattr(head, name)[:rows], requires_grad=False))
+    head.out_features = rows
+
+
+@contextmanager
+def told_as(setting: str, folder: str | Path) -> Iterator[None]:
+    """A directory's mistakes, by the setting that named it."""
+    try:
+        yield
+    except UserError as error:
+        told = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
+        raise UserError(told, page=error.page) from error

@@ -1,0 +1,72 @@
+"""What one call of custom_generate leaves for the next: a runner's graphs, and what was measured and learned.
+
+It is kept as long as the model lives, and does not keep it alive.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary, proxy
+
+from transformers import PreTrainedModel
+
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import measure_costs, measured_at
+from infer.drafters.policies import Policies
+from infer.engine.agreement import shares
+from infer.engine.families import check_family, check_tree
+from infer.engine.pick import Sampling
+from infer.engine.runners import Runners
+
+
+@dataclass
+class Kept:
+    """Of one model, whose tensors lie at `places`. Nothing in here may refer to the model itself but weakly."""
+
+    places: Hashable
+    runners: Runners
+    policies: Policies = field(default_factory=Policies)
+
+    def policy(
+        self, lm: PreTrainedModel, k: int, *, batch: int, capacity: int, sampling: Sampling
+    ) -> AutoPolicy:
+        """The one that learns, for such texts; what rows cost is measured for the first of them."""
+        measure = partial(measure_costs, lm, batch=batch, context=measured_at(capacity, lm), sampling=sampling)
+        return self.policies.auto(k, batch=batch, capacity=capacity, sampling=sampling, measure=measure)
+
+
+_kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
+
+
+def kept_for(lm: PreTrainedModel) -> Kept:
+    """What is known of a model, in tree attention. It is tried when it is new, and when it was moved since: a
+    graph has the addresses of its weights.
+
+    Raises UserError for a model that trees do not suit, and ValueError for one in several places.
+    """
+    places = tuple(tensor.data_ptr() for tensor in chain(lm.parameters(), lm.buffers()))
+    found = _kept.get(lm)
+    if found is None or found.places != places:
+        _check_place(lm)
+        check_family(lm.config)
+        check_tree(lm)
+        weakly: Any = proxy(lm)
+        found = _kept[lm] = Kept(places, Runners(weakly, static=None if _is_fixed(lm) else False))
+    return found
+
+
+def _check_place(lm: PreTrainedModel) -> None:
+    devices = sorted({str(parameter.device) for parameter in lm.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise ValueError(f"model: wanted all of it on one device, found {', '.join(devices)}")
+    if shares(lm) > 1:
+        raise ValueError(f"model: wanted it in one process, found it divided over {shares(lm)}")
+
+
+def _is_fixed(lm: PreTrainedModel) -> bool:
+    """Whether a graph of its kernels stays true: another library's layers (adapters, quantized weights) may
+    compute something else from one call to the next.
+    """
+    return all(type(module).__module__.split(".")[0] in ("torch", "transformers") for module in lm.modules())

@@ -1,0 +1,3 @@
+"""Drafts as data: trees, the graphs they are unrolled from, how graphs grow, and their rows and masks.
+Pure; knows no model.
+"""

@@ -1,0 +1,278 @@
+"""DeepSpeed: start, step, checkpoints. Only this and train/engine/partitions.py know it.
+
+Knows how a module is trained on several ranks; knows no objective and no data.
+"""
+
+import os
+import resource
+import socket
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conf import UserError
+from train.config import OptimizerConfig, TrainConfig
+from train.engine.chance import reseed
+from train.engine.files import write_file
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
+
+# DeepSpeed's own calls of torch names that are on their way out: nothing that a user can mend.
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+
+import deepspeed
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+
+class Engine:
+    """One rank's share of the training engine.
+
+    With `universal`, `load` takes what `to_universal` made, for any number of ranks.
+    """
+
+    def __init__(self, module: nn.Module, config: TrainConfig, *, universal: bool = False) -> None:
+        groups = parameter_groups(module, config.optimizer)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._trained = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+        optimizer = torch.optim.AdamW(
+            groups,
+            lr=config.optimizer.lr,
+            betas=(config.optimizer.beta1, config.optimizer.beta2),
+            fused=True,
+        )
+        settings = deepspeed_config(config, ranks=world_size())
+        if universal:
+            settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
+        exact = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        # DeepSpeed rounds buffers to bfloat16 too: of rotary frequencies that is 3 rad at position 16,000.
+        for name, buffer in module.named_buffers():
+            buffer.data = exact[name].to(buffer.device)
+        self._forget_first_step()
+        self._files = _Files()
+        self._engine.checkpoint_engine = self._files
+        # A copy of a script that nobody needs, made by rank 0 alone: on a full disk the others would wait.
+        self._engine._copy_recovery_script = lambda folder: None
+        self._gradient_norm = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches belong."""
+        return self._engine.device
+
+    def forward(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """The module's loss, tally and likeliest tokens of one micro-batch."""
+        return self._engine(**batch)
+
+    def step(self, batches: list[dict[str, Any]], lr: float, *, key: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """One optimizer step over this rank's m micro-batches: their losses (m,), their summed tally.
+
+        `key` and the number of a micro-batch within the global batch seed its random state: a
+        checkpoint needs none, and the number of ranks changes nothing.
+        """
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        losses, tallies = [], []
+        for index, batch in enumerate(batches):
+            reseed(*key, index * world_size() + torch.distributed.get_rank())
+            loss, tally, _ = self.forward(batch)
+            self._engine.backward(loss)
+            if self._is_plain and index == len(batches) - 1:
+                gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+                self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+            self._engine.step()
+            losses.append(loss.detach().float())
+            tallies.append(tally)
+        return torch.stack(losses), torch.stack(tallies).sum(0)
+
+    @property
+    def stage(self) -> int:
+        """Of ZeRO."""
+        return int(self._engine.zero_optimization_stage())
+
+    def gradient_norm(self) -> float:
+        """Before clipping, of the last step; infinite when the engine skipped it."""
+        if self._is_plain:
+            return self._gradient_norm
+        return float(self._engine.get_global_grad_norm() or 0.0)
+
+    def device_name(self) -> str:
+        """As the maker calls it; "cpu" for a CPU."""
+        return torch.cuda.get_device_name(self.device) if torch.cuda.is_available() else "cpu"
+
+    def peak_memory(self) -> int:
+        """Bytes: the most that the GPU held, or on a CPU the process."""
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def weight_norm(self) -> float:
+        """Of all weights. Called by every rank."""
+        squares = 0.0
+        for parameter in self._engine.module.parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                squares += float(parameter.detach().double().square().sum())
+        return squares**0.5
+
+    def save(self, folder: Path, tag: str) -> tuple[dict[str, dict[str, int]], OSError | None]:
+        """Write weights and optimizer into `folder`/`tag`. Called by every rank.
+
+        Returns size and CRC-32 of the files that this rank wrote, by name, and why one could not
+        be written.
+        """
+        self._files.begin()
+        # The names say whose the float32 copies are that stage 0 keeps of bfloat16 weights.
+        named = {"trained": self._trained}
+        self._engine.save_checkpoint(str(folder), tag=tag, client_state=named, save_latest=False)
+        return self._files.written, self._files.failure
+
+    def load(self, folder: Path, tag: str) -> None:
+        """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
+        optimizer = self._engine.basic_optimizer
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+        if path is None:
+            raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
+        # From a universal checkpoint ZeRO 3 gives every group the settings of the first, weight decay
+        # too, and all parameters one count of steps, which each of them then raises.
+        for group, setting in zip(optimizer.param_groups, settings, strict=True):
+            group.update(setting)
+        for parameter, state in optimizer.state.items():
+            if isinstance(state.get("step"), Tensor):
+                # On the parameter's device too: the converter's files were made on a CPU.
+                state["step"] = state["step"].to(parameter.device, copy=True)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Without ZeRO and in float32: then the optimizer is PyTorch's own and tells no norm."""
+        return isinstance(self._engine.optimizer, torch.optim.Optimizer)
+
+    def _forget_first_step(self) -> None:
+        """Undo the step on zero gradients by which stage 0 in bfloat16 makes its optimizer's state:
+        it decays the weights, and Adam would take the true first step for the second.
+        """
+        optimizer = self._engine.optimizer
+        if type(optimizer).__name__ == "FP16_UnfusedOptimizer":
+            optimizer.refresh_fp32_params()
+            optimizer.optimizer.state.clear()
+
+
+class _Files(CheckpointEngine):
+    """PyTorch's files, with the CRC-32 of what was meant to be written.
+
+    A failure is kept, not raised: the ranks meet after writing, and all of them must come.
+    """
+
+    def begin(self) -> None:
+        """Forget the files of the checkpoint before."""
+        self.written: dict[str, dict[str, int]] = {}
+        self.failure: OSError | None = None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            self.failure = self.failure or error
+
+    def save(self, state_dict: Any, path: str) -> None:
+        if self.failure is None:
+            try:
+                self.written[Path(path).name] = write_file(state_dict, Path(path))
+            except OSError as error:
+                self.failure = error
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+    def create(self, info: Any) -> None:
+        pass
+
+    def commit(self, info: Any) -> bool:
+        return True
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone."""
+    return isinstance(error, torch.distributed.DistBackendError) or "gloo" in str(error)
+
+
+def first_ranks(value: Any) -> Any:
+    """What rank 0 gives, on every rank."""
+    values = [value]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def every_ranks(value: Any) -> list[Any]:
+    """What each rank gives, in their order, on every rank."""
+    values = [None] * world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def start() -> tuple[int, int]:
+    """Join the ranks that torchrun started, or be the only one; returns (rank, ranks)."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ.setdefault(name, str(value))
+    if "MASTER_PORT" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    # Used by DeepSpeed's inference alone, and would be compiled here: a minute, and a C++ compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return torch.distributed.get_rank(), world_size()
+
+
+def world_size() -> int:
+    """The number of ranks."""
+    return torch.distributed.get_world_size()
+
+
+def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """What is trained: weight decay for matrices; none for norms, biases and embeddings."""
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    # peft's name for single rows of an embedding
+    embeddings |= {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    # ZeRO 3 may have taken a weight apart already: then it keeps its shape elsewhere.
+    matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2} - embeddings
+    decayed = [p for p in trained if id(p) in matrices]
+    plain = [p for p in trained if id(p) not in matrices]
+    groups = [(decayed, config.weight_decay), (plain, 0.0)]
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
+
+def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
+    """The user's DeepSpeed settings with batch sizes and clipping filled in.
+
+    Raises UserError for DeepSpeed's own writers of checkpoints.
+    """
+    if config.deepspeed.get("checkpoint", {}).get("writer"):
+        # 0.19.8: the decoupled one cannot hand over what ZeRO 1 and 2 save, the fast one needs libaio.
+        raise UserError(
+            "deepspeed.checkpoint.writer: wanted no such setting, since checkpoints are written with "
+            "checksums of their own"
+        )
+    if config.deepspeed.get("fp16", {}).get("enabled"):
+        raise UserError("deepspeed.fp16: wanted bf16 or float32 (bf16.enabled=false), found fp16")
+    if any(
+        (config.zero.get(f"offload_{part}") or {}).get("device") == "nvme" for part in ("optimizer", "param")
+    ):
+        raise UserError("deepspeed.zero_optimization: wanted offloading to cpu, found nvme")
+    return {
+        **config.deepspeed,
+        "train_batch_size": config.global_batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.accumulations(ranks),
+        "gradient_clipping": config.optimizer.clip,
+        "zero_allow_untested_optimizer": True,
+    }

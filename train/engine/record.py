@@ -1,0 +1,92 @@
+"""The record of a checkpoint: what is in its folder, and whether all of it is whole.
+
+Knows folders and checksums; needs no engine.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf import UserError
+from conf.pages import UNFINISHED
+from conf.stage import write_json
+from train.engine.files import BrokenFile, check_file
+
+RECORD = "checkpoint.json"
+SHARD = "optim_states.pt"  # how the name of a file ends that holds one rank's share of the optimizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `checkpoint.json` says."""
+
+    step: int
+    ranks: int
+    stage: int  # of ZeRO
+    state: dict[str, Any]  # the run's own, beside the engine's
+    files: dict[str, dict[str, int]]  # size and crc32, by name
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return f"step-{self.step:06d}"
+
+    def fits(self, ranks: int) -> bool:
+        """Whether so many ranks can load it as it is."""
+        return self.ranks == ranks or not any(name.endswith(SHARD) for name in self.files)
+
+
+def write_record(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint.json`, which says of itself what it says of the files."""
+    value = asdict(checkpoint)
+    write_json(folder / RECORD, {"crc32": _sum_json(value), **value})
+
+
+def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoint:
+    """The record of a checkpoint whose files, or this rank's share of them, are whole.
+
+    Raises BrokenFile.
+    """
+    try:
+        value = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        intact = value.pop("crc32") == _sum_json(value)
+    except (OSError, ValueError, KeyError, AttributeError):
+        raise BrokenFile(f"{RECORD} cannot be read") from None
+    if not intact:
+        raise BrokenFile(f"{RECORD} is not what was written")
+    for name in sorted(value["files"])[rank::ranks]:
+        check_file(folder / name, **value["files"][name])
+    return Checkpoint(**value)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def find_whole(
+    folders: Iterable[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
+) -> tuple[Checkpoint | None, dict[Path, str]]:
+    """The first whole checkpoint, and what is wrong with those before it. `read` raises BrokenFile.
+
+    Raises UserError when there are checkpoints and none is whole.
+    """
+    broken: dict[Path, str] = {}
+    for folder in folders:
+        try:
+            return read(folder), broken
+        except BrokenFile as error:
+            broken[folder] = str(error)
+    if broken:
+        told = "; ".join(f"{folder.name}: {why}" for folder, why in broken.items())
+        raise UserError(
+            f"{next(iter(broken)).parent}: wanted a whole checkpoint, found none ({told})", page=UNFINISHED
+        )
+    return None, broken
+
+
+def _sum_json(value: Any) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())

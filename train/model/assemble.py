@@ -1,0 +1,39 @@
+"""What is trained: the library's model, loaded, adapted where LoRA is asked for, under the loss.
+
+Knows the order in which model, ZeRO 3 and LoRA come together; knows no data and no steps.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep.vocab import Vocab
+from train.config import TrainConfig
+from train.data import adaptive_ids
+from train.engine import partitions
+from train.model.lm import AdaptiveLM
+from train.model.lora import Gate, adapt
+from train.model.pretrained import load_model
+
+
+def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
+    """The module for the engine, and the parameters of the model itself. Called by every rank."""
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    with partitions.loading(config):
+        lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=config.seed, whole=partitions.whole)
+    parameters = partitions.count_parameters(lm)
+    if config.lora.rank:
+        with partitions.whole(lm.get_input_embeddings(), lm.get_output_embeddings()):
+            adapt(lm, config.lora, adaptive=adaptive_ids(vocab, config.objective), seed=config.seed)
+    objective, gate = config.objective, Gate(lm) if config.lora.gated else None
+    return AdaptiveLM(lm, chunk=config.loss_chunk, L=objective.L, soft=objective.soft, gate=gate), parameters
+
+
+def describe(lm: Any, data: Path, out: Path) -> None:
+    """Write what an export needs beside the weights: the architecture and the tokenizer."""
+    lm.config.save_pretrained(out)
+    if lm.generation_config is not None:
+        lm.generation_config.save_pretrained(out)
+    shutil.copytree(data / "tokenizer", out, dirs_exist_ok=True)

@@ -1,0 +1,1 @@
+"""What a run will take, before it begins: operations, memory, hours. Needs no weights and no GPU."""
