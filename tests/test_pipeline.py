@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.told import error
-from tests.train.readers import tensorrt_mask_id, vllm_mask_id
+from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
 
 ROOT = Path(__file__).parents[1]
 TINY = [

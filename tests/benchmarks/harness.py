@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.harness [--k 1 3 7] [--new 600] [--rounds 3] [--ms 4 0.4] [--busy]
 
-tests/infer/test_speed_harness.py does the same on a clock that only waits move. Here the loop's own time is in
-it: what it takes beside the forward makes a loop longer, and moves a speedup a little from the closed
-form, the more the shorter the forward. On a machine that others use, `--busy` counts this process's time alone.
+tests/infer/speed/test_speed_harness.py does the same on a clock that only waits move. Here the loop's own
+time is in it: what it takes beside the forward makes a loop longer, and moves a speedup a little from the
+closed form, the more the shorter the forward. On a machine that others use, `--busy` counts this process's
+time alone.
 The last line is JSON.
 """
 

@@ -22,8 +22,8 @@ from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Limits
 from tests.drills.lossless import decoded
-from tests.infer.test_draft_model import RULES, a_draft_of, drafters_of
-from tests.infer.test_families import FAMILIES, tiny
+from tests.infer.drafters.test_draft_model import RULES, a_draft_of, drafters_of
+from tests.infer.engine.test_families import FAMILIES, tiny
 
 BATCH, LONGEST, NEW = 8, 40, 24
 

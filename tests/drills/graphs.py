@@ -3,7 +3,7 @@
     python -m tests.drills.graphs MODEL_DIR DRAFT_DIR HELD_OUT.jsonl [--count 200]
 
 GSD decodes held-out code in float64, by the paper's settings and by thresholds that make large graphs.
-Every draft is drawn again by tests/infer/literal.py, which asks the draft model with each path anew and
+Every draft is drawn again by tests/infer/trees/literal.py, which asks the draft model with each path anew and
 has no cache. The last line is JSON.
 """
 
@@ -25,8 +25,8 @@ from infer.models.checkpoint import eos_ids, load_model, load_text
 from infer.models.draft import Draft
 from infer.trees.growth import Rules
 from tests.drills.lossless import prompts_of
-from tests.infer import literal
-from tests.infer.test_draft_model import model_behind
+from tests.infer.drafters.test_draft_model import model_behind
+from tests.infer.trees import literal
 
 SETTINGS = {"paper": Rules(), "wide": Rules(theta_prob=0.1, theta_sib=0.15, tau=1)}
 NEW, ROWS = 40, 512

@@ -1,0 +1,146 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infer.engine.attention import library_attention
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.trees.tree import Tree
+from tests.conftest import tiny_llama
+from tests.infer.trees.test_tree import path_to, trees
+
+PROMPT = [5, 17, 3, 88, 41]
+
+
+def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
+    """(nodes, V) of each tree."""
+    reading = runner.forward(trees, [Request([0])] * len(trees), Sampling())
+    q = reading.layout.ids.shape[1]
+    whole = reading.logits.whole().unflatten(0, (len(trees), q))
+    return [
+        whole[b][[reading.layout.row(b, tree, node) for node in range(len(tree.tokens))]]
+        for b, tree in enumerate(trees)
+    ]
+
+
+def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
+    """(V,) after the last token, by the library's own attention."""
+    with library_attention(lm):
+        return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_every_node_sees_its_own_path_and_nothing_else(kv_heads: int, data: st.DataObject) -> None:
+    """Node by node, in batches of unequal lengths and shapes: the library's logits of its path."""
+    lm = tiny_llama(kv_heads=kv_heads)
+    drawn = data.draw(st.lists(trees(vocab=97), min_size=1, max_size=3))
+    prompts = [PROMPT[: data.draw(st.integers(0, 5))] for _ in drawn]
+    runner = Runner(lm, capacity=32, max_rows=16, batch=3)
+    runner.prefill(prompts)
+    for tree, prompt, logits in zip(drawn, prompts, logits_of(runner, drawn)):
+        node = data.draw(st.integers(0, len(tree.tokens) - 1))
+        expected = by_library(lm, prompt + [tree.tokens[i] for i in path_to(tree, node)])
+        torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_committed_paths_are_as_if_they_had_been_the_prompt(llama, data: st.DataObject) -> None:
+    """Of several sequences; and one is dropped, whose place the last takes."""
+    drawn = data.draw(st.lists(trees(vocab=97), min_size=1, max_size=3))
+    texts = [PROMPT[: 1 + b] for b in range(len(drawn))]
+    runner = Runner(llama, capacity=32, max_rows=16, batch=3)
+    runner.prefill(texts)
+    logits_of(runner, drawn)
+    paths = [path_to(tree, data.draw(st.integers(0, tree.probes_from - 1))) for tree in drawn]
+    runner.commit(paths)
+    texts = [text + [tree.tokens[i] for i in path] for text, tree, path in zip(texts, drawn, paths)]
+    if len(texts) > 1:
+        b = data.draw(st.integers(0, len(texts) - 1))
+        runner.drop(b)
+        texts[b] = texts[-1]
+        texts.pop()
+    assert runner.lengths == [len(text) for text in texts]
+    for text, logits in zip(texts, logits_of(runner, [Tree.chain(9, [2])] * len(texts))):
+        torch.testing.assert_close(logits[1], by_library(llama, [*text, 9, 2]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(llama, static: bool, data: st.DataObject) -> None:
+    """As a draft model's: only new nodes are rows, and they see those fed before."""
+    drawn = data.draw(st.lists(trees(vocab=97), min_size=1, max_size=3))
+    drawn = [Tree(tree.tokens, tree.parents, len(tree.tokens)) for tree in drawn]
+    prompts = [PROMPT[: data.draw(st.integers(0, 5))] for _ in drawn]
+    runner = Runner(llama, capacity=32, max_rows=32, batch=3, static=static)
+    runner.prefill(prompts)
+    requests = [Request([0], b) for b in range(len(drawn))]
+    fed, ends = [0] * len(drawn), [len(tree.tokens) for tree in drawn]
+    while fed != ends:
+        upto = [data.draw(st.integers(min(a + 1, b), b)) for a, b in zip(fed, ends)]
+        # A sequence that has no new node gives one more row of its last.
+        fed = [min(a, b - 1) for a, b in zip(fed, upto)]
+        parts = [Tree(t.tokens[:n], t.parents[:n], n) for t, n in zip(drawn, upto)]
+        reading = runner.forward(parts, requests, Sampling(), fed)
+        for b, (prompt, tree) in enumerate(zip(prompts, parts)):
+            nodes = range(fed[b], upto[b])
+            found = reading.following(b, nodes, 5)
+            for node, ids, chances in zip(nodes, found.ids, found.weights):
+                logits = by_library(llama, prompt + [tree.tokens[i] for i in path_to(tree, node)])
+                expected = logits.softmax(-1).topk(5)
+                torch.testing.assert_close(torch.tensor(chances), expected.values, rtol=1e-4, atol=1e-4)
+                assert ids == expected.indices.tolist()
+        fed = upto
+    paths = [path_to(tree, data.draw(st.integers(0, len(tree.tokens) - 1))) for tree in drawn]
+    runner.commit(paths)
+    for prompt, tree, path, logits in zip(prompts, drawn, paths, logits_of_chain(runner, len(drawn))):
+        text = [*prompt, *(tree.tokens[i] for i in path), 9]
+        torch.testing.assert_close(logits, by_library(llama, text).softmax(-1).max(), rtol=1e-4, atol=1e-4)
+
+
+def logits_of_chain(runner: Runner, n: int) -> list[torch.Tensor]:
+    """The chance of the likeliest token behind token 9, for each sequence."""
+    reading = runner.forward([Tree.chain(9)] * n, [Request([0])] * n, Sampling(), [0] * n)
+    return [torch.tensor(reading.following(b, [0], 1).weights[0][0]) for b in range(n)]
+
+
+def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
+    """A single row's kernels are slow there, and plain decoding is the baseline of every speed-up."""
+    lm = tiny_llama().to(torch.bfloat16)
+    runner = Runner(lm, capacity=16, max_rows=1)
+    runner.prefill([PROMPT])
+    reading = runner.forward([Tree.chain(7)], [Request([0])], Sampling())
+    assert len(reading.logits) == 2 and reading.layout.seen[0].tolist() == [[True, False], [False, True]]
+    runner.commit([[0]])
+    assert runner.lengths == [6]
+
+
+def test_the_cache_is_allocated_once_and_holds_prompt_and_new_tokens(llama) -> None:
+    runner = Runner(llama, capacity=20, max_rows=6, batch=2)
+    kv = runner._target.cache._kv
+    assert kv.shape == (2, 2, 2, 2, 32, 8)
+    for prompts in ([PROMPT, PROMPT[:2]], [PROMPT]):
+        runner.prefill(prompts)
+        logits_of(runner, [Tree.chain(1, [2, 3])] * len(prompts))
+        runner.commit([[0, 1, 2]] * len(prompts))
+        assert runner._target.cache._kv is kv
+        for layer in runner._target.cache.layers:
+            assert layer.keys.untyped_storage().data_ptr() == kv.untyped_storage().data_ptr()
+
+
+def test_what_does_not_fit_is_refused(llama) -> None:
+    with pytest.raises(ValueError, match="do not fit a cache of 1 x 4"):
+        Runner(llama, capacity=4, max_rows=1).prefill([list(range(9))])
+    with pytest.raises(ValueError, match="2 prompts"):
+        Runner(llama, capacity=4, max_rows=1).prefill([[1], [2]])
+    other = tiny_llama()
+    other.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="attn_implementation='tree'"):
+        Runner(other, capacity=4, max_rows=1)

@@ -1,0 +1,182 @@
+"""Fixed shapes on a CPU, where they run without a graph: the same numbers by the other way."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
+
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import Costs
+from infer.drafters.plain import PlainDrafter
+from infer.drafters.protocol import Drafter, Each
+from infer.engine.alibi import biased
+from infer.engine.gate import GatedLinear
+from infer.engine.pick import Sampling
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.engine.static import Inputs, additive_mask, bucket
+from infer.loop import Limits, Step, decode
+from infer.models.adapter import gated_layers
+from infer.trees.layout import key_positions, lay_out, mask
+from infer.trees.tree import Tree
+from tests.conftest import tiny_llama
+from tests.infer.trees.test_tree import trees
+
+PROMPT = [5, 17, 3, 88, 41]
+TWO_FORWARDS = partial(AdaptiveDrafter, [90], FixedPolicy(5))
+A_TREE = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=12, width=10))
+PENALTY = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(9.0)])
+
+
+def steps(
+    lm: PreTrainedModel,
+    new: Callable[[], Drafter],
+    requests: Sequence[Request],
+    sampling: Sampling,
+    **way: bool,
+) -> list[list[Step]]:
+    runner = Runner(lm, capacity=75, max_rows=new().max_rows, batch=len(requests), **way)
+    return list(decode(runner, requests, Each(new), Limits(70, eos=[1]), sampling))
+
+
+def requests(n: int, processors: LogitsProcessorList | None = None) -> list[Request]:
+    return [Request(PROMPT[b:], b, processors if b == 0 else None) for b in range(n)]
+
+
+@given(st.integers(1, 300))
+def test_a_bucket_is_less_than_twice_as_much(n: int) -> None:
+    assert n <= bucket(n) < 2 * n or n == bucket(n)
+    assert bucket(bucket(n)) == bucket(n) and bucket(0) == 0
+
+
+def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
+    """Every fifth forward was of a new shape, and would have been captured in the middle of a text."""
+    policy = AutoPolicy(Costs((1, 64), (1.0, 1.2)), 5)
+    runner = Runner(tiny_llama(seed=1), capacity=400, max_rows=64, static=True)
+    for seed in range(2):
+        list(
+            decode(
+                runner,
+                [Request(PROMPT, seed)],
+                Each(partial(AdaptiveDrafter, [90], policy)),
+                Limits(380),
+                Sampling(0.7),
+            )
+        )
+    assert len(runner._forward._graphs) < 40
+
+
+@settings(max_examples=60)
+@given(st.lists(trees(), min_size=1, max_size=3), st.data())
+def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.DataObject) -> None:
+    lengths = [data.draw(st.integers(0, 20)) for _ in drawn]
+    window = data.draw(st.sampled_from([None, 1, 3, 8]))
+    fed = [data.draw(st.integers(0, tree.probes_from - 1)) for tree in drawn]
+    probes = data.draw(st.sampled_from([0, 12]))
+    layout = lay_out(drawn, lengths, fed=fed, drafts=8, probes=probes, width=32)
+    B, q, w = layout.seen.shape
+    given_ = Inputs(B, q, w, torch.device("cpu"))
+    given_.fill(layout, lengths, [7] * B)
+    made = additive_mask(given_, 64, window, torch.float32)
+    expected = mask(layout, lengths, 64, window=window)
+    assert np.array_equal(made.numpy() == 0, expected)
+    assert np.array_equal(made.numpy() == -np.inf, ~expected)
+    slopes = torch.tensor([0.25, 0.0625])
+    at = torch.from_numpy(key_positions(layout, lengths, 64))
+    made = additive_mask(given_, 64, window, torch.float32, slopes)
+    assert torch.equal(made, biased(torch.from_numpy(expected), at, slopes, torch.float32))
+    assert torch.equal(given_.ids, torch.from_numpy(layout.ids)) and given_.seeds.tolist() == [7] * B
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(0.8, top_k=10, top_p=0.95), Sampling(1.0, top_p=0.9), Sampling(0.7, top_k=3)],
+    ids=["greedy", "top_k", "top_p", "few"],
+)
+@pytest.mark.parametrize("new", [PlainDrafter, TWO_FORWARDS, A_TREE], ids=["plain", "two forwards", "tree"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_step_by_step_both_ways_do_the_same(n: int, new: Callable[[], Drafter], sampling: Sampling) -> None:
+    """Batches that shrink, caches that outgrow a bucket, rows that fill up."""
+    lm = tiny_llama()
+    found = steps(lm, new, requests(n), sampling, static=True)
+    assert found == steps(lm, new, requests(n), sampling)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
+    """In bfloat16 on logits far apart: near-ties are another matter."""
+    lm = tiny_llama(seed=3).to(dtype)
+    tokens = [
+        [t for (step,) in steps(lm, new, requests(1), Sampling(), static=True) for t in step.tokens]
+        for new in (PlainDrafter, TWO_FORWARDS)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_processors_read_the_same_logits() -> None:
+    lm, sampling = tiny_llama(), Sampling(0.8, top_k=10)
+    assert steps(lm, A_TREE, requests(2, PENALTY), sampling, static=True) == steps(
+        lm, A_TREE, requests(2, PENALTY), sampling
+    )
+    found = steps(lm, A_TREE, requests(2, PENALTY), Sampling(), static=True)
+    assert found == steps(lm, A_TREE, requests(2, PENALTY), Sampling())
+    assert found != steps(lm, A_TREE, requests(2), Sampling())
+
+
+def test_a_gated_adapter_acts_on_probes_alone() -> None:
+    lm = tiny_llama()
+    settings_ = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    torch.manual_seed(1)
+    get_peft_model(lm, settings_)
+    gated_layers(lm)
+    assert any(isinstance(module, GatedLinear) for module in lm.modules())
+    found = steps(lm.eval(), A_TREE, requests(3), Sampling(), static=True)
+    assert found == steps(lm, A_TREE, requests(3), Sampling())
+    bare = steps(tiny_llama(), A_TREE, requests(3), Sampling())
+    assert _texts(found) == _texts(bare) and found != bare
+
+
+def test_the_decoder_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a graph break, once for all shapes of a sequence; only the tracing is tried here."""
+    traced = []
+
+    def backend(module: nn.Module, inputs: object) -> Callable:
+        traced.append(module)
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    lm = tiny_llama()
+    found = steps(lm, A_TREE, requests(1), Sampling(), static=True, compile=True)
+    assert found == steps(lm, A_TREE, requests(1), Sampling())
+    assert len(traced) == 1
+
+
+def test_a_batchs_trees_fit_behind_the_longest_text() -> None:
+    """One tree had the most drafts and another the most probes: together they had more rows than
+    `max_rows`, and behind a text that was nearly done no room was left in the cache.
+    """
+    trees = [Tree.chain(1), Tree.chain(1, [2] * 5), Tree.chain(1, probes=[90] * 5)]
+    picks = []
+    for static in (False, True):
+        runner = Runner(tiny_llama(), capacity=10, max_rows=6, batch=3, static=static)
+        runner.prefill([[1] * 9, [1] * 3, [1] * 3])
+        reading = runner.forward(trees, requests(3), Sampling())
+        picks.append([reading.chooser(b, [1])(node) for b in range(3) for node in range(trees[b].probes_from)])
+    assert picks[0] == picks[1]
+
+
+def _texts(found: list[list[Step]]) -> dict[int, list[int]]:
+    texts: dict[int, list[int]] = {}
+    for side_by_side in found:
+        for step in side_by_side:
+            texts.setdefault(step.sequence, []).extend(step.tokens)
+    return texts

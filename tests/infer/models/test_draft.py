@@ -1,0 +1,329 @@
+"""Who may draft: the same token ids piece by piece, and a model's first layers in its own memory."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from conf import UserError, settings
+from infer import DecodeConfig, DraftConfig, Model, generate, load
+from infer.config import InferConfig
+from infer.draft_methods import ROWS as ROWS_IN_A_STEP
+from infer.drafters.draft_model import UNREAD
+from infer.engine.attention import NAME
+from infer.engine.families import check_tree
+from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.runner import Runner
+from infer.models.checkpoint import load_model
+from infer.models.draft import STAND_IN, Draft, first_layers, rows_of_both
+from infer.trees.tree import Tree
+from tests.conftest import tiny_llama
+from tests.infer.conftest import ROWS
+from tests.infer.engine.test_families import FAMILIES, tiny
+from tests.infer.engine.test_runner import logits_of
+
+PIECES = st.text("ab", min_size=1, max_size=2)
+PROMPT = [5, 17, 3, 88, 41]
+
+
+@given(st.dictionaries(st.integers(0, 12), PIECES), st.dictionaries(st.integers(0, 12), PIECES))
+def test_ids_are_compared_piece_by_piece(target: dict[int, str], draft: dict[int, str]) -> None:
+    shared = [id for id in range(13) if id in target and id in draft]
+    differing = [id for id in shared if target[id] != draft[id]]
+    if differing:
+        id = differing[0]
+        with pytest.raises(ValueError, match=f"whose id {id} is '{target[id]}', found '{draft[id]}'"):
+            rows_of_both(target, draft)
+    elif not shared:
+        with pytest.raises(ValueError, match="found none of them"):
+            rows_of_both(target, draft)
+    else:
+        rows = rows_of_both(target, draft)
+        assert rows == max(shared) + 1 == rows_of_both(draft, target)
+
+
+def copied(folder: Path, to: Path, *without: str) -> Path:
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns(*without))
+    return to
+
+
+def other_rows(folder: Path, rows: int, **settings: Any) -> None:
+    """Another model in the directory: so many rows, and its tokenizer as it is."""
+    torch.manual_seed(1)
+    config = LlamaConfig(**(tiny_llama(vocab=rows).config.to_dict() | settings))
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def with_pieces(folder: Path, *pieces: str) -> None:
+    """The directory's tokenizer with further pieces behind its own."""
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_tokens([AddedToken(piece, special=True) for piece in pieces])
+    tokenizer.save(file)
+
+
+def spell_otherwise(folder: Path) -> None:
+    """Two pieces change places: as many ids as before."""
+    file = folder / "tokenizer.json"
+    value = json.loads(file.read_text())
+    vocab = value["model"]["vocab"]
+    x, y = sorted(vocab, key=vocab.__getitem__)[300:302]
+    vocab[x], vocab[y] = vocab[y], vocab[x]
+    file.write_text(json.dumps(value))
+
+
+def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: Path, tmp_path: Path) -> None:
+    """The target has two pieces more, the draft another one in their place and rows of padding behind it."""
+    target, draft = copied(base_dir, tmp_path / "target"), copied(base_dir, tmp_path / "draft")
+    other_rows(target, ROWS + 2)
+    with_pieces(target, "<adaptive>", "<other>")
+    other_rows(draft, 480, tie_word_embeddings=True, max_position_embeddings=64)
+    found = load(target, "float32", draft=draft).draft
+    assert isinstance(found, Draft)
+    assert (found.rows, found.context, found.adaptive) == (ROWS, 64, None)
+    assert found.read([5, ROWS, ROWS - 1, ROWS + 1]) == [5, STAND_IN, ROWS - 1, STAND_IN]
+
+    whole = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32)
+    runner = Runner(found.lm, capacity=16, max_rows=1)
+    runner.prefill([PROMPT])
+    (found_logits,) = logits_of(runner, [Tree.chain(7)])
+    logits = whole(torch.tensor([[*PROMPT, 7]])).logits[0, -1]
+    assert logits.shape == (480,)
+    torch.testing.assert_close(found_logits[0], logits[:ROWS])
+    table, head = found.lm.get_input_embeddings().weight, found.lm.get_output_embeddings().weight
+    assert table.shape[0] == 480 and head.data_ptr() == table.data_ptr()
+    with_pieces(draft, "<mine>")
+    with pytest.raises(
+        UserError,
+        match=rf"^draft={draft}: wanted .* of the model, whose id 400 is '<adaptive>', found '<mine>'$",
+    ):
+        load(target, "float32", draft=draft)
+
+
+def test_as_many_ids_do_not_make_them_the_same(model_dir: Path, base_dir: Path, tmp_path: Path) -> None:
+    draft = copied(base_dir, tmp_path / "draft")
+    spell_otherwise(draft)
+    with pytest.raises(
+        UserError, match="the token ids of the model, whose id 300 is '.+', found '.+'$"
+    ) as told:
+        load(model_dir, "float32", draft=str(draft))
+    assert "\n" not in str(told.value)
+
+
+def test_a_draft_has_its_own_dtype_or_the_targets(model_dir: Path, base_dir: Path) -> None:
+    model = load(model_dir, "bfloat16", draft=base_dir)
+    assert model.draft and model.draft.lm.dtype == torch.bfloat16
+    model = load(model_dir, "bfloat16", draft=DraftConfig(str(base_dir), dtype="float32"))
+    assert model.draft and (model.draft.lm.dtype, model.lm.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_a_larger_draft_is_warned_of(model_dir: Path, base_dir: Path, tmp_path: Path, caplog) -> None:
+    load(model_dir, "float32", draft=base_dir)
+    assert not caplog.text
+    draft = copied(base_dir, tmp_path / "draft")
+    other_rows(draft, ROWS, num_hidden_layers=4)
+    model = load(model_dir, "float32", draft=draft)
+    (told,) = caplog.messages
+    assert model.draft
+    sizes = f"{model.lm.num_parameters():,}, found {model.draft.lm.num_parameters():,}"
+    assert told.startswith(f"draft={draft}: wanted fewer parameters than the model's {sizes}, ")
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+MISTAKES: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
+    (shutil.rmtree, {}, "draft={}: wanted a Transformers model directory, found no such directory"),
+    (without("tokenizer.json"), {}, "draft={}: wanted a tokenizer at {}/tokenizer.json, found none"),
+    (without("model.safetensors"), {}, "draft={}: wanted a causal model with weights, found "),
+    (
+        lambda folder: tiny("cohere", vocab_size=ROWS).save_pretrained(folder),
+        {},
+        "draft={}: wanted a causal model whose attention follows a tree, found cohere",
+    ),
+    (
+        lambda folder: None,
+        {"adaptive": True},
+        "draft={}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "settings", "sentence"), MISTAKES, ids=[m[2][:60] for m in MISTAKES])
+def test_a_directory_that_cannot_draft_is_told_as_the_draft(
+    model_dir: Path,
+    base_dir: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    settings: dict[str, Any],
+    sentence: str,
+) -> None:
+    """The same mistakes as a model's: "model=" would name the wrong one of the two."""
+    draft = copied(base_dir, tmp_path / "draft")
+    damage(draft)
+    with pytest.raises(UserError) as told:
+        load(model_dir, "float32", draft=DraftConfig(str(draft), **settings))
+    assert str(told.value).startswith(sentence.replace("{}", str(draft))) and "\n" not in str(told.value)
+
+
+def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: Path, monkeypatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("infer.models.draft.load_model", full)
+    with pytest.raises(UserError, match=f"out of memory: wanted the weights of {base_dir}, .* in float32"):
+        load(model_dir, "float32", draft=base_dir)
+
+
+def test_under_torchrun_nothing_drafts_for_it(model_dir: Path, base_dir: Path, monkeypatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=f"draft={base_dir}: wanted none under torchrun, found 2 processes"):
+        load(model_dir, "float32", draft=base_dir)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_layers_are_a_model_of_as_many_layers(family: str) -> None:
+    """The reference is the library's own model, made with so many layers and given those weights."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    before = said(lm)
+    config = copy.deepcopy(lm.config)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    config.num_hidden_layers = 1
+    wanted = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    stored = lm.state_dict()
+    wanted.load_state_dict({name: stored[name] for name in wanted.state_dict()})
+    short = first_layers(lm, 1)
+    assert torch.equal(said(short), said(wanted))
+    assert addresses(short) <= addresses(lm)
+    assert short.num_parameters() == wanted.num_parameters()
+    check_tree(short)
+    assert torch.equal(said(lm), before) and lm.config.num_hidden_layers == 2
+
+
+def said(lm: PreTrainedModel) -> torch.Tensor:
+    """(nodes, V) of a tree, a probe under its last node."""
+    runner = Runner(lm, capacity=16, max_rows=4)
+    runner.prefill([PROMPT])
+    return logits_of(runner, [Tree((7, 9, 3), (-1, 0, 0), 3).probe((2,), (90,))])[0]
+
+
+def addresses(lm: PreTrainedModel) -> set[int]:
+    """Of all weights and buffers, those that no checkpoint has too."""
+    return {tensor.data_ptr() for tensor in (*lm.parameters(), *lm.buffers())}
+
+
+def test_the_model_itself_drafts(model: Model, model_dir: Path) -> None:
+    found = load(model_dir, "float32", draft="self:1")
+    assert found.draft and found.draft.lm.config.num_hidden_layers == 1
+    assert (found.draft.rows, found.draft.context, found.draft.adaptive) == (ROWS, found.context, None)
+    assert addresses(found.draft.lm) <= addresses(found.lm)
+    probing = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+    assert probing.draft and probing.draft.adaptive == model.adaptive
+
+
+def test_as_many_layers_as_the_model_has_are_no_draft(model_dir: Path, base_dir: Path) -> None:
+    for layers in (2, 80):
+        with pytest.raises(UserError, match=f"draft=self:{layers}: wanted fewer layers than the model's 2"):
+            load(model_dir, "float32", draft=f"self:{layers}")
+    for mistaken in ("self:", "self:0", "self:-1", "self:half"):
+        with pytest.raises(UserError, match=f"draft={mistaken}: wanted self:N with a number N of layers"):
+            load(model_dir, "float32", draft=mistaken)
+    with pytest.raises(UserError, match=r"draft\.adaptive=true: wanted a model .* found no adaptive.json"):
+        load(base_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+
+
+def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(model_dir: Path, tmp_path: Path) -> None:
+    """One gate for both would open the target's adapter with the draft's. On probes alone it acts here too."""
+    folder = copied(model_dir, tmp_path / "gated")
+    base = said(first_layers(load_model(folder, dtype="float32", device="cpu"), 1))
+    described = json.loads((folder / "adaptive.json").read_text())
+    (folder / "adaptive.json").write_text(json.dumps(described | {"gated": True}))
+    settings = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    get_peft_model(tiny_llama(vocab=ROWS), settings).save_pretrained(folder / "adapter")
+    lm = load_model(folder, dtype="float32", device="cpu")
+    short = first_layers(lm, 1)
+    assert addresses(short) <= addresses(lm)
+    assert len({m.gate for m in short.modules() if isinstance(m, GatedLinear)}) == 1
+    assert ProbeGate.of(short) is not ProbeGate.of(lm)
+    found = said(short)
+    assert torch.equal(found[:3], base[:3]) and not torch.equal(found[3], base[3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": ""}, "draft: wanted a model directory or self:N, found nothing"),
+        (
+            {"adaptive": True},
+            "draft: wanted a model that drafts, for draft.adaptive or draft.dtype, found none",
+        ),
+        ({"dtype": "float32"}, "draft: wanted a model that drafts, for .* found none"),
+        ({"model": "d", "dtype": "int8"}, r"draft.dtype: wanted one of float32, bfloat16, float16, found int8"),
+        (
+            {"model": "self:1", "dtype": "float32"},
+            "draft.dtype: wanted none with draft=self:1, .* found float32",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:40],
+)
+def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DraftConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "chosen", "sentence"),
+    [
+        (False, {"method": "gsd", "k": 17}, "decode.k: wanted at most the 16 children .* found 17"),
+        (False, {"method": "tsd", "k": 17}, "decode.k: wanted at most the 16 children .* found 17"),
+        (False, {"nodes": 513}, "decode.nodes: wanted at most the 512 positions of the model, found 513"),
+        (
+            False,
+            {"nodes": 3, "temperature": 1.0, "verify": "ratio"},
+            "decode.nodes: wanted at least decode.k=4 with decode.verify=ratio, .* found 3",
+        ),
+        (True, {"method": "tsd"}, "decode.method: wanted gsd or ssd with draft.adaptive=true, .* found tsd"),
+        (True, {"theta_prob": 0.4}, "decode.theta_prob: wanted none with draft.adaptive=true, .* found 0.4"),
+        (True, {"theta_sib": 0.0}, "decode.theta_sib: wanted none with draft.adaptive=true, .* found 0.0"),
+        (True, {"tau": 3}, "decode.tau: wanted none with draft.adaptive=true, .* found 3"),
+        (True, {"draft_rows": 9}, "decode.draft_rows: wanted none with draft.adaptive=true, .* found 9"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
+)
+def test_settings_that_would_do_nothing_are_refused(
+    model_dir: Path, adaptive: bool, chosen: dict[str, Any], sentence: str
+) -> None:
+    """All were taken, and nothing was drafted, or not what had been asked for."""
+    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=adaptive))
+    with pytest.raises(UserError, match=sentence) as told:
+        generate(model, [5, 6, 7], DecodeConfig(**chosen))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("method", ["ssd", "gsd"])
+def test_the_presets_suit_adaptive_tokens_too(model_dir: Path, method: str) -> None:
+    """They gave settings of the levels, which a draft by adaptive tokens does not have."""
+    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+    given = ["model=m", "prompt=x", f"decode={method}", "decode.max_new_tokens=4"]
+    assert list(generate(model, [5, 6, 7], settings("infer", InferConfig, given).decode))
+
+
+def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
+    """They were bounded by the target's 512 positions, of which siblings share one."""
+    model = load(model_dir, "float32", draft="self:1")
+    assert list(generate(model, [5, 6, 7], DecodeConfig(draft_rows=1000, max_new_tokens=4)))
+    assert (UNREAD + ROWS_IN_A_STEP).bit_count() == 1

@@ -1,0 +1,66 @@
+"""Tensor parallel by two processes on this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, MambaConfig
+
+from conf import UserError
+from infer.models.checkpoint import load_model
+from infer.models.parallel import is_first, plan, processes
+from tests.conftest import tiny_llama
+from tests.infer.models.parallel_worker import outputs
+
+
+def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
+    """Greedy and sampled, by both ways through the model, and where each rank has its own clock; and
+    python -m infer speaks once.
+    """
+    tiny_llama().save_pretrained(tmp_path)
+    words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    worker = Path(__file__).with_name("parallel_worker.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    answer = subprocess.run(
+        [*command, "-m", f"tests.infer.{worker.stem}", str(tmp_path)],
+        cwd=worker.parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr
+    line, text = answer.stdout.splitlines()  # one rank prints
+    assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
+    found = json.loads(line)
+    assert found == outputs(str(tmp_path))
+    assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
+
+
+def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library told to divide the model; a stray
+    RANK=1 silenced the only process. And torchrun's ranks ignored `device`.
+    """
+    for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert (processes(), is_first()) == (1, True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert (processes(), is_first()) == (2, False)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UserError, match="device=cpu: wanted none under torchrun, .* 2 processes"):
+        load_model(tmp_path, dtype="float32", device="cpu")
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(UserError, match="4 heads and 2 key-value heads, found 4"):
+        plan(LlamaConfig(num_attention_heads=4, num_key_value_heads=2), 4)
+    with pytest.raises(UserError, match="found mamba, which has no tensor parallel plan"):
+        plan(MambaConfig(), 2)

@@ -1,0 +1,292 @@
+"""`model.generate` by this decoder: the library's greedy tokens and manners, and `infer.generate`'s draws."""
+
+import inspect
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+from infer import DecodeConfig, Model
+from infer import generate as by_infer
+from infer.engine.alibi import is_alibi
+from infer.engine.pick import Sampling
+from infer.portable.asked import WARPERS, prompts_of, sampling_of
+from infer.portable.custom_generate import generate
+from tests.infer.engine.test_families import FAMILIES, tiny
+from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
+
+IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
+WAYS: list[dict[str, Any]] = [
+    {"probes": "root"},
+    {"probes": "root", "k": 1},
+    {"probes": "all", "k": 2},
+    {"probes": 2, "k": 4},
+    {},
+]
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_greedy_is_the_librarys_greedy(lm: PreTrainedModel, ours: Generate, data: st.DataObject) -> None:
+    """Batches filled up on the left, lengths, ends, and processors that count rows and columns."""
+    asked = left_padded(data.draw(st.lists(IDS, min_size=1, max_size=3)))
+    new = data.draw(st.integers(1, 24))
+    asked |= {"max_new_tokens": new, "do_sample": False, "pad_token_id": 2}
+    further = {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": max(1, new // 2),
+        "min_length": asked["input_ids"].shape[1] + new // 2,
+        "eos_token_id": data.draw(st.lists(st.integers(13, 399), min_size=1, max_size=90)),
+        "bad_words_ids": [[20], [30, 41]],
+        "suppress_tokens": list(range(100, 120)),
+        "forced_eos_token_id": 1,
+        "encoder_repetition_penalty": 1.5,
+        "exponential_decay_length_penalty": (2, 1.2),
+        "begin_suppress_tokens": list(range(50)),
+    }
+    chosen = data.draw(st.lists(st.sampled_from(sorted(further)), max_size=3, unique=True))
+    asked |= {name: further[name] for name in chosen}
+    wanted = lm.generate(**asked)
+    for way in WAYS:
+        assert torch.equal(ours(**asked, **way), wanted), (way, chosen)
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_draws_are_those_of_infer(ours: Generate, model: Model, data: st.DataObject) -> None:
+    """Sequence b has the seed `seed + b`, whatever stands beside it and is drafted."""
+    prompts = data.draw(st.lists(IDS, min_size=1, max_size=3))
+    seed, new = data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(1, 24))
+    shape = {
+        "temperature": data.draw(st.sampled_from([0.5, 1.0, 1.7])),
+        "top_k": data.draw(st.sampled_from([0, 5])),
+        "top_p": data.draw(st.sampled_from([0.7, 1.0])),
+        "repetition_penalty": data.draw(st.sampled_from([1.0, 1.2])),
+    }
+    seeds = [(seed + b) % 2**63 for b in range(len(prompts))]
+    plain = DecodeConfig("plain", max_new_tokens=new, **shape)
+    wanted = [list[int]() for _ in prompts]
+    for step in by_infer(model, prompts, plain, seeds=seeds):
+        wanted[step.sequence] += step.tokens
+    asked = left_padded(prompts)
+    for way in WAYS:
+        found = ours(**asked, do_sample=True, max_new_tokens=new, seed=seed, pad_token_id=2, **shape, **way)
+        texts = found[:, asked["input_ids"].shape[1] :].tolist()
+        assert [text[: len(one)] for text, one in zip(texts, wanted)] == wanted, way
+        assert all(set(text[len(one) :]) <= {2} for text, one in zip(texts, wanted))
+
+
+class Opaque(LogitsProcessor):
+    """A warper that is not known for what it is."""
+
+    def __init__(self, warper: LogitsProcessor) -> None:
+        self._warper = warper
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self._warper(input_ids, scores)
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_the_picks_own_cuts_are_the_librarys(ours: Generate, data: st.DataObject) -> None:
+    """Temperature, top_k and top_p by the pick, and by the library's warpers before a pick without any."""
+    values = {
+        "top_p": data.draw(st.sampled_from([0.5, 0.9])),
+        "top_k": data.draw(st.sampled_from([4, 50])),
+        "temperature": data.draw(st.sampled_from([0.6, 1.4])),
+    }
+    asked = {"max_new_tokens": 24, "do_sample": True, "seed": data.draw(st.integers(0, 99)), "probes": "root"}
+    prompt = torch.tensor([data.draw(IDS)])
+    opaque = [Opaque(kind(values[name])) for kind, name in reversed(WARPERS)]
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert torch.equal(ours(prompt, **asked, **values), ours(prompt, **asked, **off, logits_processor=opaque))
+
+
+def test_warpers_in_another_order_stay_processors() -> None:
+    p, k, t = (kind(value) for (kind, _), value in zip(WARPERS, (0.5, 4, 0.6)))
+    assert sampling_of([t, k, p], sample=True) == (Sampling(0.6, 4, 0.5), [])
+    assert sampling_of([p, k, t], sample=True) == (Sampling(0.6, 0, 1.0), [p, k])
+    assert sampling_of([t, p, k], sample=True) == (Sampling(1.0, 4, 1.0), [t, p])
+    wide = WARPERS[0][0](0.5, min_tokens_to_keep=2)
+    assert sampling_of([t, wide], sample=True) == (Sampling(1.0), [t, wide])
+    assert sampling_of([t, p], sample=False) == (Sampling(), [t, p])
+
+
+@pytest.mark.parametrize(
+    "warper", [{"min_p": 0.2}, {"typical_p": 0.5}, {"epsilon_cutoff": 0.1}, {"top_h": 0.4}]
+)
+def test_the_librarys_other_warpers_hold_whatever_is_drafted(ours: Generate, warper: dict[str, float]) -> None:
+    asked = {"max_new_tokens": 20, "do_sample": True, "seed": 5, **warper}
+    found = [ours(torch.tensor([PROMPT]), **asked, **way) for way in WAYS]
+    assert all(torch.equal(one, found[0]) for one in found)
+    free = {name: value for name, value in asked.items() if name not in warper}
+    assert not torch.equal(found[0], ours(torch.tensor([PROMPT]), **free))
+
+
+def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
+    """Two calls differ, as the library's do, and set_seed repeats them. Greedy decoding draws nothing."""
+    asked = {"max_new_tokens": 20, "do_sample": True, "num_return_sequences": 3, "probes": "root"}
+    texts = []
+    for _ in range(2):
+        set_seed(7)
+        texts.append([ours(torch.tensor([PROMPT]), **asked).tolist() for _ in range(2)])
+    assert texts[0] == texts[1]
+    rows = [tuple(row) for batch in texts[0] for row in batch]
+    assert len(set(rows)) == len(rows) == 6
+    before = torch.get_rng_state()
+    ours(torch.tensor([PROMPT]), max_new_tokens=3, do_sample=False, probes="root")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_streamer_hears_what_the_library_tells(
+    lm: PreTrainedModel, ours: Generate, way: dict[str, Any]
+) -> None:
+    """The library gives a streamer to no callable: it heard the prompt, and never its end."""
+    heard = []
+    for one, more in ((lm.generate, {}), (ours, way)):
+        streamer = Listener()
+        one(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, streamer=streamer, **more)
+        heard.append(streamer.heard)
+    assert heard[0] == heard[1]
+    assert heard[1][0] == [PROMPT] and heard[1][-1] == "end"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stopping_criteria_end_each_text(lm: PreTrainedModel, ours: Generate, way: dict[str, Any]) -> None:
+    asked: dict[str, Any] = left_padded([PROMPT, [77, 78], [99] * 7])
+    asked |= {"max_new_tokens": 30, "do_sample": False, "stopping_criteria": [Ends(5)], "pad_token_id": 2}
+    wanted = lm.generate(**asked)
+    assert wanted.shape[1] < 37 and torch.equal(ours(**asked, **way), wanted)
+
+
+def test_stop_strings_end_the_text(lm: PreTrainedModel, ours: Generate, model_dir: Path) -> None:
+    """The library loses the tokenizer on the way to a callable, and asks for one."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
+    prompt = torch.tensor([PROMPT])
+    text = tokenizer.decode(lm.generate(prompt, max_new_tokens=30, do_sample=False)[0, len(PROMPT) :])
+    asked = {"max_new_tokens": 30, "do_sample": False, "stop_strings": [text[9:12]], "tokenizer": tokenizer}
+    wanted = lm.generate(prompt, **asked)
+    assert wanted.shape[1] < len(PROMPT) + 30
+    assert torch.equal(ours(prompt, **asked), wanted)
+    config = GenerationConfig(max_new_tokens=30, do_sample=False, stop_strings=[text[9:12]])
+    assert torch.equal(ours(prompt, config, tokenizer=tokenizer), wanted)
+    with pytest.raises(ValueError, match="could not locate a tokenizer"):
+        ours(prompt, config)
+
+
+def test_it_takes_what_generate_takes(lm: PreTrainedModel, ours: Generate) -> None:
+    """A prompt by place or name or none; a length by default, as the library has it; a dict where one is
+    asked for; more sequences than `infer.generate` takes; a prefix constraint.
+    """
+    prompt = torch.tensor([PROMPT])
+    wanted = lm.generate(prompt)
+    assert torch.equal(ours(prompt), wanted) and torch.equal(ours(input_ids=prompt), wanted)
+    told = ours(inputs=prompt, return_dict_in_generate=True)
+    assert type(told) is type(lm.generate(prompt, return_dict_in_generate=True))
+    assert torch.equal(told.sequences, wanted)
+    assert torch.equal(ours(max_new_tokens=5), lm.generate(max_new_tokens=5))
+    assert torch.equal(ours(prompt, max_length=9), lm.generate(prompt, max_length=9))
+    many = torch.tensor([[token, token + 1] for token in range(20, 32)])
+    assert torch.equal(ours(many, max_new_tokens=5), lm.generate(many, max_new_tokens=5))
+    allowed = {"prefix_allowed_tokens_fn": lambda b, ids: [20 + len(ids), 30], "max_new_tokens": 7}
+    assert torch.equal(ours(prompt, **allowed), lm.generate(prompt, **allowed))
+
+
+def test_a_given_custom_generate_goes_first(lm: PreTrainedModel, ours: Generate) -> None:
+    """`model.generate` may be this function, in a model loaded with trust_remote_code."""
+    seen = {}
+
+    def other(model: PreTrainedModel, input_ids: Tensor, k: int = 0, **asked: Any) -> Tensor:
+        seen.update(model=model, k=k)
+        return input_ids
+
+    assert torch.equal(ours(torch.tensor([PROMPT]), custom_generate=other, k=4), torch.tensor([PROMPT]))
+    assert seen == {"model": lm, "k": 4}
+
+
+def test_diverse_tokens_draft_no_more_than_there_are(lm: PreTrainedModel) -> None:
+    ours, prompt = drafting(lm, 6, 7, 8), torch.tensor([PROMPT])
+    wanted = lm.generate(prompt, max_new_tokens=20, do_sample=False)
+    for way in WAYS[:3]:
+        assert torch.equal(ours(prompt, max_new_tokens=20, do_sample=False, **way), wanted)
+    with pytest.raises(ValueError, match="k: wanted 1 to 3 adaptive tokens, found 4"):
+        ours(prompt, k=4)
+
+
+@pytest.fixture
+def interrupted() -> Iterator[type[Listener]]:
+    class Interrupts(Listener):
+        def put(self, value: Tensor) -> None:
+            super().put(value)
+            if len(self.heard) > 3:
+                raise KeyboardInterrupt
+
+    yield Interrupts
+
+
+def test_attention_is_the_models_own_again_whatever_happens(
+    lm: PreTrainedModel, ours: Generate, interrupted: type[Listener]
+) -> None:
+    prompt = torch.tensor([PROMPT])
+    wanted = lm.generate(prompt, max_new_tokens=9)
+    with pytest.raises(KeyboardInterrupt):
+        ours(prompt, max_new_tokens=9, streamer=interrupted())
+    assert lm.config._attn_implementation == "sdpa"
+    assert torch.equal(lm.generate(prompt, max_new_tokens=9), wanted)
+    assert torch.equal(ours(prompt, max_new_tokens=9), wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_as_the_library_does(family: str) -> None:
+    kind, more = FAMILIES[family]
+    lm = tiny(kind, **more)
+    before = "eager" if is_alibi(lm.config) else "sdpa"
+    if is_alibi(lm.config):
+        lm.config._attn_implementation = before
+    else:
+        lm.set_attn_implementation(before)
+    asked: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": 20, "do_sample": False}
+    wanted = lm.generate(**asked)
+    for way in WAYS:
+        assert torch.equal(drafting(lm, 5)(**asked, **way), wanted), way
+    assert lm.config._attn_implementation == before
+    assert torch.equal(lm.generate(**asked), wanted)
+
+
+@given(st.lists(IDS, min_size=1, max_size=4), st.data())
+def test_prompts_are_what_was_filled_up(prompts: list[list[int]], data: st.DataObject) -> None:
+    batch = left_padded(prompts)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    assert prompts_of(ids, mask, None) == prompts
+    assert prompts_of(ids, mask, (mask.cumsum(1) - 1).clamp(min=0)) == prompts
+    other = torch.tensor(
+        data.draw(st.lists(st.sampled_from([0, 1]), min_size=ids.numel(), max_size=ids.numel()))
+    )
+    other = other.view_as(mask)
+    left = all(sorted(row) == row and row[-1] for row in other.tolist())
+    if left:
+        assert all(prompts_of(ids, other, None))
+    else:
+        with pytest.raises(ValueError, match="attention_mask"):
+            prompts_of(ids, other, None)
+
+
+def test_the_arguments_can_be_read() -> None:
+    """`partial(generate, ...)` of the bundle shows them in help()."""
+    names = inspect.signature(partial(generate, adaptive_ids=(6,), L=5)).parameters
+    assert {"k", "probes", "seed"} <= set(names)

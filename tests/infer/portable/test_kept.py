@@ -1,0 +1,100 @@
+"""What one call of custom_generate leaves for the next, and what it does not."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from infer.drafters.costs import Costs
+from infer.engine.pick import Sampling
+from infer.engine.runners import Runners
+from infer.models.checkpoint import load_adaptive
+from infer.portable.kept import kept_for
+from tests.infer.engine.test_families import tiny
+from tests.infer.library import PROMPT, drafting, left_padded
+
+
+def test_a_model_is_freed_with_all_that_was_kept_for_it() -> None:
+    """What is kept by model referred to it, so that it would never have been freed."""
+    lm = tiny("llama")
+    lm.generate = drafting(lm, 5)
+    lm.generate(torch.tensor([PROMPT]), max_new_tokens=5)
+    gone = weakref.ref(lm)
+    del lm
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_was_measured_is_kept_until_the_model_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, asked = tiny("llama"), []
+    costs = Costs((1, 64), (1.0, 2.0))
+    monkeypatch.setattr("infer.portable.kept.measure_costs", lambda *_, **more: asked.append(more) or costs)
+    ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
+    for _ in range(2):
+        ours(prompt, max_new_tokens=5, do_sample=False)
+    assert asked == [{"batch": 1, "context": 128, "sampling": Sampling()}]
+    ours(prompt, max_new_tokens=5, do_sample=True, top_k=3, num_return_sequences=2)
+    assert asked[1:] == [{"batch": 2, "context": 128, "sampling": Sampling(1.0, 3)}]
+    lm.double()
+    ours(prompt, max_new_tokens=5, do_sample=False)
+    assert len(asked) == 3
+
+
+def test_a_warmer_text_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each temperature and each top_p cost seconds of measuring. What is learned is kept apart all the same."""
+    lm, asked = tiny("llama"), list[Sampling]()
+    costs = Costs((1, 64), (1.0, 2.0))
+    monkeypatch.setattr(
+        "infer.portable.kept.measure_costs", lambda *_, sampling, **more: asked.append(sampling) or costs
+    )
+    ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
+    shapes = [(t, p) for p in (1.0, 0.9, 0.5) for t in (0.2, 0.7, 1.3)]
+    for temperature, top_p in shapes:
+        sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+        ours(prompt, max_new_tokens=3, **sampled)
+    assert asked == [Sampling(0.2), Sampling(0.2, 0, 0.9)]
+    lm.set_attn_implementation("tree")
+    kept = kept_for(lm)
+    policies = [kept.policy(lm, 3, batch=1, capacity=7, sampling=Sampling(t, 0, p)) for t, p in shapes]
+    assert len(set(map(id, policies))) == len(shapes) and len(asked) == 2
+
+
+def test_a_runner_of_fixed_shapes_serves_the_next_call(
+    lm: PreTrainedModel, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where its graphs are worth keeping; the library's attention is in use between the calls."""
+    made = []
+
+    class Fixed(Runners):
+        def __init__(self, lm: PreTrainedModel, *, static: bool | None) -> None:
+            super().__init__(lm, static=True)
+            made.append(self)
+
+    monkeypatch.setattr("infer.portable.kept.Runners", Fixed)
+    other = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    ours, kept = drafting(other, *load_adaptive(model_dir).ids), set[int]()
+    for new in (30, 25, 30):
+        asked: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": new, "do_sample": False}
+        assert torch.equal(ours(**asked, probes="root"), lm.generate(**asked))
+        assert torch.equal(other.generate(**asked), lm.generate(**asked))
+        kept.add(id(made[0]._kept))
+    assert len(made) == len(kept) == 1
+
+
+def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter may be switched off between two calls; a graph would go on with it."""
+
+    class Adapted(torch.nn.Linear):
+        pass
+
+    lm, places = tiny("llama"), []
+    monkeypatch.setattr("infer.portable.kept.Runners", lambda lm, static: places.append(static))
+    lm.set_attn_implementation("tree")
+    kept_for(lm)
+    lm.model.layers[0].mlp.up_proj = Adapted(32, 64)
+    kept_for(lm)
+    assert places == [None, False]

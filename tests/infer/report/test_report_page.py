@@ -1,0 +1,158 @@
+"""The report's page: its markup, and what a real browser makes of it."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from infer.report import write
+from tests.infer.report import report_fixture as fixture
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """A page whose tags are all closed, in order; its text, its addresses and its headings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.ids: list[str | None] = []
+
+    @classmethod
+    def read(cls, path: Path) -> "Page":
+        page = cls()
+        page.feed(path.read_text(encoding="utf-8"))
+        page.close()
+        assert not page.open, page.open
+        return page
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        assert len(found) == len(attrs), attrs
+        self.addresses += [found[name] or "" for name in ("src", "href") if name in found]
+        self.images += [found] if tag == "img" else []
+        self.ids += [found["id"]] if "id" in found else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with all of its sections."""
+    folder = tmp_path_factory.mktemp("report")
+    write(fixture.write_parts(folder, speed=fixture.speed(), quality=fixture.quality()))
+    return folder
+
+
+def test_the_page_is_one_file_of_sound_markup(folder: Path) -> None:
+    source = (folder / "index.html").read_text(encoding="utf-8")
+    page = Page.read(folder / "index.html")
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    anchors = {address[1:] for address in page.addresses if address.startswith("#")}
+    assert anchors <= set(page.ids) and len(page.ids) == len(set(page.ids))
+    assert "url(" not in source and "@import" not in source and "<script" not in source
+    assert len(page.images) == 6 and all(len(image["alt"] or "") > 40 for image in page.images)
+
+
+def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
+    text = Page.read(folder / "index.html").text
+    for wanted in (
+        "sdsat auto decodes 3 prompt sets at",  # the headline
+        "Beware",
+        "NVIDIA H200, 1 thread(s) a process, 8 process(es)",
+        "max_new_tokens",
+        "best exact",
+        "≠ plain",
+        "least time",
+        "4.1 TB/s",
+        "Pass@1, MultiPL-E, greedy model C++ Java PHP TS C# Bash Average",
+        "Exact match, infilling, greedy model Python Java JS Average",
+        "difference",
+        "The sandbox of generated programs: namespaces (no network",
+        "MultiPL-E Rs no rustc on this machine",
+        "An answer ends before the next line that begins a top-level class",
+        "behind a merged node",
+        "HumanEval, HumanEval/0, sdsat, model, passed",
+    ):
+        assert wanted in text, wanted
+
+
+def test_texts_stay_texts(folder: Path) -> None:
+    """Prompts and answers hold markup, and characters that steer a terminal."""
+    source = (folder / "index.html").read_text(encoding="utf-8")
+    assert "␛[2J&lt;script&gt;alert(&#x27;&amp;amp;&#x27;)&lt;/script&gt;" in source
+    assert '<span class="shared" title="accepted behind a merged node">numbers[i + 1:]:\n</span>' in source
+
+
+def test_no_part_of_the_page_needs_the_other(tmp_path: Path) -> None:
+    write(fixture.write_parts(tmp_path / "quality", quality=fixture.quality(base=False)))
+    text = Page.read(tmp_path / "quality/index.html").text
+    assert "Pass@1" in text and "difference" not in text.lower().split("scores of greedy")[0]
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,), peers=False)
+    write(fixture.write_parts(tmp_path / "speed", speed=speed))
+    assert "Sandbox" not in Page.read(tmp_path / "speed/index.html").text
+
+
+def browse(page: Path, *arguments: str) -> tuple[str, str]:
+    """The page as the browser has it at the end, and what it said on its console."""
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    asked = ["--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+    command = [BROWSER, *flags, profile, *arguments, *asked]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return run.stdout, run.stderr
+
+
+ASK = """<script>addEventListener("load", () => {
+  const wide = [...document.querySelectorAll("body *")].filter(one =>
+    !one.parentElement.closest(".wide, pre") && one.getBoundingClientRect().right > innerWidth + 1);
+  const seen = [...document.querySelectorAll("tbody tr")].filter(one => one.checkVisibility()).length;
+  const requests = performance.getEntriesByType("resource").filter(one => !one.name.startsWith("data:"));
+  const images = [...document.images].filter(one => one.naturalWidth < 500).length;
+  const paper = getComputedStyle(document.body).backgroundColor;
+  parent.document.title = JSON.stringify({scroll: document.documentElement.scrollWidth, wide: wide.length, seen,
+    requests: requests.length, images, paper, window: innerWidth});
+});</script></body>"""
+
+# A window is no narrower than 500; a frame is.
+FRAME = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title></title>
+<iframe width="{width}" height="1000" style="border: 0" srcdoc="{page}"></iframe>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed")
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (1280, True)])
+def test_a_browser_shows_it(folder: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    """Nothing is wider than the window but what scrolls by itself, nothing is asked of a network, no error."""
+    page, source = tmp_path / "page.html", (folder / "index.html").read_text(encoding="utf-8")
+    inner = escape(source.replace("</body>", ASK))
+    page.write_text(FRAME.format(width=width, page=inner), encoding="utf-8")
+    found, said = browse(page, *(["--blink-settings=preferredColorScheme=0"] if dark else []))
+    title = re.search("<title>(.*?)</title>", found)
+    assert title is not None
+    told = json.loads(unescape(title[1]))
+    paper = "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)"
+    assert told.pop("seen") > 60 and told.pop("scroll") <= width
+    assert told == {"wide": 0, "requests": 0, "images": 0, "paper": paper, "window": width}
+    assert "CONSOLE" not in said and "Refused" not in said

@@ -1,0 +1,261 @@
+"""python -m infer.report: what lies in the folder afterwards, what the terminal shows, and what is refused."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from conf import UserError, run, settings
+from conf.tracker import TrackerConfig
+from infer import hardware
+from infer.report import build, print_report, write
+from infer.report.__main__ import main
+from infer.report.config import ReportConfig
+from infer.report.plots import PLOTS
+from infer.report.rows import KEY
+from infer.report.summary import sentence
+from tests.infer.report import report_fixture as fixture
+from tests.told import error
+
+QUIET = "tracker.mode=disabled"
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    """As `python -m infer.report` with these arguments."""
+    monkeypatch.setattr("sys.argv", ["infer.report", *map(str, arguments), QUIET])
+    run("report", ReportConfig, main)
+
+
+def lines(text: str) -> str:
+    """Printed text without its line breaks, which come where the terminal ends."""
+    return " ".join(text.split())
+
+
+def test_one_folder_holds_all_of_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    fixture.write_parts(tmp_path, speed=fixture.speed(), quality=fixture.quality())
+    command(monkeypatch, f"out={tmp_path}")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["schema"] == 2 and report["speed"]["schema"] == 2 and report["quality"]["schema"] == 1
+    with (tmp_path / "speed.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(report["speed"]["rows"]) == 3 * 3 * 17
+    assert float(rows[1]["speedup_interval_low"]) < float(rows[1]["speedup"])
+    assert len(rows[2]["acceptance_by_position"].split()) == 3  # of k=3
+    with (tmp_path / "quality.csv").open() as file:
+        assert {row["metric"] for row in csv.DictReader(file)} == {"pass@1", "pass@10", "exact match"}
+    pictures = {path.stem: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert pictures.keys() == PLOTS.keys() and all(data.startswith(b"\x89PNG") for data in pictures.values())
+    assert not list(tmp_path.glob(".*"))  # no part of a file is left
+    printed = capsys.readouterr().out
+    assert "…" not in printed and max(map(len, printed.splitlines()[:-1])) <= 80
+    assert "generate+lookup †" in printed and "19/20 ≠" in printed and "infilling, temperature 0.2" in printed
+    assert f"report: {tmp_path / 'index.html'}" in printed
+
+
+def test_the_sentence_names_the_fastest_exact_decoder(tmp_path: Path, capsys) -> None:
+    """gsd is made the fastest, but in bfloat16 one of its texts is another."""
+    fast = fixture.faster(fixture.speed(sets=("humaneval",), temperatures=(0.0,)), 9, "gsd")
+    report = build(fixture.write_parts(tmp_path, speed=fast))
+    (best,) = report["summary"]["best"]
+    assert (best["label"], best["exact"], best["peer"]) == ("sdsat auto", True, "vllm")
+    rows = {row["decoder"]: row for row in report["speed"]["rows"]}
+    assert best["over_peer"] == pytest.approx(rows["auto"]["speedup"] / rows["vllm"]["speedup"])
+    print_report(report)
+    printed = lines(capsys.readouterr().out)
+    ratio = rows["auto"]["speedup"]
+    assert f"sdsat auto in bfloat16 is {ratio:.2f}x plain decoding (95 %: " in printed
+    assert "sdsat auto decodes humaneval at" in printed and "token for token the same" in printed
+    assert "not token for token plain decoding's texts: gsd (at worst 19 of 20, humaneval)" in printed
+
+
+def test_plain_decoding_is_not_held_against_itself(tmp_path: Path, capsys) -> None:
+    """ "20/20" of plain decoding was of its own first run; and no line told why sdsat's forwards give less."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))
+    print_report(write(fixture.write_parts(tmp_path, speed=speed)))
+    shown, page = capsys.readouterr().out, (tmp_path / "index.html").read_text(encoding="utf-8")
+    (plain,) = (line for line in shown.splitlines() if line.split()[:1] == ["plain"])
+    assert "/20" not in plain and "20/20" in shown and page.count(">20/20<") == shown.count("20/20")
+    assert "tokens by forward count both" in lines(shown) and "tokens by forward count both" in page
+
+
+@pytest.mark.parametrize(("temperature", "told"), [(0.0, ")"), (1.0, ", which drew other texts)")])
+def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: float, told: str) -> None:
+    """ "1.50x the fastest peer" was a ratio of two noisy figures, without a word on their intervals."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(temperature,))
+    for row in speed["rows"]:
+        if row["peer"]:
+            row["speedup_interval"] = [0.5, 9.0]
+    (best,) = (report := build(fixture.write_parts(tmp_path, speed=speed)))["summary"]["best"]
+    assert best["over_peer"] is None
+    assert f"no clear difference from the fastest peer (vllm{told}" in sentence(best)
+    assert "without a clear difference from the fastest peer" in report["summary"]["sentence"]
+
+
+def test_a_wide_interval_is_not_the_best(tmp_path: Path) -> None:
+    """Two prompts gave prompt lookup 1.77 (1.01 to 4.52), and auto, 1.62 (1.40 to 1.84), lost to it."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,), peers=False)
+    lookup = next(row for row in speed["rows"] if row["decoder"] == "prompt lookup")
+    lookup |= {"speedup": 9.0, "speedup_interval": [1.01, 20.0]}
+    (best,) = build(fixture.write_parts(tmp_path, speed=speed))["summary"]["best"]
+    assert best["label"] == "sdsat auto"
+
+
+def test_without_an_exact_decoder_the_sentence_says_so(tmp_path: Path) -> None:
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,), peers=False)
+    for row in speed["rows"]:
+        row["exact"], row["identical"] = row["decoder"] == "plain", 5
+    report = build(fixture.write_parts(tmp_path, speed=speed))
+    assert not report["summary"]["best"][0]["exact"]
+    assert "but not token for token the same" in report["summary"]["sentence"]
+
+
+def test_a_slower_type_is_held_against_plain_decoding_in_the_fastest(tmp_path: Path) -> None:
+    speed = fixture.speed(sets=("humaneval",), dtypes=("bfloat16", "float32"), temperatures=(0.0,))
+    for row in speed["rows"]:
+        row["exact"] = row["dtype"] == "float32"
+    (best,) = build(fixture.write_parts(tmp_path, speed=speed))["summary"]["best"]
+    assert (best["dtype"], best["fastest_plain_dtype"]) == ("float32", "bfloat16")
+    assert best["over_fastest_plain"] < best["speedup"]
+
+
+def test_what_a_reader_must_beware_of(tmp_path: Path) -> None:
+    speed = fixture.speed(
+        sets=("humaneval",), dtypes=("float32",), temperatures=(0.0,), rounds=1, prompts=1, peers=False
+    )
+    speed["units"]["done"] = 37
+    speed["rows"][1] |= {"identical": 0, "exact": False}
+    speed["rows"].append(speed["rows"][0] | {"decoder": "base", "compared": 0, "exact": False})
+    quality = fixture.quality()
+    quality["same"][0]["identical"] -= 1
+    quality["rows"][0]["too_long"] = 3
+    report = build(fixture.write_parts(tmp_path, speed=speed, quality=quality))
+    assert report["warnings"] == [
+        "speed is partial: 37 of 60 units are done",
+        "not token for token plain decoding's texts: sdsat k=1 (at worst 0 of 1, humaneval); in float32 they "
+        "must be",
+        "humaneval was measured in one round: its spread is not known",
+        "humaneval has a single prompt: its figures are that prompt's",
+        "HumanEval Python: sdsat and plain decoding agree in 163 of 164 answers, where all must",
+        "HumanEval Python: 3 of 164 prompts leave no room for an answer in the context of 7b, and count as "
+        "failed",
+    ]
+
+
+def test_scores_of_nothing_are_no_headline(tmp_path: Path) -> None:
+    quality = fixture.quality()
+    for row in (*quality["rows"], *quality["differences"]):
+        row |= {"value": 0.0, "interval": [0.0, 0.1]}
+    report = build(fixture.write_parts(tmp_path, quality=quality))
+    assert not report["summary"]["sentence"]
+    assert report["warnings"] == ["no answer passed: these scores cannot tell models apart"]
+
+
+def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None:
+    """With two new tokens nothing follows the first step: no rate, no acceptance, and still a report."""
+    speed = fixture.speed(temperatures=(0.0,))
+    empty = dict.fromkeys(
+        ("tokens_per_second", "speedup", "speedup_interval", "acceptance_rate", "ms_forward", "ms_per_forward")
+    )
+    for row in speed["rows"]:
+        row |= empty | {"acceptance_by_position": []}
+    speed["limits"], speed["costs"], speed["samples"] = [], [], []
+    report = write(fixture.write_parts(tmp_path, speed=speed))
+    assert report["summary"] == {"sentence": "", "best": [], "scores": []}
+    assert not list(tmp_path.glob("*.png"))
+    print_report(report)
+    assert "the texts were too short for drafts" in capsys.readouterr().out
+
+
+def test_rows_need_no_more_than_their_names(tmp_path: Path) -> None:
+    """What another version does not measure is left out of tables, not a KeyError."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,), peers=False)
+    kept = (*KEY, "prompts", "rounds", "tokens_per_second", "speedup")
+    speed["rows"] = [{name: row[name] for name in kept} for row in speed["rows"]]
+    write(fixture.write_parts(tmp_path, speed={name: speed[name] for name in speed if name != "samples"}))
+    assert (tmp_path / "index.html").is_file()
+
+
+def test_a_plot_of_what_is_no_longer_there_goes(tmp_path: Path) -> None:
+    fixture.write_parts(tmp_path, speed=fixture.speed(sets=("humaneval",), temperatures=(0.0,)))
+    write(tmp_path)
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))
+    speed["rows"] = [row for row in speed["rows"] if row["decoder"] != "sdsat"]
+    fixture.write_parts(tmp_path, speed=speed)
+    write(tmp_path)
+    assert not (tmp_path / "acceptance_rate.png").exists() and (tmp_path / "speedup.png").exists()
+
+
+def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
+    fixture.write_parts(
+        tmp_path, speed=fixture.speed(sets=("humaneval",), temperatures=(0.0,)), quality=fixture.quality()
+    )
+    write(tmp_path, TrackerConfig("offline", "tests"))
+    (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
+    assert len(list((media / "images").glob("*.png"))) == 6
+    tables = [json.loads(path.read_text()) for path in (media / "table").glob("*.json")]
+    assert sorted(len(table["data"]) for table in tables) == [17, 35]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda folder: None, "wanted a report's folder, with what infer.speed or infer.quality left in it"),
+        (lambda folder: (folder / ".speed.partial").mkdir(), "found neither"),
+        (
+            lambda folder: fixture.write_parts(folder, speed=fixture.speed() | {"schema": 3}),
+            "speed.json: wanted a speed report of schema 2, found schema 3",
+        ),
+        (
+            lambda folder: fixture.write_parts(folder, speed={"schema": 2, "rows": [{"decoder": "plain"}]}),
+            "speed.json: wanted prompt_set in every row, found a row without it",
+        ),
+        (
+            lambda folder: (
+                fixture.write_parts(folder, quality=fixture.quality())
+                .joinpath("quality/quality.json")
+                .write_text("{")
+            ),
+            "quality.json: wanted JSON, found",
+        ),
+        (
+            lambda folder: (
+                fixture.write_parts(folder, speed=fixture.speed())
+                .joinpath("speed/manifest.json")
+                .write_text('{"kind": "study"}')
+            ),
+            "wanted kind 'speed', found kind 'study'",
+        ),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, monkeypatch, capsys, prepare, sentence: str) -> None:
+    prepare(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, f"out={tmp_path}")
+    assert ended.value.code == 2 and sentence in error(capsys.readouterr().err)
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_the_folders_to_compare_are_two() -> None:
+    for given in ("a,b", "[a, b]"):
+        assert settings("report", ReportConfig, ["out=c", f"compare={given}"]).compared == ["a", "b"]
+    for given in ("a", "a,b,c", ","):
+        with pytest.raises(UserError, match="compare: wanted two reports' folders as A,B, found"):
+            settings("report", ReportConfig, ["out=c", f"compare={given}"])
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
+    """By the functions that make speed.json and quality.json themselves."""
+    header = fixture.speed() | {"all": 60}
+    header["settings"] |= {"prompts": {"humaneval": {}}, "dtypes": ["float32"], "temperatures": [0.0]}
+    for name in ("schema", "units", "rows", "samples"):
+        del header[name]
+    (tmp_path / ".speed.partial/units").mkdir(parents=True)
+    (tmp_path / ".speed.partial/header.json").write_text(json.dumps(header))
+    report = build(tmp_path)
+    assert report["warnings"] == ["speed is partial: 0 of 60 units are done", "no decoder was measured"]
+
+
+def test_one_way_to_read_the_processors_name() -> None:
+    found = hardware.hardware()
+    assert found["cpu"] == hardware.cpu() == (hardware.processor() or hardware.cpu()) and found["cores"]

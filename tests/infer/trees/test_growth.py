@@ -1,0 +1,190 @@
+"""Growth against the paper word for word, and what must hold of every graph."""
+
+import hashlib
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infer.trees.growth import Growth, Rules
+from infer.trees.token_graph import TokenGraph, unroll
+from tests.infer.trees import literal
+
+ROOT = 0
+
+
+def a_model(seed: int, vocabulary: int, memory: int) -> literal.Model:
+    """Chances that depend on the last tokens of a path alone, so that texts repeat and branches meet."""
+
+    def likeliest(path: tuple[int, ...]) -> list[tuple[int, float]]:
+        key = hashlib.blake2b(repr((seed, path[-memory:])).encode(), digest_size=8).digest()
+        chances = np.random.default_rng(list(key)).dirichlet([0.4] * vocabulary)
+        order = np.argsort(-chances, kind="stable")
+        return [(int(token), float(chances[token])) for token in order]
+
+    return likeliest
+
+
+def grown(model: literal.Model, rules: Rules, most: int = 10_000) -> TokenGraph:
+    growth = Growth(ROOT, rules, most=most)
+    for _ in range(rules.depth):
+        if not growth.frontier:
+            break
+        found = [model(path_to(growth.graph, node))[: rules.k] for node in growth.frontier]
+        growth.grow(*([[pair[i] for pair in row] for row in found] for i in (0, 1)))
+    return growth.graph
+
+
+def path_to(graph: TokenGraph, node: int) -> tuple[int, ...]:
+    return (*(path_to(graph, graph.parents[node]) if node else ()), graph.tokens[node])
+
+
+RULES = st.builds(
+    Rules,
+    k=st.integers(1, 4),
+    depth=st.integers(1, 5),
+    theta_prob=st.sampled_from([0.0, 0.1, 0.2, 0.4]),
+    theta_sib=st.sampled_from([0.0, 0.1, 0.3, 1.0]),
+    tau=st.sampled_from([None, 1, 2, 3]),
+)
+MODELS = st.builds(a_model, st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 4))
+
+
+@settings(max_examples=300)
+@given(MODELS, RULES)
+def test_a_graph_grows_as_the_paper_says(model: literal.Model, rules: Rules) -> None:
+    graph, nodes = grown(model, rules), literal.draw(ROOT, model, **vars(rules))
+    index = {node: n for n, node in enumerate(nodes)}
+    assert graph.tokens == [node.token for node in nodes]
+    assert graph.parents == [-1 if node.parent is None else index[node.parent] for node in nodes]
+    assert graph.merged == {index[node]: index[node.into] for node in nodes if node.into}
+
+
+@settings(max_examples=200)
+@given(MODELS, RULES, st.integers(0, 30), st.integers(0, 8))
+def test_a_graph_is_unrolled_as_the_paper_says_the_likeliest_paths_first(
+    model: literal.Model, rules: Rules, count: int, depth: int
+) -> None:
+    drafts = unroll(grown(model, rules), [0.0] * count, depth=depth)
+    wanted = dict(literal.hypotheses(literal.draw(ROOT, model, **vars(rules))[0], depth))
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(drafts.tokens)):
+        paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
+        assert drafts.chances[node] == pytest.approx(wanted.pop(paths[-1]))  # and none comes twice
+        assert drafts.depths[node] == len(paths[-1])
+    assert len(paths) == 1 + min(count, len(paths) - 1 + len(wanted))
+    assert not wanted or max(wanted.values()) <= min(drafts.chances) * (1 + 1e-9)
+
+
+@settings(max_examples=300)
+@given(MODELS, RULES)
+def test_no_graph_has_a_circle(model: literal.Model, rules: Rules) -> None:
+    """In the order of their longest path from the root every edge leads on."""
+    graph = grown(model, rules)
+    edges = [(parent, node) for node, parent in enumerate(graph.parents) if node] + [*graph.merged.items()]
+    into = defaultdict(int)
+    for _, node in edges:
+        into[node] += 1
+    free, sorted_ = [0], 0
+    while free:
+        node = free.pop()
+        sorted_ += 1
+        for before, after in edges:
+            if before == node:
+                into[after] -= 1
+                if not into[after]:
+                    free.append(after)
+    assert sorted_ == len(graph.tokens)
+
+
+@settings(max_examples=300)
+@given(MODELS, RULES)
+def test_no_longer_gram_is_drafted_twice_but_along_one_path(model: literal.Model, rules: Rules) -> None:
+    """A (τ+1)-gram at two nodes: the τ-grams before it lie on one path, so the text repeats itself."""
+    graph = grown(model, rules)
+    if not rules.tau:
+        return
+    above = reachable_from(graph)
+    ends = defaultdict(list)
+    for node in range(len(graph.tokens)):
+        path = path_to(graph, node)
+        if len(path) > rules.tau:
+            ends[path[-rules.tau - 1 :]].append(node)
+    for nodes in ends.values():
+        for i, first in enumerate(nodes):
+            for second in nodes[i + 1 :]:
+                a, b = graph.parents[first], graph.parents[second]
+                assert a in above[b] or b in above[a]
+
+
+def reachable_from(graph: TokenGraph) -> list[set[int]]:
+    """The nodes on the paths to each, over merged nodes too."""
+    above = [{node} for node in range(len(graph.tokens))]
+    changed = True
+    while changed:
+        changed = False
+        edges = [(graph.parents[node], node) for node in range(1, len(above))] + [*graph.merged.items()]
+        for before, after in edges:
+            if not above[before] <= above[after]:
+                above[after] |= above[before]
+                changed = True
+    return above
+
+
+@settings(max_examples=150)
+@given(MODELS, RULES)
+def test_every_unrolled_path_is_a_path_of_the_graph(model: literal.Model, rules: Rules) -> None:
+    graph = grown(model, rules)
+    drafts = unroll(graph, [0.0] * 60, depth=12)
+    for node in range(1, len(drafts.tokens)):
+        drawn, before = drafts.nodes[node], drafts.nodes[drafts.parents[node]]
+        assert drawn in graph.children[graph.merged.get(before, before)]
+        assert graph.tokens[drawn] == drafts.tokens[node]
+
+
+@settings(max_examples=150)
+@given(MODELS, RULES)
+def test_a_sequence_is_a_tree_and_a_graph_of_out_degree_one(model: literal.Model, rules: Rules) -> None:
+    chain = replace(rules, k=1)
+    assert grown(model, replace(chain, tau=None)) == grown(model, replace(chain, tau=rules.tau))
+    graph = grown(model, chain)
+    assert graph.parents == list(range(-1, len(graph.tokens) - 1)) and not graph.merged
+
+
+@settings(max_examples=100)
+@given(MODELS, RULES)
+def test_a_tree_is_a_graph_whose_grams_are_too_long_to_recur(model: literal.Model, rules: Rules) -> None:
+    assert grown(model, replace(rules, tau=None)) == grown(model, replace(rules, tau=rules.depth + 2))
+
+
+@settings(max_examples=100)
+@given(MODELS, RULES, st.integers(1, 12))
+def test_a_bound_on_rows_leaves_the_likeliest(model: literal.Model, rules: Rules, most: int) -> None:
+    graph = grown(model, rules, most)
+    assert sum(bool(behind) for node, behind in enumerate(graph.children) if node not in graph.merged) <= most
+    assert len(graph.tokens) <= len(grown(model, rules).tokens) or rules.tau
+
+
+def test_a_circle_is_not_closed() -> None:
+    """Behind each of two tokens stands the other: with τ=1 either could be merged into the other for ever."""
+    graph = grown(lambda path: [(1, 0.5), (2, 0.5)], Rules(k=2, depth=2, theta_prob=0, theta_sib=0, tau=1))
+    assert graph.tokens == [0, 1, 2, 1, 2, 1, 2]
+    # 4, a 2 behind the first 1, is merged into the first 2. So the first 1 lies on a path to 5, the 1 behind
+    # that 2, which is merged into the next one instead.
+    assert graph.merged == {4: 2, 5: 3}
+
+
+def test_the_picture_in_the_modules_docstring() -> None:
+    """The paper's Figures 2 and 4."""
+    words = ["the", "a", "one", "red", "car"]
+    behind = {0: [(1, 0.6), (2, 0.4)], 1: [(3, 0.9)], 2: [(3, 0.9)], 3: [(4, 0.9)], 4: []}
+    graph = grown(lambda path: behind[path[-1]], Rules(k=2, depth=3, tau=1))
+    assert [words[token] for token in graph.tokens] == ["the", "a", "one", "red", "red", "car"]
+    assert (graph.parents, graph.merged) == ([-1, 0, 0, 1, 2, 3], {4: 3})
+    drafts = unroll(graph, [0.0] * 99, depth=9)
+    assert [words[token] for token in drafts.tokens] == ["the", "a", "red", "car", "one", "red", "car"]
+    assert drafts.nodes == [0, 1, 3, 5, 2, 4, 5] and drafts.parents == [-1, 0, 1, 2, 0, 4, 5]
+    assert drafts.shared(graph) == {6}  # the car behind the second red was drafted behind the first

@@ -1,0 +1,80 @@
+"""What every rank does for test_export.py and tests/drills/round_trip.py: trains, and tells what it trained.
+
+    torchrun -m tests.train.export.live_worker FOLDER DATA NAME=OVERRIDE,OVERRIDE ...
+
+Starting PyTorch and DeepSpeed costs more than all of it, so many runs share one start. Each leaves a
+finished training folder FOLDER/NAME and, written by the first rank, FOLDER/NAME.live: the `masters` by name,
+which are the float32 weights that the optimizer steps, and the `logits` (1, n, V) that the engine's own
+model gives `ids` (1, n) after the last step.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.utils import safe_get_full_fp32_param
+
+from conf import settings
+from conf.stage import made_from, read_manifest
+from tests.train.resume_worker import RECIPE
+from train.__main__ import CHANGEABLE
+from train.config import TrainConfig
+from train.engine import engine as engines
+from train.loop import Trainer
+
+SHORT = ["steps=3", "save_every=3", "validate_every=3", "global_batch=4", "optimizer.warmup_steps=1"]
+STAGES = {f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)}
+BFLOAT16 = "deepspeed.bf16.enabled=true"
+
+
+def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
+    """A run that has ended, with its engine still there."""
+    config = settings("train", TrainConfig, [*RECIPE, *SHORT, f"data.path={data}", f"out={out}", *overrides])
+    inputs = {"data.path": str(data)}
+    if config.model.path is not None:
+        inputs["model.path"] = config.model.path
+    trainer = Trainer(config, made_from(config, inputs, CHANGEABLE), read_manifest(data, "shards", "data.path"))
+    trainer.run()
+    return trainer
+
+
+def masters(engine: Any) -> dict[str, torch.Tensor]:
+    """Copies, in one piece each, of what the engine's optimizer holds; frozen weights as the model has them."""
+    copies = {}
+    if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        groups = zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True)
+        copies = {id(own): copy for group in groups for own, copy in zip(*group, strict=True)}
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            one = copies.get(id(parameter), parameter) if master is None else master
+            found[name.removeprefix("lm.")] = one.detach().float().clone()
+    return found
+
+
+def tell(trainer: Trainer, path: Path) -> None:
+    """Write `path`, from what is alive."""
+    engine = trainer.engine._engine
+    ids = torch.from_numpy(trainer.shards[0].tokens[:96].astype("int64"))[None]
+    if engine.module._gate is not None:
+        engine.module._gate.open(torch.zeros_like(ids, dtype=torch.bool))  # none of them is adaptive
+    with (
+        torch.no_grad(),
+        deepspeed.zero.GatheredParameters(list(engine.module.parameters()), enabled=trainer.engine.stage == 3),
+    ):
+        logits = engine.module.lm.eval()(input_ids=ids, use_cache=False).logits
+    found = {"ids": ids, "logits": logits, "masters": masters(engine)}
+    if trainer.rank == 0:
+        torch.save(found, path)
+
+
+if __name__ == "__main__":
+    folder, data, *runs = sys.argv[1:]
+    engines.start()
+    for run in runs:
+        name, _, overrides = run.partition("=")
+        tell(train(Path(folder) / name, Path(data), overrides.split(",")), Path(folder) / f"{name}.live")
