@@ -1,0 +1,116 @@
+"""Whether two demos came to the same: what neither a change of structure nor another place or day may move.
+
+    python -m tests.drills.same DEMO OTHER
+
+Compared to the last bit: token shards and held-out texts; the logs and validations of every training; the
+weights of every model directory; the quality report's answers, verdicts and scores; and of every text of
+the speed report its tokens, with the forwards, rows and drafts of decoders that do the same each time. Times
+are left out, and what is decided by them: how much auto and a draft model's budgets draft.
+
+The last line is JSON; code 1 where anything differs.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+TIMES = {"tokens_per_second", "memory_gib", "mfu"}  # of a step
+BY_TIME = {"auto", "ssd", "tsd", "gsd"}  # decoders that weigh what they measured
+COUNTS = ("forwards", "rows", "drafted", "accepted", "judged", "right")
+
+Facts = Mapping[str, Any]  # by name; what two demos may not differ in
+
+
+def data(demo: Path) -> Facts:
+    """Every file of the token shards and the held-out texts."""
+    files = [*(demo / "data").glob("*.npy"), *(demo / "data").glob("*.jsonl")]
+    return {f"data/{path.name}": _digest(path) for path in files}
+
+
+def trainings(demo: Path) -> Facts:
+    """Every step's losses and norms, and every validation."""
+    found = dict[str, Any]()
+    for log in demo.glob("*/log.jsonl"):
+        for line in log.read_text().splitlines():
+            step = json.loads(line)
+            kept = {name: value for name, value in step.items() if name not in TIMES}
+            found[f"{log.parent.name}, step {step['step']}"] = kept
+        found[f"{log.parent.name}, validation"] = _json(log.with_name("manifest.json"))["validation"]
+    return found
+
+
+def weights(demo: Path) -> Facts:
+    """Every file of weights that was exported."""
+    paths = sorted(demo.rglob("*.safetensors"))
+    return {str(path.relative_to(demo)): _digest(path) for path in paths}
+
+
+def texts(demo: Path) -> Facts:
+    """Every text of the speed report."""
+    return dict(item for path in (demo / "report/speed/units").glob("*.json") for item in _texts(path))
+
+
+def quality(demo: Path) -> Facts:
+    """Every answer and verdict, and the scores."""
+    report = _json(demo / "report/quality/quality.json")
+    found = {name: report[name] for name in ("rows", "differences", "same", "samples")}
+    return found | {path.name: _json(path) for path in (demo / "report/quality/units").glob("*.json")}
+
+
+def _texts(path: Path) -> Iterator[tuple[str, Any]]:
+    unit = _json(path)
+    for group in unit.get("groups", ()):
+        for number, block in enumerate(group["blocks"]):
+            for run in block:
+                name = (
+                    f"{path.name} {group['dtype']} {group['temperature']} {number} {run['decoder']} {run['k']}"
+                )
+                fixed = run["decoder"] not in BY_TIME
+                yield name, [run["text"], run["tokens"], *(run[count] for count in COUNTS if fixed)]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+PARTS: Mapping[str, Callable[[Path], Facts]] = {
+    "token shards, held-out texts": data,
+    "training: losses, norms, validations": trainings,
+    "exported weights": weights,
+    "decoded texts of the speed report": texts,
+    "answers, verdicts, scores": quality,
+}
+
+
+def main() -> None:
+    """Both demos, part by part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("demo", type=Path)
+    parser.add_argument("other", type=Path)
+    asked = parser.parse_args()
+    counts = dict[str, Any]()
+    for part, facts in PARTS.items():
+        one, other = facts(asked.demo), facts(asked.other)
+        if not one:
+            sys.exit(f"error: {asked.demo}: wanted a finished demo, found no {part}")
+        differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+        counts[part] = {"compared": len(one), "differ": len(differ)}
+        print(
+            f"{part:<40} {len(one) - len(differ):>6} of {len(one)} the same"
+            + f"  first: {differ[:1]}" * bool(differ)
+        )
+    print(json.dumps(counts))
+    sys.exit(any(count["differ"] for count in counts.values()))
+
+
+if __name__ == "__main__":
+    main()
