@@ -3,12 +3,13 @@
 import re
 from dataclasses import dataclass, field
 
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
+SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
 METHODS = ("plain", "prompt_lookup", "sdsat", *BY_DRAFT_MODEL)

@@ -15,9 +15,9 @@ from infer.drafters.draws import RatioDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.outcome import Watch
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import Sampling
 from infer.engine.runner import Runner
 from infer.engine.runners import Runners
+from infer.engine.sampling import Sampling
 from infer.engine.static import WIDTH
 from infer.engine.target import context_length
 from infer.models.draft import Draft

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.layout import extent
 from infer.trees.tree import Tree
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs, context_of, work
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 
 MOST = 64  # of a kind that are kept: a server may hear of another temperature with every text
 Value = TypeVar("Value")

@@ -16,9 +16,9 @@ import torch
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, Step, decode
 
 

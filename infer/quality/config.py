@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
 from infer.benchmarks.config import BenchmarkConfig
-from infer.config import DTYPES
-from infer.requests import MOST
+from infer.config import DTYPES, SIDE_BY_SIDE
 from infer.sandbox import SandboxConfig
 
 DECODERS = ("plain", "sdsat")
@@ -49,8 +48,8 @@ class QualityConfig:
             raise ValueError("benchmarks: wanted at least one, found none")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
-        if not 1 <= self.batch <= MOST:
-            raise ValueError(f"batch: wanted 1 to {MOST}, found {self.batch}")
+        if not 1 <= self.batch <= SIDE_BY_SIDE:
+            raise ValueError(f"batch: wanted 1 to {SIDE_BY_SIDE}, found {self.batch}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: wanted at least 1, found {self.max_new_tokens}")
         if not 0 <= self.seed < 2**63:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from conf.stage import commit, versions
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.cost_tables import find_costs
-from infer.engine.pick import GREEDY
+from infer.engine.sampling import GREEDY
 from infer.hardware import hardware
 from infer.speed.config import SpeedConfig
 from infer.speed.device import measure_limit

@@ -5,7 +5,7 @@ from logging import getLogger
 
 from transformers import PreTrainedModel
 
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft

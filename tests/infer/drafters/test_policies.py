@@ -4,7 +4,7 @@ from functools import partial
 
 from infer.drafters.costs import Costs
 from infer.drafters.policies import MOST, Policies
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 
 COSTS = Costs((1, 64), (1.0, 2.0))
 

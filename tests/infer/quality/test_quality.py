@@ -17,7 +17,7 @@ from conf import UserError, settings
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware
-from infer.quality import __main__ as quality
+from infer.quality import run as quality
 from infer.quality import work
 from infer.quality.answers import answer
 from infer.quality.config import QualityConfig
@@ -93,7 +93,7 @@ def test_models_are_compared_and_decoding_is_lossless(
     run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("samples=2", "k=[1,2]")
-    quality.main(config)
+    quality.run(config)
     found, printed = done(config), capsys.readouterr().out
     assert found["sandbox"]["told"] in printed and found["sandbox"]["level"]
     metrics = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in found["rows"]}
@@ -113,10 +113,10 @@ def test_models_are_compared_and_decoding_is_lossless(
     assert len(pieces) == 4 and {kind for one in pieces for kind, _ in one} == {"own", "drafted"}
     assert {len(row["interval"]) for row in found["rows"]} == {2}
     assert set(found["rules"]) == {"humaneval", "infilling"}
-    quality.main(config)
+    quality.run(config)
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(UserError, match="max_new_tokens=24, now asked for with max_new_tokens=8"):
-        quality.main(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
+        quality.run(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
@@ -124,7 +124,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
 ) -> None:
     """Killed among the answers, and again among the verdicts: nothing is made twice."""
     whole, broken, asked = run(f"out={tmp_path / 'whole'}"), run(), list[str]()
-    quality.main(whole)
+    quality.run(whole)
 
     def killed(after: int) -> Callable[..., Any]:
         def counted(model: Any, batch: Any, config: Any) -> Any:
@@ -140,14 +140,14 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
 
     monkeypatch.setattr(quality, "answer", killed(after=4))
     with pytest.raises(KeyboardInterrupt):
-        quality.main(broken)
+        quality.run(broken)
     monkeypatch.setattr(quality, "answer", killed(after=100))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(quality, "judge", interrupted)
-        quality.main(broken)
+        quality.run(broken)
     partial = read(tmp_path / "out" / ".quality.partial")
     assert partial["units"] == {"all": 9, "done": 0} and len(asked) == len(set(asked)) == 9
-    quality.main(broken)
+    quality.run(broken)
     assert len(asked) == 9
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_says_what_it_began_on(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(quality, "judge", interrupted)
-        quality.main(config)
+        quality.run(config)
     header = tmp_path / "out" / ".quality.partial" / "header.json"
     header.write_text(json.dumps(json.loads(header.read_text()) | {"date": "2026-01-01"}))
     machine = hardware()
@@ -173,8 +173,8 @@ def test_a_run_that_goes_on_says_what_it_began_on(
         pytest.raises(UserError, match="hardware.cpu=.* with hardware.cpu=other"),
     ):
         patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
-        quality.main(config)
-    quality.main(config)
+        quality.run(config)
+    quality.run(config)
     assert done(config)["date"] == "2026-01-01"
 
 
@@ -201,7 +201,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
     monkeypatch.setattr(quality, "answer", given)
     monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
     config = run("decoders=[plain]", "base=null", names=("humaneval",))
-    quality.main(config)
+    quality.run(config)
     assert judged == [(3, 2), (1, 1)]
     (row,) = done(config)["rows"]
     assert row["value"] == pytest.approx(2 / 3)
@@ -217,10 +217,10 @@ def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
     changed = tmp_path / "changed.jsonl"
     shutil.copy(files["infilling"], changed)
     config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
-    quality.main(config)
+    quality.run(config)
     changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
     with pytest.raises(UserError, match="holds a result with problems.infilling="):
-        quality.main(config)
+        quality.run(config)
 
 
 def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
@@ -235,10 +235,10 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
     monkeypatch.setattr(quality, "answer", lossy)
     config = run(names=("infilling",))
     with pytest.raises(UserError, match="float32 answers: wanted all identical .* infilling python"):
-        quality.main(config)
+        quality.run(config)
     assert done(config)["same"][0]["identical"] == 2
     with pytest.raises(UserError, match="float32 answers"):
-        quality.main(config)
+        quality.run(config)
 
 
 def test_a_model_that_solves_what_its_base_does_not(
@@ -255,7 +255,7 @@ def test_a_model_that_solves_what_its_base_does_not(
 
     monkeypatch.setattr(quality, "answer", given)
     config = run()
-    quality.main(config)
+    quality.run(config)
     values = {(row["benchmark"], row["who"], row["decoder"]): row["value"] for row in done(config)["rows"]}
     assert all(value == (who == "model") for (_, who, _), value in values.items()) and len(values) == 6
     assert [row["value"] for row in done(config)["differences"]] == [1, 1]
@@ -285,7 +285,7 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
     run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
-    quality.main(config)
+    quality.run(config)
     (row,) = done(config)["rows"]
     assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
     assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
@@ -297,7 +297,7 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
     run: Callable[..., QualityConfig], base_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run(f"model={base_dir}", "base=null")
-    quality.main(config)
+    quality.run(config)
     printed = capsys.readouterr().out
     assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
     assert "skipped: infilling Python: the model was not trained for infilling" in printed
@@ -319,7 +319,7 @@ def _rank(config: QualityConfig, rank: int, port: int) -> None:
     """What torchrun does for a process, without importing everything anew."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
-    quality.main(config)
+    quality.run(config)
     dist.barrier()
 
 
@@ -329,7 +329,7 @@ def test_two_ranks_give_the_answers_of_one(
     """Each has whole models; every unit is made once, and one of them prints."""
     settings_of = ("decoders=[plain]", "batch=1")
     alone, both = (run(*settings_of, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
-    quality.main(alone)
+    quality.run(alone)
     capfd.readouterr()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -357,12 +357,12 @@ def test_a_base_with_another_tokenizer_is_refused(
     pieces[first], pieces[second] = pieces[second], pieces[first]
     (other / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match=f"base={other}: wanted the token ids of the model, whose id 300 is"):
-        quality.main(run(f"base={other}"))
+        quality.run(run(f"base={other}"))
     with pytest.raises(UserError, match=f"base={tmp_path}/none: wanted a Transformers model directory"):
-        quality.main(run(f"base={tmp_path}/none"))
+        quality.run(run(f"base={tmp_path}/none"))
     tiny_llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=f"base={tmp_path}/bare: wanted a tokenizer"):
-        quality.main(run(f"base={tmp_path}/bare"))
+        quality.run(run(f"base={tmp_path}/bare"))
 
 
 def test_a_base_without_the_ids_of_infilling_is_not_asked_there(

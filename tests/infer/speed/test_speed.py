@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from conf import UserError, settings
 from infer.api import Model
 from infer.config import DecodeConfig, InferConfig
-from infer.speed import __main__ as speed
+from infer.speed import run as speed
 from infer.speed.aggregate import ORDER, read
 from infer.speed.bench import Own
 from infer.speed.config import PEERS, SpeedConfig
@@ -65,7 +65,7 @@ def run(given: list[str], tmp_path: Path) -> Main:
     """Runs with further settings, and returns speed.json."""
 
     def main(*overrides: str) -> dict[str, Any]:
-        speed.main(settings("speed", SpeedConfig, [*given, *overrides]))
+        speed.run(settings("speed", SpeedConfig, [*given, *overrides]))
         return json.loads((tmp_path / "report" / "speed" / "speed.json").read_text(encoding="utf-8"))
 
     return main

@@ -160,7 +160,7 @@ def test_a_study_measures_each_part_once(
         assert row["steps"] and row["draft"] > 0 and row["verification"] > 0 and row["others"] > 0
     gsd = {row["value"]: row for row in report["ablation"] if row["setting"] == "theta_prob"}
     assert gsd[0.1]["drafted_per_token"] >= gsd[0.6]["drafted_per_token"]
-    monkeypatch.setattr("infer.study.__main__.Bench", None)
+    monkeypatch.setattr("infer.study.run.Bench", None)
     main(config)
     assert "nothing to do" in capsys.readouterr().out
 
