@@ -140,7 +140,8 @@ class Bench:
         return runner
 
     def _load(self, setting: str, folder: str, dtype: str, device: str | None) -> PreTrainedModel:
-        with told_as(setting, folder), enough_for_weights(folder, dtype, device):
+        narrow = "dtypes=[bfloat16]"
+        with told_as(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
             lm = load_model(folder, dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
         named = {

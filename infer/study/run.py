@@ -11,6 +11,7 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.pages import NOT_IDENTICAL
 from conf.stage import is_finished, made_from, staged, versions, with_manifest, write_json, write_manifest
 from infer.hardware import hardware
 from infer.study.ablation import measure_ablation, measure_ranks
@@ -81,5 +82,6 @@ def _check_identical(report: dict[str, Any]) -> None:
     found = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
     if found and report["settings"]["dtype"] == "float32":
         raise UserError(
-            f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}"
+            f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}",
+            page=NOT_IDENTICAL,
         )

@@ -182,7 +182,9 @@ def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: P
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("infer.models.draft.load_model", full)
-    with pytest.raises(UserError, match=f"out of memory: wanted the weights of {base_dir}, .* in float32"):
+    with pytest.raises(
+        UserError, match=f"wanted the weights of {base_dir}, .* in float32 .* take draft.dtype=bfloat16"
+    ):
         load(model_dir, "float32", draft=base_dir)
 
 
