@@ -14,7 +14,7 @@ SCHEMAS = {"speed": 2, "quality": 1}
 FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
 LISTS = {
-    "speed": ("limits", "costs", "samples", "skipped"),
+    "speed": ("limits", "costs", "samples", "skipped", "left_out"),
     "quality": ("differences", "same", "skipped", "samples"),
 }
 # Who makes a part of the units that are done. Asked for an unfinished run alone: they bring torch and more.

@@ -68,7 +68,9 @@ class Bench:
                     group = Group(dtype, temperature)
                     self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing)
         longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
-        self._peers = Peers(config, self.lms, drafts, prepared.adaptive, capacity=longest)
+        self.peers = Peers(
+            config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest
+        )
         self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in self._models}
         self._lent = list[tuple[Runners, Runner]]()
 
@@ -104,10 +106,6 @@ class Bench:
                 own = self._own(lm, runner, Each(PlainDrafter), temperature)
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
-
-    def peers(self, group: Group) -> dict[Way, Decoder]:
-        """The library's, and vLLM's, as far as they are asked for and there."""
-        return self._peers.decoders(group, self._sampling(group.temperature))
 
     def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
         """Of a way, for the texts of a set."""

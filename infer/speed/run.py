@@ -59,7 +59,8 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
     with folder(Path(config.out) / KIND, begun, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
-            write_json(partial / HEADER, {**told, "skipped": skipped})
+            left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
+            write_json(partial / HEADER, {**told, "skipped": skipped, "left_out": left_out})
         units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
         _do(units, found, worker, members)
         members.wait()

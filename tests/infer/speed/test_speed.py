@@ -72,8 +72,9 @@ def run(given: list[str], tmp_path: Path) -> Main:
 
 
 def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
-    run: Main, caplog: pytest.LogCaptureFixture
+    run: Main, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Why was told by the log alone: a report said nothing of a peer that was asked for."""
     report = run("decoders=[]", "peers=[generate,prompt_lookup,assisted,vllm]")
     peers = [row for row in report["rows"] if row["peer"]]
     assert [row["decoder"] for row in peers] == 2 * list(PEERS.values())[:3]
@@ -82,6 +83,10 @@ def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
         assert row["exact"] or row["temperature"] > 0
         assert row["forwards"] > 0 and row["rows_per_forward"] >= 1 and row["peak_memory_bytes"] != 0
     assert caplog.messages == ["peers: vllm is left out: wanted vLLM, found it not installed"]
+    assert report["left_out"] == [{"peer": "vllm", "reason": "wanted vLLM, found it not installed"}]
+    assert "left out: vllm: wanted vLLM" in capsys.readouterr().out
+    page = (Path(report["settings"]["out"]) / "index.html").read_text(encoding="utf-8")
+    assert "<dt>vllm</dt><dd>wanted vLLM, found it not installed</dd>" in page
 
 
 def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +209,9 @@ def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
     with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked
         run()
     assert list((tmp_path / "report").iterdir()) == [place]
-    monkeypatch.setattr(speed, "Bench", lambda *args, **kwargs: SimpleNamespace(lms={}))
+    monkeypatch.setattr(
+        speed, "Bench", lambda *args, **kwargs: SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
+    )
     monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
     with pytest.raises(ZeroDivisionError):
         run()
