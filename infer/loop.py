@@ -47,6 +47,12 @@ class Step:
     depth: int = field(default=0, kw_only=True)
     rows: int = field(default=1, kw_only=True)
 
+    @property
+    def kinds(self) -> list[str]:
+        """Of each token: "drafted" and accepted, "shared", so behind a merged node, or the model's "own"."""
+        drafted, own = self.accepted - self.shared, len(self.tokens) - self.accepted
+        return ["drafted"] * drafted + ["shared"] * self.shared + ["own"] * own
+
 
 @dataclass
 class Live:
