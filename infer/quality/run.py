@@ -18,13 +18,15 @@ from infer.api import Model, load
 from infer.hardware import hardware
 from infer.measure import crew
 from infer.measure.crew import Members, Units
+from infer.measure.unfinished import HEADER, UNITS
 from infer.models.draft import told_as
 from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
-from infer.quality.result import HEADER, RESULT, SCHEMA, result
+from infer.quality.result import RESULT, result
 from infer.quality.verdicts import cases, judge, late_ones
 from infer.quality.work import Work, find_work, whose
+from infer.report.parts import SCHEMAS
 from infer.report.terminal import print_report
 from infer.report.write import write
 from infer.sandbox import Sandbox, open_sandbox
@@ -57,9 +59,9 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
     with crew.folder(out, {**made, **_place(sandbox)}, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             write_json(partial / HEADER, _header(config, work, sandbox))
-        answered = Units(partial / "units", [batch.name for batch in work.batches])
+        answered = Units(partial / UNITS, [batch.name for batch in work.batches])
         _answer(config, work, answered, members)
-        judged = _judge(config, work, answered.read(), sandbox, partial / "units", members)
+        judged = _judge(config, work, answered.read(), sandbox, partial / UNITS, members)
         if members.first:
             header = json.loads((partial / HEADER).read_text(encoding="utf-8"))
             write_json(partial / RESULT, result(header, answered.read() | judged))
@@ -77,7 +79,7 @@ def _place(sandbox: Sandbox | None) -> dict[str, Any]:
 
 def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMAS["quality"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "hardware": hardware(),

@@ -13,10 +13,11 @@ from conf.pages import NOT_IDENTICAL
 from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
 from infer.hardware import hardware
 from infer.measure.crew import Members, Units, folder, muster
+from infer.measure.unfinished import HEADER, UNITS
 from infer.report.rows import label
 from infer.report.terminal import print_report
 from infer.report.write import write
-from infer.speed.aggregate import HEADER, UNITS, read
+from infer.speed.aggregate import read
 from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
 from infer.speed.header import header
