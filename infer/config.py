@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infer.engine.sampling import Sampling
+from infer.engine.sampling import SEEDS, Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
@@ -66,7 +66,7 @@ class DecodeConfig:
             self._check_drawn()
         elif self.method:
             self._check_undrawn()
-        if not 0 <= self.seed < 2**63:
+        if not 0 <= self.seed < SEEDS:
             raise ValueError(f"decode.seed: wanted a number of up to 63 bits, found {self.seed}")
         if not 0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"decode.repetition_penalty: wanted above 0, found {self.repetition_penalty}")

@@ -9,6 +9,7 @@ import torch
 
 from conf import UserError
 from infer.config import SIDE_BY_SIDE, Infill
+from infer.engine.sampling import SEEDS
 from infer.text import Text
 
 Prompt: TypeAlias = str | Infill | Iterable[int]
@@ -49,7 +50,7 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
     if seeds is None:
         return [default] * count
     items = _items(seeds) or []
-    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < 2**63 for seed in items):
+    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items):
         found = items or seeds
         raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
     return [int(seed) for seed in items]

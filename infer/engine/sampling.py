@@ -26,3 +26,4 @@ class Sampling:
 
 
 GREEDY = Sampling()
+SEEDS = 2**63  # there are so many: numbers of up to 63 bits

@@ -31,7 +31,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_
 from infer.drafters.protocol import Each
 from infer.engine.attention import attending, register
 from infer.engine.reading import Request
-from infer.engine.sampling import Sampling
+from infer.engine.sampling import SEEDS, Sampling
 from infer.engine.target import context_length
 from infer.loop import Limits, decode
 from infer.portable.asked import (
@@ -47,7 +47,6 @@ from infer.portable.asked import (
 )
 from infer.portable.kept import Kept, kept_for
 
-SEEDS = 2**63
 PROBES = (None, "auto", "root", "all")
 
 

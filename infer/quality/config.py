@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from conf.tracker import TrackerConfig
 from infer.benchmarks.config import BenchmarkConfig
 from infer.config import SIDE_BY_SIDE, check_at_least, check_dtype
+from infer.engine.sampling import SEEDS
 from infer.sandbox import SandboxConfig
 
 DECODERS = ("plain", "sdsat")
@@ -50,7 +51,7 @@ class QualityConfig:
         if not 1 <= self.batch <= SIDE_BY_SIDE:
             raise ValueError(f"batch: wanted 1 to {SIDE_BY_SIDE}, found {self.batch}")
         check_at_least(self, {"max_new_tokens": 1, "workers": 1, "threads": 1})
-        if not 0 <= self.seed < 2**63:
+        if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed: wanted a number of up to 63 bits, found {self.seed}")
         self._check_samples()
 

@@ -3,8 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from rich.progress import Progress
 
 from conf import UserError
 from conf.pages import NOT_IDENTICAL
-from conf.stage import commit, is_finished, made_from, versions, with_manifest, write_json, write_manifest
+from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
 from infer.api import Model, load
-from infer.hardware import hardware
+from infer.hardware import circumstances, hardware
 from infer.measure import crew
 from infer.measure.crew import Members, Units
 from infer.measure.unfinished import HEADER, UNITS
@@ -80,11 +79,7 @@ def _place(sandbox: Sandbox | None) -> dict[str, Any]:
 def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:
     return {
         "schema": SCHEMAS["quality"],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "settings": asdict(config),
+        **circumstances(config),
         "sandbox": {"level": sandbox.level, "told": sandbox.told} if sandbox else None,
         **work.facts(config),
     }

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ from rich.progress import Progress
 
 from conf import UserError
 from conf.pages import NOT_IDENTICAL
-from conf.stage import is_finished, made_from, staged, versions, with_manifest, write_json, write_manifest
-from infer.hardware import hardware
+from conf.stage import is_finished, made_from, staged, with_manifest, write_json, write_manifest
+from infer.hardware import circumstances
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
@@ -53,13 +51,7 @@ def _measured(config: StudyConfig, made: dict[str, Any]) -> dict[str, Any]:
     """The report, written."""
     with staged(config.out) as out:
         bench = Bench(config)
-        report: dict[str, Any] = {
-            "schema": 1,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "hardware": hardware(),
-            "versions": versions(),
-            "settings": asdict(config),
-        }
+        report: dict[str, Any] = {"schema": 1, **circumstances(config)}
         with Progress() as progress:
             parts = [part for part in PARTS if part in config.parts]
             task = progress.add_task("", total=len(parts))
