@@ -1,6 +1,19 @@
 """A model directory in, tokens and reports out. Knows nothing of training but the exported files."""
 
-from infer.api import Model, TextStep, generate, load
+from typing import TYPE_CHECKING, Any
+
 from infer.config import DecodeConfig, DraftConfig, Infill
 
+if TYPE_CHECKING:
+    from infer.api import Model, TextStep, generate, load
+
 __all__ = ["DecodeConfig", "DraftConfig", "Infill", "Model", "TextStep", "generate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs PyTorch is imported when it is asked for (PEP 562): settings are read without it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from infer import api
+
+    return getattr(api, name)

@@ -2,22 +2,24 @@
 
 import sys
 
-import torch
-from rich.console import Console
-
 from conf import run
 from conf.stage import file_to_write
-from infer.api import generate, load
 from infer.config import InferConfig
-from infer.models import parallel
-from infer.view.live import View
-from infer.view.page import write_page
-from infer.view.summary import Summary
 
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
     page = file_to_write("html", config.html)
+    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    import torch
+    from rich.console import Console
+
+    from infer.api import generate, load
+    from infer.models import parallel
+    from infer.view.live import View
+    from infer.view.page import write_page
+    from infer.view.summary import Summary
+
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(config.model, config.dtype, config.device, draft=config.draft, compile=config.compile)

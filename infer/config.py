@@ -1,16 +1,19 @@
 """The settings of `python -m infer`."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infer.engine.pick import Sampling
+from infer.engine.sampling import SEEDS, Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
+SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
+ORDERS = ("psm", "spm")  # of an infilling's parts
 METHODS = ("plain", "prompt_lookup", "sdsat", *BY_DRAFT_MODEL)
 
 
@@ -63,11 +66,12 @@ class DecodeConfig:
             self._check_drawn()
         elif self.method:
             self._check_undrawn()
-        if not 0 <= self.seed < 2**63:
+        if not 0 <= self.seed < SEEDS:
             raise ValueError(f"decode.seed: wanted a number of up to 63 bits, found {self.seed}")
         if not 0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"decode.repetition_penalty: wanted above 0, found {self.repetition_penalty}")
-        _check_least(self, max_new_tokens=1, min_new_tokens=0, no_repeat_ngram_size=0)
+        least = {"max_new_tokens": 1, "min_new_tokens": 0, "no_repeat_ngram_size": 0}
+        check_at_least(self, least, group="decode.")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"decode.min_new_tokens: wanted at most decode.max_new_tokens={self.max_new_tokens}, found "
@@ -86,7 +90,8 @@ class DecodeConfig:
     def _check_drafts(self) -> None:
         if self.method not in (None, *METHODS):
             raise ValueError(f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method}")
-        _check_least(self, k=1, nodes=1, width=1, depth=1, tau=1, draft_rows=1)
+        counts = ("k", "nodes", "width", "depth", "tau", "draft_rows")
+        check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
             raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
         for name in ("theta_prob", "theta_sib"):
@@ -134,11 +139,18 @@ class DecodeConfig:
             raise ValueError("decode.graph: wanted decode.width above 1 with it, rival candidates, found 1")
 
 
-def _check_least(config: DecodeConfig, **least: int) -> None:
-    for name, bound in least.items():
+def check_dtype(value: str, *, name: str = "dtype") -> None:
+    """Raises ValueError for what no weights are read as."""
+    if value not in DTYPES:
+        raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value}")
+
+
+def check_at_least(config: object, bounds: Mapping[str, int], *, group: str = "") -> None:
+    """Raises ValueError for a setting below its bound; one that is null has none."""
+    for name, bound in bounds.items():
         value = getattr(config, name)
         if value is not None and value < bound:
-            raise ValueError(f"decode.{name}: wanted at least {bound}, found {value}")
+            raise ValueError(f"{group}{name}: wanted at least {bound}, found {value}")
 
 
 @dataclass
@@ -150,8 +162,8 @@ class Infill:
     order: str = "psm"  # psm (prefix, suffix, middle) or spm
 
     def __post_init__(self) -> None:
-        if self.order not in ("psm", "spm"):
-            raise ValueError(f"infill.order: wanted psm or spm, found {self.order}")
+        if self.order not in ORDERS:
+            raise ValueError(f"infill.order: wanted {' or '.join(ORDERS)}, found {self.order}")
 
 
 @dataclass
@@ -174,8 +186,8 @@ class DraftConfig:
         own = self.model is not None and self.model.startswith(SELF)
         if own and not self.layers:
             raise ValueError(f"draft={self.model}: wanted self:N with a number N of layers from 1 on")
-        if self.dtype not in (None, *DTYPES):
-            raise ValueError(f"draft.dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        if self.dtype is not None:
+            check_dtype(self.dtype, name="draft.dtype")
         if own and self.dtype:
             raise ValueError(
                 f"draft.dtype: wanted none with draft={self.model}, which has the target's own weights, found "
@@ -212,10 +224,8 @@ class InferConfig:
     html: str | None = None  # write a page of the text, coloured by who produced it: a file
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads: wanted at least 1, found {self.threads}")
+        check_dtype(self.dtype)
+        check_at_least(self, {"threads": 1})
         _check_used(self.draft, self.decode)
         asked = bool(self.infill.prefix or self.infill.suffix)
         if bool(self.prompt) == asked:
@@ -240,10 +250,8 @@ class GraphConfig:
     threads: int | None = None  # of the CPU; null: the library's choice
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads: wanted at least 1, found {self.threads}")
+        check_dtype(self.dtype)
+        check_at_least(self, {"threads": 1})
         method = self.decode.method
         if method in ("plain", "prompt_lookup"):
             raise ValueError(

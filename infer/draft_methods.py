@@ -1,6 +1,8 @@
 """The drafters of a draft model by their settings: SSD, TSD, GSD, and its own adaptive tokens."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -8,14 +10,14 @@ from conf import UserError
 from infer.config import DecodeConfig
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.cost_tables import find_both
-from infer.drafters.costs import context_of
+from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.draws import RatioDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.outcome import Watch
+from infer.drafters.policies import Learners
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import Sampling
 from infer.engine.runner import Runner
 from infer.engine.runners import Runners
 from infer.engine.static import WIDTH
@@ -41,7 +43,7 @@ class DraftMethods:
     def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
         self._lm, self._draft = lm, draft
         self._runners = Runners(draft.lm, compile=compile)
-        self._learned: dict[tuple[str, int, int, Sampling], AutoBudget] = {}
+        self._learners = Learners[AutoBudget, tuple[Costs, Costs]]()
 
     def drafters(
         self,
@@ -99,13 +101,13 @@ class DraftMethods:
             return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
-        key = (str(decode.method), batch, context_of(capacity), decode.sampling)
-        if key not in self._learned:
-            target, draft = find_both(
-                self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=decode.sampling
-            )
-            self._learned[key] = AutoBudget(target, draft)
-        return self._learned[key]
+        texts: dict[str, Any] = {"batch": batch, "capacity": capacity, "sampling": decode.sampling}
+        return self._learners.find(
+            decode.method,
+            **texts,
+            measure=partial(find_both, self._lm, self._draft.lm, **texts),
+            new=lambda both: AutoBudget(*both),
+        )
 
 
 def _check_adaptive(decode: DecodeConfig) -> None:

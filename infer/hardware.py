@@ -1,17 +1,32 @@
-"""What figures were measured on."""
+"""What figures were measured on, and what they were made by."""
 
 import os
 import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from conf.stage import commit, versions
 
 
 def hardware() -> dict[str, Any]:
     """The processor's name, its cores and the threads in use, and the GPU's name where there is one."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"cpu": cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def circumstances(config: Any) -> dict[str, Any]:
+    """The moment, the code, the machine and the settings, as every report says them."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "settings": asdict(config),
+    }
 
 
 def cpu() -> str:

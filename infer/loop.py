@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.layout import extent
 from infer.trees.tree import Tree
 
@@ -46,6 +46,12 @@ class Step:
     shared: int = field(default=0, kw_only=True)
     depth: int = field(default=0, kw_only=True)
     rows: int = field(default=1, kw_only=True)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of each token: "drafted" and accepted, "shared", so behind a merged node, or the model's "own"."""
+        drafted, own = self.accepted - self.shared, len(self.tokens) - self.accepted
+        return ["drafted"] * drafted + ["shared"] * self.shared + ["own"] * own
 
 
 @dataclass

@@ -24,7 +24,7 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.policies import Policies
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafters, Each
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given

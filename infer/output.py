@@ -1,6 +1,6 @@
 """What becomes of one sequence's tokens: text, piece by piece, and the end where a stop string says so."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from infer.text import TextStream
 
@@ -34,3 +34,14 @@ class Output:
         if finished:
             pieces[-1] += self._stream.rest()
         return pieces
+
+
+def in_pieces(told: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """[kind, text] in turn, of each token's kind (`Step.kinds`) and text: neighbours of a kind become one."""
+    found = list[list[str]]()
+    for kind, text in told:
+        if found and found[-1][0] == kind:
+            found[-1][1] += text
+        elif text:
+            found.append([kind, text])
+    return found

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from conf import UserError
-from infer.config import Infill
+from infer.config import SIDE_BY_SIDE, Infill
+from infer.engine.sampling import SEEDS
 from infer.text import Text
 
-MOST = 8  # prompts side by side
 Prompt: TypeAlias = str | Infill | Iterable[int]
 Taken: TypeAlias = str | Infill | list
 
@@ -21,8 +21,8 @@ def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
     taken = _taken(prompts, "prompt")
     if isinstance(taken, str | Infill) or not taken or any(isinstance(id, Number) for id in taken):
         return [taken], ["prompt"]
-    if len(taken) > MOST:
-        raise UserError(f"prompts: wanted 1 to {MOST} side by side, found {len(taken)}")
+    if len(taken) > SIDE_BY_SIDE:
+        raise UserError(f"prompts: wanted 1 to {SIDE_BY_SIDE} side by side, found {len(taken)}")
     names = [f"prompts[{index}]" for index in range(len(taken))]
     return [_taken(prompt, name) for prompt, name in zip(taken, names)], names
 
@@ -50,7 +50,7 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
     if seeds is None:
         return [default] * count
     items = _items(seeds) or []
-    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < 2**63 for seed in items):
+    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items):
         found = items or seeds
         raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
     return [int(seed) for seed in items]

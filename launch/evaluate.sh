@@ -2,9 +2,8 @@
 # Speed and quality of a model in one report, beside the model it was made from: launch/evaluate.sh MODEL [BASE]
 #   and, as needed: out=DIR and what else both stages take; speed.NAME=VALUE for infer.speed (speed.draft=DIR),
 #   quality.NAME=VALUE for infer.quality (quality.samples=10). RANKS processes share the prompts: one per GPU.
-#   Paths are taken from this project's folder, or whole.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+project=$(cd "$(dirname "$0")/.." && pwd)
 if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
     echo "error: wanted launch/evaluate.sh MODEL [BASE] [out=DIR] [speed.NAME=VALUE] [quality.NAME=VALUE]" >&2
     exit 2
@@ -25,8 +24,10 @@ for setting in "$@"; do
         *) both+=("$setting") ;;
     esac
 done
-bash launch/setup.sh
-source .venv/bin/activate
+bash "$project/launch/setup.sh"
+source "$project/.venv/bin/activate"
+# Paths are those of the folder that this was called from, which is not searched for modules.
+export PYTHONPATH="$project${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 ranks=${RANKS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
 start=(python) # alone a mistake is one sentence, without torchrun's word on it
 [[ $ranks -eq 1 ]] || start=(torchrun --standalone --nproc_per_node "$ranks")

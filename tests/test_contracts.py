@@ -20,9 +20,9 @@ from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafter, Each
-from infer.engine.pick import GREEDY
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
 from infer.loop import Limits, decode
 from infer.models.checkpoint import load_model, load_text
 from infer.trees.tree import Tree

@@ -93,7 +93,7 @@ def test_a_draft_model_has_the_tokens_of_its_target(folders: dict[str, Path]) ->
 def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Path], tmp_path: Path) -> None:
     held_out = folders["data"] / "held_out.jsonl"
     settings = [
-        *(folders["model"], folders["base_model"], f"out={tmp_path}", "tracker.mode=disabled"),
+        *(folders["model"], folders["base_model"], "out=report", "tracker.mode=disabled"),
         *("speed.experiment=demo", f"speed.draft={folders['draft']}", "speed.max_new_tokens=20"),
         *(f"speed.prompts.held_out.path={held_out}", "speed.prompts.held_out.count=2", "speed.rounds=1"),
         *("speed.prompts.humaneval.count=1", "speed.prompts.humaneval.max_tokens=900", "speed.k=[1,6]"),
@@ -105,8 +105,8 @@ def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Pat
         ),
         *("quality.benchmarks.held_out.count=2", "quality.benchmarks.humaneval.count=1"),
     ]
-    printed = evaluate(*settings, ranks=2)
-    report = json.loads((tmp_path / "speed" / "speed.json").read_text())
+    printed, out = evaluate(*settings, ranks=2, cwd=tmp_path), tmp_path / "report"
+    report = json.loads((out / "speed" / "speed.json").read_text())
     assert report["units"] == {"all": 5, "done": 5} and report["ranks"] == 2
     decoders = {row["decoder"] for row in report["rows"]}
     assert {"plain", "sdsat", "auto", "ssd", "gsd", "gsd probes", "base", "generate assisted"} <= decoders
@@ -115,19 +115,19 @@ def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Pat
         if not row["peer"]:
             assert row["identical"] == row["compared"]
     assert "gsd probes" in printed and "3 of 3 answers are those of plain decoding" in printed
-    page = (tmp_path / "index.html").read_text()
+    page = (out / "index.html").read_text()
     assert 'id="speed"' in page and 'id="quality"' in page
-    assert (tmp_path / "tokens_per_second.png").stat().st_size > 1000
-    assert evaluate(*settings).count("nothing to do") == 2
+    assert (out / "tokens_per_second.png").stat().st_size > 1000
+    assert evaluate(*settings, cwd=tmp_path).count("nothing to do") == 2
 
 
-def evaluate(*arguments: object, ranks: int = 1) -> str:
-    """launch/evaluate.sh; returns what it printed."""
+def evaluate(*arguments: object, cwd: Path, ranks: int = 1) -> str:
+    """launch/evaluate.sh, called from any folder, whose paths it takes; returns what it printed."""
     run = subprocess.run(
-        ["bash", "launch/evaluate.sh", *map(str, arguments)],
+        ["bash", str(ROOT / "launch" / "evaluate.sh"), *map(str, arguments)],
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "RANKS": str(ranks)},
     )
     assert run.returncode == 0, run.stdout + run.stderr

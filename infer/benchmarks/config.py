@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from infer.config import ORDERS
+
 EXECUTED = ("humaneval", "mbpp", "multipl_e")  # with tests
 JUDGED = (*EXECUTED, "infilling", "lines")
 KINDS = (*JUDGED, "gsm8k", "spec_bench", "alpaca", "xsum", "wmt14", "jsonl")
-ORDERS = ("spm", "psm")
 
 
 @dataclass

@@ -29,6 +29,7 @@ TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 FORGOTTEN = 0.75  # of what is known of places that are not probed now, from plan to plan, remains
 PLANS = (8, 64)  # steps between two plans: at first, at most
+MOST = 64  # probes under a node: of more a plan, whose time grows with their cube, takes longer than forwards
 
 
 class Calibration:
@@ -90,7 +91,8 @@ class AutoPolicy:
     width = 4
 
     def __init__(self, costs: Costs, k: int) -> None:
-        """`k` is the most probes under a node."""
+        """`k` is the most probes under a node, as far as so many can be planned."""
+        k = min(k, MOST)
         self._costs, self.most, self.max_rows = costs, k, max(costs.rows[-1], 1 + k)
         self._ms = [0.0, *(costs(q) for q in range(1, self.max_rows + 1))]
         self._slopes = slopes(self._ms)

@@ -20,7 +20,7 @@ from conf.stage import write_json
 from infer.drafters.costs import Costs, measure_costs, measure_ratio, measured_at, work
 from infer.engine.agreement import agreed_value, shares
 from infer.engine.gate import GatedLinear
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.hardware import processor
 
 SCHEMA = 5  # of what is kept, and of how it is measured

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.agreement import agreed_value
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.engine.target import context_length
 from infer.trees.tree import Tree
 

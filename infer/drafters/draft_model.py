@@ -20,9 +20,9 @@ from torch import Tensor
 
 from infer.drafters.budget import Budget
 from infer.drafters.outcome import Outcome, Watch
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Candidates, Reading, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.models.draft import Draft
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree

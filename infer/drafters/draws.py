@@ -12,8 +12,8 @@ import torch
 
 from infer.drafters.draft_model import Pending
 from infer.drafters.levels import LevelDrafters
-from infer.engine.pick import Sampling
 from infer.engine.reading import Candidates, Reading, Request
+from infer.engine.sampling import Sampling
 from infer.trees.tree import Tree
 
 

@@ -1,38 +1,67 @@
-"""Policies that learn, by the texts that they serve, and what rows cost there, kept for later texts."""
+"""What learns, by the texts that it serves, and what rows cost there, kept for later texts."""
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs, context_of, work
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 
 MOST = 64  # of a kind that are kept: a server may hear of another temperature with every text
 Value = TypeVar("Value")
+Learner = TypeVar("Learner")
+Measured = TypeVar("Measured")
 
 
-class Policies:
-    """Of one model, to which nothing in here refers.
+class Learners(Generic[Learner, Measured]):
+    """Those of one model, to which nothing in here refers.
 
-    What is learned holds for one sampling. What rows cost holds for all that compute as much.
+    What is learned holds for one sampling. What was measured holds for all that compute as much.
     """
 
     def __init__(self) -> None:
-        self._learned = dict[Hashable, AutoPolicy]()
-        self._costs = dict[Hashable, Costs]()
+        self._learned = dict[Hashable, Learner]()
+        self._measured = dict[Hashable, Measured]()
+
+    def find(
+        self,
+        kind: Hashable,
+        *,
+        batch: int,
+        capacity: int,
+        sampling: Sampling,
+        measure: Callable[[], Measured],
+        new: Callable[[Measured], Learner],
+    ) -> Learner:
+        """The one of a kind for `batch` such texts of up to `capacity` tokens; where there is none yet, a `new`
+        one of what rows cost, which `measure` says where it is not known either.
+        """
+        texts = (batch, context_of(capacity))
+
+        def begin() -> Learner:
+            return new(_kept(self._measured, (*texts, work(sampling)), measure))
+
+        return _kept(self._learned, (kind, *texts, sampling), begin)
+
+
+class Policies:
+    """The policies that learn, of one model; the number of probes is their kind."""
+
+    def __init__(self) -> None:
+        self._learners = Learners[AutoPolicy, Costs]()
 
     def auto(
         self, k: int, *, batch: int, capacity: int, sampling: Sampling, measure: Callable[[], Costs]
     ) -> AutoPolicy:
-        """The one that learns, for `batch` such texts of up to `capacity` tokens; `measure` says L(q) where it
-        is not known yet.
-        """
-        texts = (batch, context_of(capacity))
-
-        def new() -> AutoPolicy:
-            return AutoPolicy(_kept(self._costs, (*texts, work(sampling)), measure), k)
-
-        return _kept(self._learned, (k, *texts, sampling), new)
+        """See Learners; `measure` says L(q)."""
+        return self._learners.find(
+            k,
+            batch=batch,
+            capacity=capacity,
+            sampling=sampling,
+            measure=measure,
+            new=lambda costs: AutoPolicy(costs, k),
+        )
 
 
 def _kept(known: dict[Hashable, Value], key: Hashable, make: Callable[[], Value]) -> Value:

@@ -6,8 +6,8 @@ Nothing here decides what is emitted.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infer.engine.pick import Sampling
 from infer.engine.reading import Candidates, Request
+from infer.engine.sampling import Sampling
 from infer.trees.tree import Tree
 
 

@@ -16,8 +16,8 @@ from infer.engine.alibi import is_alibi
 from infer.engine.attention import library_attention
 from infer.engine.forward import DynamicForward
 from infer.engine.memory import is_out_of_memory
-from infer.engine.pick import GREEDY
 from infer.engine.reading import Request
+from infer.engine.sampling import GREEDY
 from infer.engine.target import Target
 from infer.trees.tree import Tree
 

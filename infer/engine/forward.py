@@ -9,8 +9,8 @@ from torch import Tensor
 from infer.engine.alibi import biased
 from infer.engine.gate import CLOSED
 from infer.engine.head import Logits
-from infer.engine.pick import Sampling
 from infer.engine.reading import LazyReading, Reading, Request
+from infer.engine.sampling import Sampling
 from infer.engine.target import Target
 from infer.trees.layout import Layout, key_positions, lay_out, mask
 from infer.trees.tree import Tree

@@ -24,11 +24,13 @@ def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def enough_for_weights(folder: str | Path, dtype: str, device: str | None) -> AbstractContextManager[None]:
-    """The same around reading a directory's weights."""
+def enough_for_weights(
+    folder: str | Path, dtype: str, device: str | None, *, narrow: str = "dtype=bfloat16"
+) -> AbstractContextManager[None]:
+    """The same around reading a directory's weights; `narrow` is the setting that makes them smaller."""
     stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     wanted = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
-    return enough_memory(wanted, "take dtype=bfloat16 or a smaller model")
+    return enough_memory(wanted, f"take {narrow} or a smaller model")
 
 
 def is_out_of_memory(error: Exception) -> bool:

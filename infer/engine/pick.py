@@ -7,7 +7,6 @@ for token the sampled output without, and drafts that see the same noise are rig
 (Gumbel coupling: Daliri, Musco, Suresh, 2024).
 """
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -15,35 +14,11 @@ import torch
 from torch import Tensor
 
 from infer.engine.head import Logits, top
+from infer.engine.sampling import Sampling
 
 WIDE = 128  # tokens looked at first where no top_k cuts
 LEADERS = 8  # candidates among which a weight is a share
 Ints = TypeVar("Ints", Tensor, np.ndarray)  # int64
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The target distribution, as Transformers' warpers make it: temperature, then top_k, then top_p."""
-
-    temperature: float = 0.0  # 0: the likeliest token
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
-
-    @property
-    def cheap(self) -> bool:
-        """Whether a pick looks at the leading tokens alone."""
-        return self.temperature == 0 or self.top_k > 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: wanted at least 0, found {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: wanted at least 0 (all tokens), found {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: wanted a share above 0, up to 1, found {self.top_p}")
-
-
-GREEDY = Sampling()
 
 
 def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:

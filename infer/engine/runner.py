@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from infer.engine.agreement import shares
 from infer.engine.forward import DynamicForward, Forward
-from infer.engine.pick import Sampling
 from infer.engine.reading import Reading, Request
+from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward
 from infer.engine.target import Target
 from infer.trees.tree import Tree

@@ -21,8 +21,9 @@ from torch import Tensor
 from infer.engine.alibi import biased
 from infer.engine.gate import CLOSED
 from infer.engine.head import Logits
-from infer.engine.pick import Sampling, leaders, likeliest, pick
+from infer.engine.pick import leaders, likeliest, pick
 from infer.engine.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
+from infer.engine.sampling import Sampling
 from infer.engine.target import Target
 from infer.trees.layout import Layout, extent, lay_out
 from infer.trees.tree import Tree

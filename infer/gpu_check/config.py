@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from infer.config import DTYPES
+from infer.config import check_dtype
 from infer.gpu_check.shapes import SHAPES
 
 
@@ -27,8 +27,7 @@ class GpuCheckConfig:
         for name in self.shapes:
             if name not in SHAPES:
                 raise ValueError(f"shapes: wanted some of {', '.join(SHAPES)}, found {name}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
+        check_dtype(self.dtype)
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
         if self.rounds < 3 or self.prompts < 2 or self.context < 16:

@@ -22,10 +22,12 @@ from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.attention import NAME
 from infer.engine.head import Logits
-from infer.engine.pick import GREEDY, Sampling, gumbel
+from infer.engine.pick import gumbel
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
-from infer.gpu_check.shapes import LIVELY, random_model
+from infer.engine.sampling import GREEDY, Sampling
+from infer.gpu_check.models import random_model
+from infer.gpu_check.shapes import LIVELY
 from infer.loop import Limits, decode
 
 NEW = 48  # tokens of every text
@@ -88,7 +90,7 @@ def _requests(n: int) -> list[Request]:
     """Prompts of unequal lengths."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 60, (n,), generator=generator).tolist()
-    vocab = LIVELY.vocab_size
+    vocab = LIVELY["vocab_size"]
     return [
         Request(torch.randint(0, vocab, (length,), generator=generator).tolist(), seed)
         for seed, length in enumerate(lengths)

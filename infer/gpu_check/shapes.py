@@ -1,54 +1,45 @@
-"""Models by their shapes, with random weights made on the device: nothing is downloaded."""
+"""Models by their shapes, as LlamaConfig's settings. Knows no torch: names of shapes are checked before it."""
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from collections.abc import Mapping
+from typing import Any
 
-from infer.engine.attention import NAME, register
+Shape = Mapping[str, Any]
 
-SHAPES = {
-    "codellama_7b": LlamaConfig(
-        vocab_size=32016,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        max_position_embeddings=16384,
-    ),
-    "codellama_13b": LlamaConfig(
-        vocab_size=32016,
-        hidden_size=5120,
-        intermediate_size=13824,
-        num_hidden_layers=40,
-        num_attention_heads=40,
-        max_position_embeddings=16384,
-    ),
-    "tiny": LlamaConfig(
-        vocab_size=199,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-    ),
+SHAPES: dict[str, Shape] = {
+    "codellama_7b": {
+        "vocab_size": 32016,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 16384,
+    },
+    "codellama_13b": {
+        "vocab_size": 32016,
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "max_position_embeddings": 16384,
+    },
+    "tiny": {
+        "vocab_size": 199,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    },
 }
 # Of weights this far apart the next token depends on all before it, and seldom nearly ties.
-LIVELY = LlamaConfig(
-    vocab_size=499,
-    hidden_size=128,
-    intermediate_size=256,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=1024,
-    initializer_range=0.2,
-)
-
-
-def random_model(config: LlamaConfig, *, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
-    """The same weights each time on one kind of device."""
-    register()
-    torch.manual_seed(0)
-    with torch.device(device):
-        lm = LlamaForCausalLM._from_config(config, attn_implementation=NAME, dtype=dtype)
-    return lm.eval()
+LIVELY: Shape = {
+    "vocab_size": 499,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+}

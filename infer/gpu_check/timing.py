@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafter, Each
-from infer.engine.pick import GREEDY
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
 from infer.loop import Limits, decode
 from infer.trees.tree import Tree
 

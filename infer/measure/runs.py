@@ -16,9 +16,9 @@ import torch
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, SEEDS, Sampling
 from infer.loop import Limits, Step, decode
 
 
@@ -144,7 +144,7 @@ def _judged(step: Step) -> int:
 
 def seed_of(prompt: TokenPrompt, seed: int) -> int:
     """Another one for every prompt, and the same in every round, for every decoder and on every rank."""
-    return (seed + zlib.crc32(prompt.id.encode())) % 2**63
+    return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
 
 
 def measure(

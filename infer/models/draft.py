@@ -97,8 +97,9 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
     """
     if config.layers is None:
         folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
-        with told_as("draft", folder), enough_for_weights(folder, dtype, str(target.device)):
-            lm = load_model(folder, dtype=dtype, device=str(target.device))
+        narrow, device = "draft.dtype=bfloat16", str(target.device)
+        with told_as("draft", folder), enough_for_weights(folder, dtype, device, narrow=narrow):
+            lm = load_model(folder, dtype=dtype, device=device)
             adaptive = load_adaptive(folder) if config.adaptive else None
         _warn_of_size(folder, lm, target)
     else:

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, GenerationMode, MaxLengthCriteria
 
-from infer.engine.pick import GREEDY, Sampling
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, Stop
 
 WARPERS = ((TopPLogitsWarper, "top_p"), (TopKLogitsWarper, "top_k"), (TemperatureLogitsWarper, "temperature"))

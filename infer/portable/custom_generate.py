@@ -30,8 +30,8 @@ from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
 from infer.drafters.protocol import Each
 from infer.engine.attention import attending, register
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
+from infer.engine.sampling import SEEDS, Sampling
 from infer.engine.target import context_length
 from infer.loop import Limits, decode
 from infer.portable.asked import (
@@ -47,7 +47,6 @@ from infer.portable.asked import (
 )
 from infer.portable.kept import Kept, kept_for
 
-SEEDS = 2**63
 PROBES = (None, "auto", "root", "all")
 
 

@@ -17,8 +17,8 @@ from infer.drafters.costs import measure_costs, measured_at
 from infer.drafters.policies import Policies
 from infer.engine.agreement import shares
 from infer.engine.families import check_family, check_tree
-from infer.engine.pick import Sampling
 from infer.engine.runners import Runners
+from infer.engine.sampling import Sampling
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """python -m infer.quality: what the answers of a model are worth, beside those of the model it was tuned from.
 
 config.py    the settings
+run.py       from the settings to the report: answers, verdicts, result
 work.py      which problems can be judged here, and whose answers are wanted
 batches.py   which answers are wanted, in batches; how each is seeded
 answers.py   a model's answers to a batch, and who produced each token

@@ -1,10 +1,11 @@
 """A model's answers to problems, and who produced each of their tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from infer.api import Model, TextStep, generate
 from infer.config import DecodeConfig
+from infer.output import in_pieces
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
 from infer.text import Text
@@ -28,7 +29,7 @@ def answer(model: Model, batch: Batch, config: QualityConfig) -> list[Answer]:
             "id": problem.id,
             "sample": number,
             "tokens": [token for step in found.get(at, ()) for token in step.tokens],
-            "pieces": pieces(found.get(at, ())),
+            "pieces": in_pieces(told for step in found.get(at, ()) for told in zip(step.kinds, step.texts)),
             "too_long": at not in found,
         }
         for at, (problem, number) in enumerate(batch.asks)
@@ -46,22 +47,6 @@ def _decoded(
     found: list[list[TextStep]] = [[] for _ in prompts]
     for step in generate(model, prompts, decode, seeds=seeds) if prompts else ():
         found[step.sequence].append(step)
-    return found
-
-
-def pieces(steps: Iterable[TextStep]) -> list[list[str]]:
-    """The text in pieces of [kind, text]: the model's "own", "drafted" and accepted, or accepted behind a
-    merged node of a graph, "shared".
-    """
-    found = list[list[str]]()
-    for step in steps:
-        straight = step.accepted - step.shared
-        kinds = ["drafted"] * straight + ["shared"] * step.shared + ["own"] * (len(step.texts) - step.accepted)
-        for kind, text in zip(kinds, step.texts, strict=True):
-            if found and found[-1][0] == kind:
-                found[-1][1] += text
-            elif text:
-                found.append([kind, text])
     return found
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
 from infer.benchmarks.config import BenchmarkConfig
-from infer.config import DTYPES
-from infer.requests import MOST
+from infer.config import SIDE_BY_SIDE, check_at_least, check_dtype
+from infer.engine.sampling import SEEDS
 from infer.sandbox import SandboxConfig
 
 DECODERS = ("plain", "sdsat")
@@ -47,18 +47,13 @@ class QualityConfig:
             )
         if not self.benchmarks:
             raise ValueError("benchmarks: wanted at least one, found none")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
-        if not 1 <= self.batch <= MOST:
-            raise ValueError(f"batch: wanted 1 to {MOST}, found {self.batch}")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: wanted at least 1, found {self.max_new_tokens}")
-        if not 0 <= self.seed < 2**63:
+        check_dtype(self.dtype)
+        if not 1 <= self.batch <= SIDE_BY_SIDE:
+            raise ValueError(f"batch: wanted 1 to {SIDE_BY_SIDE}, found {self.batch}")
+        check_at_least(self, {"max_new_tokens": 1, "workers": 1, "threads": 1})
+        if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed: wanted a number of up to 63 bits, found {self.seed}")
         self._check_samples()
-        for name in ("workers", "threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
 
     def _check_samples(self) -> None:
         if self.samples < 0:

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from infer.measure.unfinished import HEADER, UNITS
 from infer.quality.answers import Answer
 from infer.quality.scores import bootstrap, difference, pass_at_k, wilson
 from infer.quality.verdicts import TOO_LONG, key_of
 
-HEADER, RESULT = "header.json", "quality.json"
-SCHEMA = 1
+RESULT = "quality.json"
 Units = Mapping[str, Mapping[str, Any]]
 
 
@@ -55,7 +55,7 @@ def read(folder: Path) -> dict[str, Any]:
     if (folder / RESULT).is_file():
         return json.loads((folder / RESULT).read_text(encoding="utf-8"))
     header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    files = sorted((folder / "units").glob("*.json"))
+    files = sorted((folder / UNITS).glob("*.json"))
     return result(header, {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from conf import run
 from infer.report.config import ReportConfig
-from infer.report.side_by_side import print_comparison, write_comparison
-from infer.report.terminal import print_report
-from infer.report.write import write
 
 
 def main(config: ReportConfig) -> None:
     """Write and print it."""
+    # Imported late: a mistake in the settings is told without waiting for plots and tracker.
+    from infer.report.side_by_side import print_comparison, write_comparison
+    from infer.report.terminal import print_report
+    from infer.report.write import write
+
     out = Path(config.out)
     if config.compare:
         first, second = map(Path, config.compared)

@@ -8,17 +8,17 @@ from typing import Any
 
 from conf import UserError
 from conf.stage import MANIFEST, partial_of, read_manifest
+from infer.measure.unfinished import HEADER
 from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED
 
-SCHEMAS = {"speed": 2, "quality": 1}
+SCHEMAS = {"speed": 2, "quality": 1}  # as they are written and read
 FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
 LISTS = {
-    "speed": ("limits", "costs", "samples", "skipped"),
+    "speed": ("limits", "costs", "samples", "skipped", "left_out"),
     "quality": ("differences", "same", "skipped", "samples"),
 }
 # Who makes a part of the units that are done. Asked for an unfinished run alone: they bring torch and more.
-HEADER = "header.json"  # what all units of a run share
 READERS = {"speed": "infer.speed.aggregate", "quality": "infer.quality.result"}
 
 

@@ -41,6 +41,8 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         )
     for one in report["speed"]["skipped"]:
         console.print(f"left out: {one['prompt_set']}: {one['reason']}", markup=False)
+    for one in report["speed"]["left_out"]:
+        console.print(f"left out: {one['peer']}: {one['reason']}", markup=False)
     if any(row["decoder"] == "sdsat" for row in rows):
         console.print(FORWARD)
     if any(row["peer"] for row in rows):

@@ -13,8 +13,9 @@ from infer.report.page import report_page
 from infer.report.parts import read_parts
 from infer.report.plots import PLOTS, draw
 from infer.report.rows import Row, flat
-from infer.report.summary import best_rows, changes, headline, warnings
+from infer.report.summary import best_rows, changes, headline
 from infer.report.tracker import log
+from infer.report.warnings import warnings
 
 SCHEMA = 2
 

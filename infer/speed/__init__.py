@@ -1,6 +1,7 @@
 """python -m infer.speed: decoders against plain decoding in the same loop, pair by pair.
 
 config      the settings
+run         from the settings to the report: what is made, checked and told
 prepare     what is checked before any weight is read
 place       whether the folder of a run can be had
 ways        our ways to decode, by the settings of infer.methods

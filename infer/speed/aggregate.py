@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from infer.measure.unfinished import HEADER, UNITS
+from infer.report.parts import SCHEMAS
 from infer.speed.config import PEERS
 from infer.speed.statistics import Weighed, estimate
 
-SCHEMA = 2
-HEADER = "header.json"
-UNITS = "units"
 PARTS = ("ms_draft", "ms_forward", "ms_rest", "peak_memory_bytes", "drafted_nodes", "graph_success")
 ORDER = ("plain", "sdsat", "auto", "prompt lookup", "ssd", "tsd", "gsd", "gsd probes", "base", *PEERS.values())
 
@@ -63,7 +62,7 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
     kept = {name: value for name, value in header.items() if name != "all"}
     rows = [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))]
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMAS["speed"],
         **kept,
         "units": {"all": header["all"], "done": len(done)},
         "rows": _paced(rows),

@@ -15,9 +15,9 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafters, Each
 from infer.engine.cache import shape
 from infer.engine.memory import enough_for_weights, enough_memory, gib
-from infer.engine.pick import Sampling
 from infer.engine.runner import Runner
 from infer.engine.runners import Runners
+from infer.engine.sampling import Sampling
 from infer.engine.target import context_length
 from infer.loop import Limits
 from infer.measure.runs import Decoder, loop_decoder
@@ -68,7 +68,9 @@ class Bench:
                     group = Group(dtype, temperature)
                     self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing)
         longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
-        self._peers = Peers(config, self.lms, drafts, prepared.adaptive, capacity=longest)
+        self.peers = Peers(
+            config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest
+        )
         self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in self._models}
         self._lent = list[tuple[Runners, Runner]]()
 
@@ -105,10 +107,6 @@ class Bench:
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
 
-    def peers(self, group: Group) -> dict[Way, Decoder]:
-        """The library's, and vLLM's, as far as they are asked for and there."""
-        return self._peers.decoders(group, self._sampling(group.temperature))
-
     def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
         """Of a way, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
@@ -140,7 +138,8 @@ class Bench:
         return runner
 
     def _load(self, setting: str, folder: str, dtype: str, device: str | None) -> PreTrainedModel:
-        with told_as(setting, folder), enough_for_weights(folder, dtype, device):
+        narrow = "dtypes=[bfloat16]"
+        with told_as(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
             lm = load_model(folder, dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
         named = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
 from infer.benchmarks.config import PromptSetConfig
-from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig
+from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least
 
 OWN = ("sdsat", "auto", "prompt_lookup", *BY_DRAFT_MODEL)
 PEERS = {
@@ -48,10 +48,7 @@ class SpeedConfig:
             raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperatures: wanted some from 0 on, found {self.temperatures}")
-        for name, least in {"rounds": 1, "max_new_tokens": 2, "threads": 1, "top_k": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}: wanted at least {least}, found {value}")
+        check_at_least(self, {"rounds": 1, "max_new_tokens": 2, "threads": 1, "top_k": 0})
         if "sdsat" in self.decoders and max(self.k) >= self.max_new_tokens:
             # The first token of a text is no draft's.
             raise ValueError(f"k: wanted below max_new_tokens={self.max_new_tokens}, found {max(self.k)}")

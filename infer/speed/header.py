@@ -1,19 +1,16 @@
 """What all units of a run share: settings, machine, its physical limit, and what rows cost. Measured first."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from conf.stage import commit, versions
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.cost_tables import find_costs
-from infer.engine.pick import GREEDY
-from infer.hardware import hardware
+from infer.engine.sampling import GREEDY
+from infer.hardware import circumstances
 from infer.speed.config import SpeedConfig
 from infer.speed.device import measure_limit
 
@@ -28,11 +25,7 @@ def header(
 ) -> dict[str, Any]:
     """speed.json without its rows; `all_` is the number of units."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "settings": asdict(config),
+        **circumstances(config),
         "model": Path(config.model).resolve().name,
         "ranks": ranks,
         "all": all_,

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.attention import library_attention
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.methods import LOOKED_UP
 from infer.models.checkpoint import eos_ids

@@ -17,9 +17,9 @@ import torch
 
 from infer.drafters.outcome import Outcome
 from infer.drafters.protocol import Drafters
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, Step, decode
 from infer.measure.runs import Clock, clock
 

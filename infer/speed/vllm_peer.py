@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.models import parallel
 from infer.models.checkpoint import Adaptive

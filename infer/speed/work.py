@@ -67,7 +67,7 @@ class Worker:
         self._decoders = {
             group: {
                 **{way: own.decoder(self._config.seed) for way, own in ways.items()},
-                **self._bench.peers(group),
+                **self._bench.peers.decoders(group),
             }
             for group, ways in self._own.items()
         }

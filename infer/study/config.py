@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from infer.benchmarks.config import PromptSetConfig
-from infer.config import DTYPES, DraftConfig
+from infer.config import DraftConfig, check_at_least, check_dtype
+from infer.trees.growth import Rules
 
 PARTS = ("methods", "sampling", "time", "recurrence", "ablation", "merging", "ranks")
 
@@ -12,7 +13,8 @@ PARTS = ("methods", "sampling", "time", "recurrence", "ablation", "merging", "ra
 class StudyConfig:
     """python -m infer.study: the GSD paper's measurements of drafts, on a model and one that drafts for it.
 
-    Raises ValueError for an unknown part, for no draft model and for one that does not draft by levels.
+    Raises ValueError for an unknown part, for no draft model and for one that does not draft by levels, and for
+    values out of range.
     """
 
     model: str  # a Transformers directory
@@ -40,10 +42,11 @@ class StudyConfig:
             raise ValueError(
                 "draft.adaptive: wanted false, since the study is of drafts level by level, found true"
             )
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: wanted one of {', '.join(DTYPES)}, found {self.dtype}")
-        for name in ("self_layers", "nodes", "rounds", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads: wanted at least 1, found {self.threads}")
+        check_dtype(self.dtype)
+        bounds = dict.fromkeys(("self_layers", "nodes", "rounds", "max_new_tokens", "threads"), 1)
+        check_at_least(self, bounds)
+        if "sampling" in self.parts and self.nodes < Rules().k:
+            raise ValueError(
+                f"nodes: wanted at least {Rules().k} with sampling among parts, where a node's children are "
+                f"verified together, found {self.nodes}"
+            )

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infer.engine.pick import GREEDY
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
 from infer.study.bench import Bench
 from infer.trees.token_graph import TokenGraph
 from infer.trees.tree import Tree

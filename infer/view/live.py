@@ -13,6 +13,7 @@ from infer.api import TextStep
 from infer.view.summary import Summary
 
 GIVEN, DRAFTED, SHARED = (Style.parse(style) for style in ("bright_black", "bold green", "bold blue"))
+STYLES = {"drafted": DRAFTED, "shared": SHARED}
 LEGEND = Text.assemble(("given", GIVEN), "  the model's own  ", ("drafted and accepted", DRAFTED))
 OF_GRAPHS = Text.assemble(LEGEND, "  ", ("behind a merged node", SHARED))
 # No text may steer a terminal: control characters but tab and line end are shown as their pictures.
@@ -36,10 +37,8 @@ class View:
             self._write(step.text)
             return
         self._shared |= step.shared > 0
-        drawn = step.accepted - step.shared
-        styles = [*[DRAFTED] * drawn, *[SHARED] * step.shared, *[None] * (len(step.texts) - step.accepted)]
-        for text, style in zip(step.texts, styles, strict=True):
-            self._write(text.translate(PICTURES), style)
+        for text, kind in zip(step.texts, step.kinds, strict=True):
+            self._write(text.translate(PICTURES), STYLES.get(kind))
 
     def close(self, summary: Summary) -> None:
         """Show what follows the text, and a line of figures."""

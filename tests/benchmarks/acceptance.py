@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from infer.engine.head import Logits
-from infer.engine.pick import Sampling, gumbel, probabilities
+from infer.engine.pick import gumbel, probabilities
 from infer.engine.ratio import draw, law
+from infer.engine.sampling import Sampling
 
 SAMPLINGS = {
     "T=1": Sampling(1.0),

@@ -21,9 +21,9 @@ import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.protocol import Each
-from infer.engine.pick import Sampling
 from infer.engine.reading import Candidates, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.trees.lattice import grow

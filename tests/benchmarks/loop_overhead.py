@@ -20,9 +20,9 @@ from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import measure_costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
 from tests.benchmarks.shapes import random_llama
 

@@ -26,8 +26,8 @@ from infer.drafters.costs import context_of, measure_costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Each
-from infer.engine.pick import Sampling
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text

@@ -14,9 +14,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infer.engine.attention import NAME, register
-from infer.engine.pick import GREEDY
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 16)

@@ -17,9 +17,9 @@ import torch
 from infer.drafters.budget import FixedBudget
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits
 from tests.drills.lossless import decoded
 from tests.infer.drafters.test_draft_model import RULES, a_draft_of, drafters_of

@@ -21,9 +21,9 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Each
 from infer.engine.attention import NAME, register
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, decode
 from tests.drills.lossless import COSTS
 

@@ -34,9 +34,10 @@ from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafters, Each
-from infer.engine.pick import GREEDY, Sampling, gumbel, kept
+from infer.engine.pick import gumbel, kept
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, decode
 from infer.models.checkpoint import Text, eos_ids, has_adaptive, load_adaptive, load_model, load_text
 from infer.models.draft import Draft, check_draft, load_draft

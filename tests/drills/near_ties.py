@@ -18,9 +18,9 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
-from infer.engine.pick import GREEDY
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
 from infer.loop import Limits
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.trees.tree import Tree

@@ -21,8 +21,8 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
-from infer.engine.pick import GREEDY
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
 from infer.loop import Limits
 from infer.measure.runs import Decoder, Measured, loop_decoder, measure
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text

@@ -30,8 +30,8 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
 from infer.engine.head import Logits
-from infer.engine.pick import Sampling
 from infer.engine.reading import LazyReading, Reading, Request
+from infer.engine.sampling import Sampling
 from infer.loop import Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
 from infer.speed.units import PLAIN, Way

@@ -17,9 +17,9 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.head import Logits
-from infer.engine.pick import Sampling
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits, Step, decode
 from infer.trees.layout import lay_out
 from infer.trees.tree import Tree

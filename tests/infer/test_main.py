@@ -1,6 +1,8 @@
 """python -m infer as people meet it: on a terminal, in a pipe, as a page, and when they are mistaken."""
 
 import io
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -124,6 +126,20 @@ def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 FLOAT = "dtype=float32"
+ROOMS = ("graph", "speed", "quality", "report", "study", "gpu_check")
+ENTRIES = ["infer.__main__", *(f"infer.{room}.__main__" for room in ROOMS)]
+
+
+def test_settings_are_read_without_torch() -> None:
+    """`--help` and a mistyped setting were answered after seconds: every entry imported PyTorch, Transformers,
+    plots and tracker before it looked at its settings.
+    """
+    code = f"import importlib, sys\nfor name in {ENTRIES}: importlib.import_module(name)\n"
+    slow = {"torch", "transformers", "matplotlib", "wandb", "datasets", "pyarrow"}
+    answer = subprocess.run(
+        [sys.executable, "-c", f"{code}print(*{slow} & sys.modules.keys())"], capture_output=True, text=True
+    )
+    assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr
 
 
 def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -19,9 +19,9 @@ from infer.api import generate
 from infer.config import DecodeConfig, DraftConfig
 from infer.drafters.budget import FamilyBudget
 from infer.drafters.draws import RatioDrafters
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits, Step, decode
 from infer.models.draft import Draft
 from infer.trees.growth import Growth, Rules

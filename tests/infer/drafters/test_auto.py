@@ -5,7 +5,7 @@ import random
 import pytest
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.auto import AutoPolicy, Calibration, best_plan, slopes
+from infer.drafters.auto import MOST, AutoPolicy, Calibration, best_plan, slopes
 from infer.drafters.costs import Costs
 from infer.engine.reading import Candidates
 from infer.trees.layout import extent
@@ -180,3 +180,10 @@ def test_a_batch_may_have_more_rows_than_any_tree() -> None:
     before = policy._credit._left
     policy.learn(None, [1], 2 * policy.max_rows)
     assert policy._credit._left == pytest.approx(before + CPU(1) - CPU(2 * policy.max_rows))
+
+
+def test_more_probes_than_can_be_planned_are_not() -> None:
+    """Plans took the cube of k: seconds each at k = 512, and hours before the first token at k = 10,000."""
+    policy = AutoPolicy(CPU, 10_000)
+    assert (policy.most, policy.max_rows) == (MOST, 1 + MOST) and 1 <= policy.k <= MOST
+    assert AutoPolicy(CPU, MOST).k == policy.k

@@ -9,7 +9,7 @@ from infer.api import Model, generate
 from infer.config import DecodeConfig
 from infer.drafters.cost_tables import find_both, find_costs
 from infer.drafters.costs import Bench, Costs
-from infer.engine.pick import GREEDY, Sampling
+from infer.engine.sampling import GREEDY, Sampling
 from infer.methods import Methods
 from infer.models.checkpoint import Adaptive
 from tests.conftest import tiny_llama

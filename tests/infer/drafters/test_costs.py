@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer.drafters.costs import Bench, Costs, measure_costs, rising
-from infer.engine.pick import GREEDY, Sampling, candidates, pick
+from infer.engine.pick import candidates, pick
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from tests.conftest import tiny_llama
 
 CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))

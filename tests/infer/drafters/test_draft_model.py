@@ -17,9 +17,9 @@ from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafters, Each
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, decode
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers

@@ -3,8 +3,8 @@
 from functools import partial
 
 from infer.drafters.costs import Costs
-from infer.drafters.policies import MOST, Policies
-from infer.engine.pick import Sampling
+from infer.drafters.policies import MOST, Learners, Policies
+from infer.engine.sampling import Sampling
 
 COSTS = Costs((1, 64), (1.0, 2.0))
 
@@ -40,3 +40,16 @@ def test_no_more_are_kept_than_there_is_room_for() -> None:
         auto(sampling=Sampling(3.0 + number))
         assert auto(sampling=Sampling(1.0)) is first
     assert auto(sampling=Sampling(2.0)) is not second
+
+
+def test_budgets_are_bounded_as_policies_are() -> None:
+    """Those of a draft model had a dict of their own: one was kept for every temperature, for good, and rows
+    were timed again for each.
+    """
+    learners, measured = Learners[object, int](), list[int]()
+    find = partial(learners.find, batch=1, capacity=100, measure=lambda: measured.append(1) or 1)
+    first = find("gsd", sampling=Sampling(1.0), new=lambda _: object())
+    assert find("tsd", sampling=Sampling(1.0), new=lambda _: object()) is not first
+    for number in range(MOST):
+        find("gsd", sampling=Sampling(2.0 + number), new=lambda _: object())
+    assert find("gsd", sampling=Sampling(1.0), new=lambda _: object()) is not first and len(measured) == 1

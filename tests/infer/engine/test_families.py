@@ -15,9 +15,9 @@ from infer.drafters.budget import FixedBudget
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.attention import NAME, library_attention, register
 from infer.engine.families import TOLERANCE, check_family, check_tree
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
 from infer.models.checkpoint import load_model
 from infer.trees.tree import Tree

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from infer.engine.head import Logits, top
-from infer.engine.pick import Sampling, _hashed, candidates, gumbel, pick, probabilities
+from infer.engine.pick import _hashed, candidates, gumbel, pick, probabilities
+from infer.engine.sampling import Sampling
 
 HEAD = nn.Identity()
 

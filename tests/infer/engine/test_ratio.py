@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from infer.engine.head import Logits
-from infer.engine.pick import Sampling, probabilities
+from infer.engine.pick import probabilities
 from infer.engine.ratio import draw, law
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.trees.layout import lay_out
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infer.engine.attention import library_attention
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.trees.test_tree import path_to, trees

@@ -19,9 +19,9 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.alibi import biased
 from infer.engine.gate import GatedLinear
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.engine.static import Inputs, additive_mask, bucket
 from infer.loop import Limits, Step, decode
 from infer.models.adapter import gated_layers

@@ -13,8 +13,9 @@ from conf import UserError, run
 from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
 from infer.drafters.outcome import Fate, Outcome
-from infer.graph.__main__ import choose, main
+from infer.graph.__main__ import main
 from infer.graph.picture import layout
+from infer.graph.run import choose
 from infer.graph.view import print_graph
 from infer.trees.token_graph import TokenGraph, unroll
 from tests.told import error

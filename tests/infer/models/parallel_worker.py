@@ -7,16 +7,17 @@ from functools import partial
 import torch
 
 from conf import settings
-from infer import costs, parallel
 from infer.__main__ import main
 from infer.config import InferConfig
+from infer.drafters import costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.protocol import Each
-from infer.engine.pick import Sampling
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
+from infer.models import parallel
 from infer.models.checkpoint import load_model
 
 PROMPTS = [[5, 17, 3, 88, 41], [44, 6, 13]]

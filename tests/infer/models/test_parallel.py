@@ -26,11 +26,10 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
     words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
     words.save(str(tmp_path / "tokenizer.json"))
-    worker = Path(__file__).with_name("parallel_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     answer = subprocess.run(
-        [*command, "-m", f"tests.infer.{worker.stem}", str(tmp_path)],
-        cwd=worker.parents[3],
+        [*command, "-m", outputs.__module__, str(tmp_path)],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=300,

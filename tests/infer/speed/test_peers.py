@@ -10,8 +10,8 @@ from infer.config import DraftConfig
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
 from infer.engine.attention import NAME
-from infer.engine.pick import GREEDY, Sampling
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits
 from infer.measure.runs import Decoder, loop_decoder
 from infer.models.draft import Draft, _narrow_head, load_draft

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
 from infer.speed import vllm_peer
 from infer.speed.vllm_peer import Engines, load_engines, missing

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from infer import DecodeConfig, generate, load
 from infer.benchmarks.prompts import TokenPrompt
-from infer.engine.pick import Sampling
+from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
 from infer.speed.vllm_peer import UNSAMPLED, Engines, load_engines
 from tests.infer.conftest import ROWS

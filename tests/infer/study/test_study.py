@@ -160,7 +160,7 @@ def test_a_study_measures_each_part_once(
         assert row["steps"] and row["draft"] > 0 and row["verification"] > 0 and row["others"] > 0
     gsd = {row["value"]: row for row in report["ablation"] if row["setting"] == "theta_prob"}
     assert gsd[0.1]["drafted_per_token"] >= gsd[0.6]["drafted_per_token"]
-    monkeypatch.setattr("infer.study.__main__.Bench", None)
+    monkeypatch.setattr("infer.study.run.Bench", None)
     main(config)
     assert "nothing to do" in capsys.readouterr().out
 
@@ -206,6 +206,8 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
         (["parts=[]"], "parts: wanted some of methods, .* found none"),
         (["dtype=int8"], "dtype: wanted one of .* found int8"),
         (["rounds=0"], "rounds: wanted at least 1, found 0"),
+        # It was refused once models were loaded and six parts measured.
+        (["nodes=3"], "nodes: wanted at least 4 with sampling among parts, .* found 3"),
     ],
 )
 def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: list[str], sentence: str) -> None:

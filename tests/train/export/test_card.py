@@ -10,7 +10,7 @@ from huggingface_hub import metadata_load
 
 from conf import UserError
 from conf.stage import fingerprint, write_manifest
-from infer.report import write
+from infer.report.write import write
 from tests.infer.report.report_fixture import quality, speed, write_parts
 from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training
 from train.export.beside import write_beside

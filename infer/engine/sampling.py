@@ -1,0 +1,29 @@
+"""What is drawn from, by its settings. Knows no torch, since the settings of every entry are read before it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The target distribution, as Transformers' warpers make it: temperature, then top_k, then top_p."""
+
+    temperature: float = 0.0  # 0: the likeliest token
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+
+    @property
+    def cheap(self) -> bool:
+        """Whether a pick looks at the leading tokens alone."""
+        return self.temperature == 0 or self.top_k > 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: wanted at least 0, found {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: wanted at least 0 (all tokens), found {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: wanted a share above 0, up to 1, found {self.top_p}")
+
+
+GREEDY = Sampling()
+SEEDS = 2**63  # there are so many: numbers of up to 63 bits

@@ -1,0 +1,78 @@
+"""A draft of a text, found by decoding it, and shown."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+
+from conf import UserError
+from conf.stage import file_to_write
+from infer.api import Model, generate, load
+from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
+from infer.draft_methods import NODES
+from infer.drafters.outcome import Outcome
+from infer.graph.picture import write_picture
+from infer.graph.view import print_graph, title
+from infer.models import parallel
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A draft, and the text that had been written when it was made."""
+
+    outcome: Outcome
+    before: str
+
+
+def run(config: GraphConfig) -> None:
+    """Decode, choose a draft, and show it."""
+    out = file_to_write("out", config.out)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model = load(config.model, config.dtype, config.device, draft=config.draft)
+    if model.adaptive is None and model.draft is None:
+        raise UserError(
+            "decode.method: wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive tokens, "
+            "found neither, and drafts that are no graphs"
+        )
+    seen = drafts_of(model, config.prompt, config.decode)
+    chosen = choose([one.outcome for one in seen], config.step)
+    outcome, before = seen[chosen].outcome, config.prompt + seen[chosen].before
+    told = f"draft {chosen + 1} of {len(seen)}: {title(outcome, model.text)}"
+    if parallel.is_first():
+        print_graph(Console(), outcome, model.text, before=before, told=told)
+        if out:
+            write_picture(out, outcome, model.text, told=told)
+            print(f"wrote {out}", file=sys.stderr)
+
+
+def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:
+    """Every draft of the text but the last step's. A draft model's are drawn to their end, and are the same
+    on every machine: what pays on this one would be another picture every time.
+    """
+    decode = model.methods.settled(decode)
+    if decode.method in BY_DRAFT_MODEL and decode.nodes is None:
+        decode = replace(decode, nodes=NODES)
+    seen, texts = list[Seen](), list[str]()
+    for step in generate(
+        model, prompt, decode, watch=lambda outcome: seen.append(Seen(outcome, "".join(texts)))
+    ):
+        texts.append(step.text)
+    return seen
+
+
+def choose(drafts: Sequence[Outcome], step: int | None) -> int:
+    """The index of the draft to show: of the first with merges, else of the one of most nodes.
+
+    Raises UserError for a step beyond the drafts, and where there are none.
+    """
+    if not drafts:
+        raise UserError("decode.max_new_tokens: wanted a text long enough for drafts, found none in it")
+    if step is not None:
+        if step > len(drafts):
+            raise UserError(f"step: wanted one of the text's {len(drafts)} drafts, found {step}")
+        return step - 1
+    merged = [index for index, outcome in enumerate(drafts) if outcome.graph.merged]
+    return merged[0] if merged else max(range(len(drafts)), key=lambda index: len(drafts[index].graph.tokens))

@@ -1,0 +1,150 @@
+"""Benchmarks by the settings that name them: how many, and what is mistaken in settings and files."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import UserError
+from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
+from infer.benchmarks.reading import read_problems
+from tests.infer.benchmarks.test_kinds import CPP, LINE, judged, lines, task
+
+
+def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
+    rows = [CPP | {"name": str(n), "language": language} for n in range(9) for language in ("cpp", "rs")]
+    path = lines(tmp_path / "a.jsonl", *rows)
+
+    def drawn(seed: int, count: int = 3) -> list[tuple[str, str]]:
+        found = read_problems("multipl_e", BenchmarkConfig(path=path, count=count), seed=seed)
+        return [(one.language, one.id) for one in found]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert [language for language, _ in drawn(0)].count("cpp") == 3 == len(drawn(0)) / 2
+    assert drawn(0) == sorted(drawn(0), key=lambda one: [(r["language"], r["name"]) for r in rows].index(one))
+    assert len(drawn(0, count=100)) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "humaneval",
+            "{}\n",
+            "a.jsonl, line 1: wanted JSON with a text 'task_id', found the fields of nothing",
+        ),
+        (
+            "humaneval",
+            '{"task_id": 3}\n',
+            "a.jsonl, line 1: wanted JSON with a text 'task_id', found task_id=3",
+        ),
+        ("humaneval", "[{}, 3]", "a.jsonl, entry 2: wanted a JSON object, found int"),
+        ("humaneval", "\n\n{\n", "a.jsonl, line 3: wanted JSON, found"),
+        ("humaneval", "[{", "a.jsonl: wanted a JSON list, found"),
+        ("humaneval", "", "benchmarks.humaneval: wanted at least one problem, found none in /"),
+        ("humaneval", b"\xff\xfe", "a.jsonl: wanted a readable file, found 'utf-8' codec"),
+        ("multipl_e", json.dumps(CPP | {"stop_tokens": [1]}), "a list of texts 'stop_tokens', found"),
+        (
+            "multipl_e",
+            json.dumps(CPP | {"tests": "// no main"}),
+            "line 1: wanted tests of cpp that can be told to end",
+        ),
+        ("mbpp", json.dumps(task("x")), "a whole number 'task_id', found task_id='x'"),  # type: ignore[arg-type]
+        (
+            "infilling",
+            json.dumps(LINE | {"suffix": None}),
+            "a text 'suffix', found the fields task_id, prompt,",
+        ),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message) as told:
+        judged(name, str(path))
+    assert "\n" not in str(told.value)
+
+
+def test_an_example_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="wanted task 2, which is shown as an example, found none"):
+        judged("mbpp", lines(tmp_path / "a.jsonl", task(11)), shots=3)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:20])
+    with pytest.raises(UserError, match=f"{name}: wanted a readable file, found"):
+        judged("humaneval", str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "humaneval",
+            {"order": "psm"},
+            r"prompts.humaneval.order: wanted it of kind infilling.* only, found kind humaneval",
+        ),
+        (
+            "humaneval",
+            {"shots": 0},
+            "prompts.humaneval.shots: wanted it of kind mbpp only, found kind humaneval",
+        ),
+        (
+            "humaneval",
+            {"key": "a"},
+            "prompts.humaneval.key: wanted it of kind jsonl only, found kind humaneval",
+        ),
+        (
+            "mbpp",
+            {"languages": ["py"]},
+            r"prompts.mbpp.languages: wanted it of kind multipl_e, infilling.* only, found kind mbpp",
+        ),
+        ("gsm8k", {"share": 0.5}, "prompts.gsm8k.share: wanted it of kind jsonl only, found kind gsm8k"),
+        (
+            "humaneval",
+            {"path": "none.jsonl"},
+            "prompts.humaneval.path=none.jsonl: wanted a file .*found no such",
+        ),
+        ("humanevil", {}, "prompts.humanevil: wanted prompts.humanevil.path=FILE, or .*humaneval, mbpp"),
+        ("xsum", {}, "prompts.xsum.path: wanted a file, found none given: give it as prompts.xsum.path=FILE"),
+    ],
+)
+def test_settings_that_a_kind_does_not_have(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as told:
+        read_problems(name, PromptSetConfig(**settings))
+    assert "\n" not in str(told.value)
+
+
+def test_a_benchmark_of_no_kind_a_folder_without_files_and_a_language_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"benchmarks\.mine\.kind: wanted one of humaneval, mbpp, .*found none"):
+        judged("mine", "a.jsonl")
+    with pytest.raises(UserError, match=r"benchmarks\.multipl_e\.path=.*found a folder without them"):
+        judged("multipl_e", str(tmp_path))
+    path = lines(tmp_path / "a.jsonl", CPP)
+    with pytest.raises(UserError, match=r"multipl_e\.languages: wanted some of cpp, found cobol"):
+        judged("multipl_e", path, languages=["cobol", "cpp"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "zip"}, "prompts.kind: wanted one of humaneval, mbpp"),
+        ({"order": "left"}, "prompts.order: wanted spm or psm, found left"),
+        ({"shots": 4}, "prompts.shots: wanted 0 to 3, found 4"),
+        ({"languages": []}, "prompts.languages: wanted some, found none"),
+        ({"share": 0.0}, "prompts.share: wanted a share above 0"),
+        ({"count": 0}, "prompts.count: wanted at least 1, found 0"),
+        ({"max_tokens": 0}, "prompts.max_tokens: wanted at least 1, found 0"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PromptSetConfig(**settings)
+    if "kind" in settings or "count" in settings:
+        with pytest.raises(ValueError, match=message.replace("prompts", "benchmarks")):
+            BenchmarkConfig(**settings)

@@ -1,0 +1,75 @@
+"""Benchmarks of two models, as infer.quality reads them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import settings
+from infer.quality.config import QualityConfig
+from infer.quality.result import read
+
+PROMPT = 'def {name}(x):\n    """{name} of x"""\n'
+
+
+CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three problems with tests, and four lines that are missing."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    code = [
+        {
+            "task_id": f"Mine/{name}",
+            "prompt": PROMPT.format(name=name),
+            "entry_point": name,
+            "canonical_solution": "    return x\n",
+            "test": CHECK,
+        }
+        for name in ("same", "itself", "one")
+    ]
+    holes = [
+        {
+            "task_id": f"hole/{n}",
+            "prompt": f"a = {n}\n",
+            "suffix": "print(a)\n",
+            "canonical_solution": "a += 1\n",
+        }
+        for n in range(4)
+    ]
+    found = {}
+    for name, rows in (("humaneval", code), ("infilling", holes)):
+        found[name] = folder / f"{name}.jsonl"
+        found[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return found
+
+
+@pytest.fixture
+def run(
+    files: dict[str, Path], model_dir: Path, base_dir: Path, tmp_path: Path
+) -> Callable[..., QualityConfig]:
+    """Settings of a small run."""
+
+    def made(*overrides: str, names: tuple[str, ...] = ("humaneval", "infilling")) -> QualityConfig:
+        given = [
+            f"model={model_dir}",
+            f"base={base_dir}",
+            f"out={tmp_path / 'out'}",
+            f"benchmarks={','.join(names)}",
+            *(f"benchmarks.{name}.path={files[name]}" for name in names),
+            "dtype=float32",
+            "max_new_tokens=24",
+            "batch=3",
+            "workers=2",
+            "tracker.mode=disabled",
+        ]
+        return settings("quality", QualityConfig, [*given, *overrides])
+
+    return made
+
+
+def done(config: QualityConfig) -> dict[str, Any]:
+    return read(Path(config.out) / "quality")

@@ -1,0 +1,116 @@
+"""What can be asked and judged, what is skipped, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conf import UserError
+from infer.benchmarks.config import BenchmarkConfig
+from infer.benchmarks.reading import read_problems
+from infer.quality import run as quality
+from infer.quality import work
+from infer.quality.config import QualityConfig
+from infer.quality.verdicts import TOO_LONG, Case, judge
+from infer.quality.work import find_work
+from tests.conftest import tiny_llama
+from tests.infer.quality.conftest import done
+
+
+def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
+    problem = read_problems("infilling", BenchmarkConfig(kind="infilling", path=str(files["infilling"])))[0]
+    judged = judge([Case("a", problem, "  a += 1"), Case("b", problem, "a += 2\n")], None, 1)
+    assert judged == {"a": [True, "exact match"], "b": [False, "no match: wanted 'a += 1'"]}
+
+
+def test_a_prompt_beyond_the_context_is_answered_by_nothing(
+    run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
+    quality.run(config)
+    (row,) = done(config)["rows"]
+    assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
+    assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "3 of 3 prompts leave no room for an answer in the context of model, and count as failed" in printed
+
+
+def test_a_model_without_adaptive_tokens_is_decoded_plainly(
+    run: Callable[..., QualityConfig], base_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run(f"model={base_dir}", "base=null")
+    quality.run(config)
+    printed = capsys.readouterr().out
+    assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
+    assert "skipped: infilling Python: the model was not trained for infilling" in printed
+    assert {row["decoder"] for row in done(config)["rows"]} == {"plain"}
+
+
+def test_languages_without_a_toolchain_are_skipped_by_name(
+    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
+    found = find_work(run())
+    told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
+    assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executes
+    with pytest.raises(UserError, match=r"found none \(humaneval python: the python interpreter is missing\)"):
+        find_work(run(names=("humaneval",)))
+
+
+def test_a_base_with_another_tokenizer_is_refused(
+    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model_dir, other)
+    described = json.loads((other / "tokenizer.json").read_text())
+    pieces = described["model"]["vocab"]
+    first, second = sorted(pieces, key=pieces.get)[300:302]
+    pieces[first], pieces[second] = pieces[second], pieces[first]
+    (other / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=f"base={other}: wanted the token ids of the model, whose id 300 is"):
+        quality.run(run(f"base={other}"))
+    with pytest.raises(UserError, match=f"base={tmp_path}/none: wanted a Transformers model directory"):
+        quality.run(run(f"base={tmp_path}/none"))
+    tiny_llama().save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match=f"base={tmp_path}/bare: wanted a tokenizer"):
+        quality.run(run(f"base={tmp_path}/bare"))
+
+
+def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
+    run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
+) -> None:
+    """It was given them, and the run died half way in "prompts[0]: wanted ids of the model's vocabulary"."""
+    base = tmp_path / "older"
+    shutil.copytree(base_dir, base)
+    ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
+    described = json.loads((base / "tokenizer.json").read_text())
+    vocab, added = described["model"]["vocab"], described["added_tokens"]
+    described["model"]["vocab"] = {piece: id for piece, id in vocab.items() if id not in ids.values()}
+    described["added_tokens"] = [one for one in added if one["id"] not in ids.values()]
+    (base / "tokenizer.json").write_text(json.dumps(described))
+    found = find_work(run(f"base={base}"))
+    reason = f"the base is not asked, since it has no id {ids['pre']} of hole/0"
+    assert found.skipped == [{"benchmark": "infilling", "language": "python", "reason": reason}]
+    asked = {(batch.who, batch.benchmark) for batch in found.batches}
+    assert asked == {("model", "humaneval"), ("model", "infilling"), ("base", "humaneval")}
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("decoders=[sdsat]", "decoders: wanted plain among them"),
+        ("decoders=[plain,gsd]", "decoders: wanted some of plain, sdsat, found gsd"),
+        ("batch=9", "batch: wanted 1 to 8, found 9"),
+        ("samples=5", "k: wanted at most samples=5, found 10"),
+        ("temperature=0", "temperature: wanted above 0, of sampled answers, found 0"),
+        ("dtype=int8", "dtype: wanted one of float32, bfloat16, float16, found int8"),
+        ("benchmarks=humanevil", "benchmarks: wanted some of .*, found humanevil"),
+    ],
+)
+def test_mistaken_settings_are_told_in_a_sentence(
+    run: Callable[..., QualityConfig], override: str, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        run(override)
