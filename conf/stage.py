@@ -28,6 +28,7 @@ MANIFEST = "manifest.json"
 BEGUN = "begun.json"
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
+ROOT = Path(__file__).parent.parent  # the folder that the project's packages lie in
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
@@ -243,9 +244,8 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """The project's git commit, or "unknown" outside a checkout."""
-    root = Path(__file__).parent.parent
     answer = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
 
