@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.stage import BEGUN, begun, commit, fingerprint_file, is_finished, made_from, write_json
+from conf.stage import (
+    BEGUN,
+    begun,
+    check_out,
+    commit,
+    fingerprint_file,
+    is_finished,
+    made_from,
+    write_json,
+)
 from data_prep.config import DataPrepConfig
 from data_prep.document import hash64, pieces, told, unit
 from data_prep.encode.encoder import Encoder
@@ -52,6 +61,7 @@ def prepare(config: DataPrepConfig) -> str | None:
     out = Path(config.out)
     if out.absolute().is_relative_to(Path(config.data.path).absolute()):
         raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
+    check_out(out)
     parts, place = list_parts(config.data)
     made = _made(config, parts, place)
     if is_finished(out, "shards", made):
