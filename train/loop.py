@@ -24,10 +24,11 @@ from train.engine.checkpoint import Checkpoints
 from train.model.assemble import assemble, describe
 from train.monitor.divergence import WINDOW, why_diverged
 from train.monitor.drafts import COLUMNS
+from train.monitor.exit_code import Stopped
 from train.monitor.log import StepLog
 from train.monitor.metrics import describe_step, describe_validation, summarise
 from train.monitor.pulse import Pulse, shared_store
-from train.monitor.stop import Stopped, StopSignals
+from train.monitor.stop import StopSignals
 from train.monitor.tracker import Tracker
 from train.origin import origin, trained_on
 from train.plan.flops import peak_flops, step_flops

@@ -161,7 +161,7 @@ def test_a_weight_that_was_written_wrong_is_found(
         nearly["model.embed_tokens.weight"][wrong_row, 3] *= 1.01
         write_weights(config, nearly, out, **settings)
 
-    monkeypatch.setattr("train.export.__main__.write_weights", wrong)
+    monkeypatch.setattr("train.export.directory.write_weights", wrong)
     told = refused(runs / name, tmp_path / "model", "dtype=fp32")
     assert told.startswith(
         "verify: wanted the training's model.embed_tokens.weight from the directory read back"
@@ -195,7 +195,7 @@ def test_a_model_that_learned_something_else_is_found(
     told = refused(run, tmp_path / "model")
     assert "wanted masked_loss=" in told and "on 4 of its 4 held-out sequences with the model read back" in told
     manifest["validation"][-1]["step"] = 2
-    monkeypatch.setattr("train.export.__main__.export", None)  # is not reached
+    monkeypatch.setattr("train.export.directory.export", None)  # is not reached
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert "wanted a checkpoint that was validated, found that of step 3" in refused(run, tmp_path / "model")
 
