@@ -4,7 +4,7 @@ The one place where data_prep looks at train: what span replacement will do to a
 is shown by the function that will do it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -49,7 +49,7 @@ class InspectConfig:
     """python -m data_prep.inspect: tables, decoded sequences and histograms of a data folder."""
 
     out: str  # a finished folder of data_prep
-    inspect: ShowConfig
+    inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
 def main(config: InspectConfig) -> None:
