@@ -111,8 +111,8 @@ class OptimizerConfig:
 class TrainConfig:
     """torchrun -m train: token shards and a model -> a fine-tuned checkpoint.
 
-    The defaults are SDSAT's (§3.2): AdamW, 2,000 steps, warm-up 400, 5e-5 to 1e-5, 4M tokens a step in sequences
-    of 16,384: 128 sequences, each as Y and as M.
+    The defaults are SDSAT's (§3.2): AdamW, 2,000 steps, warm-up 400, 5e-5 to 1e-5, 4M tokens a step in
+    sequences of 16,384: 128 sequences, each as Y and as M.
     """
 
     data: DataConfig = field(default_factory=DataConfig)  # The shards to train on; needed unless plan.

@@ -15,7 +15,7 @@ from conf import run
 from conf.stage import is_finished, made_from, read_manifest
 from train.export.adapter import keeps_adapter, trained_lora
 from train.export.config import ExportConfig
-from train.export.heap import return_large_blocks
+from train.export.malloc import return_large_blocks
 
 # What says where things are, how much of them is looked at or what becomes of the result: it is the same.
 CHANGEABLE = ("data", "verify_sequences", "report", "push", "private")
@@ -35,10 +35,13 @@ def main(config: ExportConfig) -> None:
 
     check_asked(config, manifest, finished=finished)
     if not finished:  # only then are checkpoints read, which may be large, or gone since
+        from train.export.checks import check_described
         from train.export.directory import write
         from train.export.trained import open_trained
 
-        write(config, open_trained(config.checkpoint), made, kept=kept)
+        trained = open_trained(config.checkpoint)
+        check_described(trained)
+        write(config, trained, made, kept=kept)
     elif not (config.report or config.push):
         print(f"export: {config.out} is finished: nothing to do")
     publish(config, manifest)

@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from conf.stage import MANIFEST, commit, read_manifest, versions, write_bytes
 from data_prep.vocab import Vocab
 from train.export.adapter import trained_lora
-from train.export.beside import infilling_orders
 from train.export.report import measured_on, read_report, speed_rows
+from train.export.sidecars import infilling_orders
 
 CARD = "README.md"
 PLACE = "MODEL"  # in commands, where the directory has no name on a hub

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from conf.stage import staged, write_manifest
-from train.export.beside import write_beside
 from train.export.bundle import write_custom_generate
 from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
-from train.export.shards import write_weights
+from train.export.sidecars import write_sidecars
 from train.export.trained import Trained
 from train.export.verify import Verified, describe, verify
+from train.export.weight_files import write_weights
 from train.model.lora import PlainWeights
 
 
@@ -40,7 +40,7 @@ def export(
 ) -> Verified | None:
     """Write the Transformers directory of a training folder; with `data`, its shards, verify it."""
     dtype = getattr(torch, config.dtype)
-    write_beside(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
+    write_sidecars(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
     weights = _plain_weights(trained, out, dtype, kept=kept)
     write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size)
     write_custom_generate(out)

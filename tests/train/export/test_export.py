@@ -20,8 +20,8 @@ from train.export.__main__ import main
 from train.export.acceptance import announce, count_sequences
 from train.export.checkpoint_weights import CheckpointWeights
 from train.export.config import ExportConfig
-from train.export.shards import write_weights
 from train.export.trained import open_trained
+from train.export.weight_files import write_weights
 from train.model.lora import PlainWeights
 from train.objective.attention import register
 

@@ -1,4 +1,4 @@
-"""What lies beside the weights of a model directory.
+"""The files beside the weights of a model directory.
 
 config.json, generation_config.json     as training left them, under the names that other readers have too
 tokenizer.json and what goes with it    control ids marked special
@@ -28,7 +28,7 @@ ORDERS = {
 }
 
 
-def write_beside(
+def write_sidecars(
     checkpoint: Path, out: Path, manifest: dict[str, Any], *, step: int, dtype: torch.dtype
 ) -> None:
     """Write into `out` everything of a training folder's model but the weights, which are those of `step`.
