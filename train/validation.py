@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conf import UserError
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
 from train.monitor.drafts import Row, sample_drafts
@@ -40,7 +40,7 @@ class Validation:
         self._objective = laid_out(config.objective)
         self._shards, self._vocab, self._device = shards, vocab, device
         self._seed = window_seed(config.seed)
-        self._decode = load_tokenizer(Path(config.data.path) / "tokenizer").decode
+        self._decode = load_tokenizer(Path(config.data.path) / TOKENIZER).decode
 
     @torch.no_grad()
     def run(self, forward: Forward) -> tuple[dict[str, float], list[Row]]:

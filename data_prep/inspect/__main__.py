@@ -17,7 +17,7 @@ from data_prep.encode.encoder import Encoder
 from data_prep.inspect.show import replacement_line, sequence_lines
 from data_prep.shards import SPLITS, Shards
 from data_prep.tables import print_summary
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.objective.adaptive import sample_windows, window_offsets
 from train.objective.layout import replaceable
 
@@ -74,7 +74,7 @@ def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, c
         raise UserError(
             f"inspect.sequences: wanted at most the {len(shards)} there are, found {show.sequences}"
         )
-    encoder = Encoder(load_tokenizer(Path(config.out) / "tokenizer"), vocab)
+    encoder = Encoder(load_tokenizer(Path(config.out) / TOKENIZER), vocab)
     random = generator(show.seed, "inspect")
     for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
         sequence = shards[index]

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
 from conf.stage import fingerprint, write_json
-from data_prep.vocab import FILES, Vocab
+from data_prep.vocab import FILES, INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
 from train.export.tokenizer import write_tokenizer
@@ -69,7 +69,7 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> d
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
-        "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+        "infilling": {name: vocab[name] for name in INFILLING},
         "infilling_orders": infilling_orders(manifest),
         "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {
