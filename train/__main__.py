@@ -8,6 +8,7 @@ from conf import UserError, run
 from conf.pages import UNFINISHED
 from conf.stage import is_finished, made_from, read_manifest, with_manifest
 from train.config import TrainConfig
+from train.folder import RUN
 from train.monitor.exit_code import EXIT_STOPPED, Stopped, leave_exit_code
 
 # What may be another when a run goes on: it changes nothing in the result.
@@ -45,7 +46,7 @@ def main(config: TrainConfig) -> None:
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]
         _tell(f"{config.out} is finished: nothing to do")
     else:
-        if not config.resume and (Path(config.out) / "run.json").is_file():
+        if not config.resume and (Path(config.out) / RUN).is_file():
             raise UserError(
                 f"out={config.out}: wanted a new folder for resume=false, found an unfinished run",
                 page=UNFINISHED,

@@ -22,6 +22,7 @@ from train.data import TRAINING, adaptive_ids, global_order, load_batch, rank_ba
 from train.engine.checkpoints import Checkpoints
 from train.engine.engine import Engine, start
 from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
+from train.folder import DESCRIBED, DIAGNOSTICS, LOG
 from train.model.assemble import assemble, describe
 from train.monitor.divergence import WINDOW, why_diverged
 from train.monitor.drafts import COLUMNS
@@ -53,7 +54,7 @@ class Trainer:
         found = self.checkpoints.newest()
         module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
-            describe(module.lm, Path(config.data.path), self.out / "model")
+            describe(module.lm, Path(config.data.path), self.out / DESCRIBED)
         self.engine = Engine(module, config, universal=found is not None and not found.fits(self.ranks))
         self.flops = step_flops(
             module.lm.config,
@@ -65,14 +66,13 @@ class Trainer:
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
         )
-        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
         if found is not None:
             self.checkpoints.load(found, self.engine)
-            state = found.state
-        self.step = self.saved = found.step if found is not None else 0
+        state = found.state if found else {"validation": [], "recent": [], "run_id": None}
+        self.step = self.saved = found.step if found else 0
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # the losses of the last steps
-        self.log = StepLog(self.out / "log.jsonl", step=self.step) if self.rank == 0 else None
+        self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
         self.tracker = Tracker(
             config.tracker,
             out=self.out,
@@ -177,7 +177,7 @@ class Trainer:
             "recent_losses": self.recent,
             "micro_batches_by_rank": every_ranks(micro_batches),
         }
-        told = self.out / "diagnostics.json"
+        told = self.out / DIAGNOSTICS
         if self.rank == 0:
             write_json(told, diagnostics)
         raise UserError(
@@ -236,6 +236,6 @@ class Trainer:
             data=self.trained_on,
             # For an export that measures again; a folder that was moved is named to it.
             places={"data.path": str(Path(self.config.data.path).resolve())},
-            tokenizer=fingerprint_file(self.out / "model" / "tokenizer.json"),
-            architecture=fingerprint_file(self.out / "model" / "config.json"),
+            tokenizer=fingerprint_file(self.out / DESCRIBED / "tokenizer.json"),
+            architecture=fingerprint_file(self.out / DESCRIBED / "config.json"),
         )

@@ -1,10 +1,8 @@
 """The checkpoints of a run: what is kept, where, and how a run is found again.
 
-    <out>/run.json                                what the run is made from, written before its first step
     <out>/checkpoints/step-000123/                the engine's files
     <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
     <out>/checkpoints/.step-000123.partial/       being written; becomes the above in one step
-    <out>/manifest.json                           written last, when the run is finished
 
 Knows folders; the engine writes and reads the tensors.
 """
@@ -26,6 +24,7 @@ from train.engine.engine import Engine
 from train.engine.files import BrokenFile
 from train.engine.partitions import to_universal
 from train.engine.ranks import every_ranks, first_ranks
+from train.folder import CHECKPOINTS, RUN
 
 
 def prune(folder: Path, *, keep_last: int, keep_every: int) -> None:
@@ -39,12 +38,12 @@ class Checkpoints:
     """The checkpoint folder of one run. Every rank holds one and calls every method."""
 
     def __init__(self, out: Path, made: Mapping[str, Any], *, keep_last: int, keep_every: int) -> None:
-        self.out, self.folder = out, out / "checkpoints"
+        self.out, self.folder = out, out / CHECKPOINTS
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._kept = {"keep_last": keep_last, "keep_every": keep_every}
         self._lock: int | None = None
         self._on_first(self._hold)
-        begun = out / "run.json"
+        begun = out / RUN
         if first_ranks(begun.is_file()):
             check_same(json.loads(begun.read_text(encoding="utf-8")), made, out)
         else:

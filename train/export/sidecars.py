@@ -20,6 +20,7 @@ from data_prep.vocab import FILES, INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
 from train.export.tokenizer import write_tokenizer
+from train.folder import DESCRIBED
 
 # SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
 ORDERS = {
@@ -35,7 +36,7 @@ def write_sidecars(
 
     The folder is one that train.export.trained opened. Raises UserError for a file that no training wrote.
     """
-    described, vocab = checkpoint / "model", Vocab.from_json(manifest["vocab"])
+    described, vocab = checkpoint / DESCRIBED, Vocab.from_json(manifest["vocab"])
     _copy_tokenizer(described, out)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
     # One mask token for all places is all that servers know, and no adapter that acts on it alone.

@@ -16,6 +16,7 @@ from train.config import LoraSettings, ObjectiveConfig
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
 from train.export.adapter import trained_lora
 from train.export.checkpoint_weights import CheckpointWeights
+from train.folder import CHECKPOINTS, DESCRIBED
 from train.model.families import skeleton
 from train.model.lora import PlainWeights
 
@@ -31,7 +32,7 @@ class Trained:
     @property
     def described(self) -> Path:
         """The folder of the architecture and the tokenizer."""
-        return self.folder / "model"
+        return self.folder / DESCRIBED
 
     @property
     def vocab(self) -> Vocab:
@@ -67,7 +68,7 @@ class Trained:
 
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
         """Of the library's model, adapted where LoRA was trained."""
-        return CheckpointWeights(self.folder / "checkpoints" / self.checkpoint.name, dtype)
+        return CheckpointWeights(self.folder / CHECKPOINTS / self.checkpoint.name, dtype)
 
     def measurable(self, override: str) -> Path:
         """The data of the checkpoint's own validation, to measure that again. Raises UserError where either is
@@ -117,7 +118,7 @@ def open_trained(folder: str) -> Trained:
     Raises UserError for one that is not finished or has no whole checkpoint.
     """
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
-    found, broken = find_whole(list_checkpoints(Path(folder) / "checkpoints"))
+    found, broken = find_whole(list_checkpoints(Path(folder) / CHECKPOINTS))
     if found is None:
         raise UserError(f"checkpoint={folder}: wanted a folder with checkpoints, found none")
     for path, why in broken.items():
