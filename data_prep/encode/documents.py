@@ -1,4 +1,4 @@
-"""Documents to ids, each in its mode: plain, or laid out for infilling."""
+"""Documents to ids, each in its mode: plain, or laid out for infilling. Knows settings, but no files."""
 
 from collections.abc import Iterable, Iterator
 

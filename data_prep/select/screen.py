@@ -1,4 +1,4 @@
-"""What happens to every row before it is counted or encoded: filters, then decontamination."""
+"""What happens to every row before it is counted or encoded: filters, then decontamination. Counts nothing."""
 
 from collections.abc import Iterable, Iterator
 

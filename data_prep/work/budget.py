@@ -1,4 +1,7 @@
-"""The budget as phases: measure every part, choose thresholds, let the chosen documents through."""
+"""The budget as phases: measure every part, choose thresholds, let the chosen documents through.
+
+Knows tasks and files; what is chosen is data_prep.select.choice's to say.
+"""
 
 import csv
 from collections import Counter

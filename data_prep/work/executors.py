@@ -1,7 +1,7 @@
 """Who runs the tasks of a phase: this machine's cores, a Ray cluster or Slurm.
 
 A task's result lies in its files alone, so all three leave the same bytes. Ray and Slurm
-go through datatrove.
+go through datatrove. Knows nothing of what a task does.
 """
 
 import logging
