@@ -1,4 +1,4 @@
-"""The comments at the fields of a dataclass, and the first paragraph of its docstring."""
+"""The comments at the fields of a dataclass, and the first paragraph of its docstring. Knows no values."""
 
 import ast
 import inspect

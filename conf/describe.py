@@ -1,6 +1,7 @@
 """Every setting of a stage: name, type, default and what it means, for --help and for docs/settings alike.
 
 What a setting means is the comment at its field in the dataclass; its default is that of the composed YAML.
+Knows neither terminals nor pages.
 """
 
 from collections.abc import Iterable, Mapping

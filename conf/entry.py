@@ -1,4 +1,4 @@
-"""The command line of a stage: settings to its main; help; a mistake as one line."""
+"""The command line of a stage: settings to its main; help; a mistake as one line. Knows nothing of stages."""
 
 import errno
 import os

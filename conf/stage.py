@@ -28,6 +28,7 @@ MANIFEST = "manifest.json"
 BEGUN = "begun.json"
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
+ROOT = Path(__file__).parent.parent  # the folder that the project's packages lie in
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
@@ -56,7 +57,8 @@ def fingerprint(folder: str | Path) -> str:
 
 def fingerprint_file(path: Path) -> str:
     """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
@@ -108,13 +110,17 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | P
 
 @contextmanager
 def staged(out: str | Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out`, whole, when the block ends well.
+    """A folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
 
     Raises UserError when `out` holds anything already, or another run is writing it.
     """
     with begun(out) as partial:
-        yield partial
-        publish(partial)
+        try:
+            yield partial
+            publish(partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -125,9 +131,7 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     Raises UserError as `staged` does.
     """
     _check_place(out)
-    final = Path(out)
-    if final.exists() and any(final.iterdir()):
-        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
+    _check_empty(out)
     partial = partial_of(out)
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -143,6 +147,21 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
         yield partial
     finally:
         os.close(held)
+
+
+def check_out(out: str | Path) -> None:
+    """Raises UserError for what neither holds a finished result nor could become one.
+
+    For a stage that must look long at its inputs before it can ask `is_finished`.
+    """
+    _check_place(out)
+    if not (Path(out) / MANIFEST).is_file():
+        _check_empty(out)
+
+
+def _check_empty(out: str | Path) -> None:
+    if Path(out).exists() and any(Path(out).iterdir()):
+        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
 
 
 def _check_place(out: str | Path) -> None:
@@ -243,9 +262,8 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """The project's git commit, or "unknown" outside a checkout."""
-    root = Path(__file__).parent.parent
     answer = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
 

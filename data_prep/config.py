@@ -118,11 +118,11 @@ class DataPrepConfig:
 
     out: str  # the folder to write
     data: DataConfig
-    vocab: VocabConfig
-    filters: FilterConfig
-    decontaminate: DecontaminateConfig
-    proportion: ProportionConfig
-    slurm: SlurmConfig
+    vocab: VocabConfig = field(default_factory=VocabConfig)
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    decontaminate: DecontaminateConfig = field(default_factory=DecontaminateConfig)
+    proportion: ProportionConfig = field(default_factory=ProportionConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
     tokenizer: str | None = None  # a folder with tokenizer.json, best the model's own; null: vocab.train_size
     budget: str | None = None  # how much to choose, as 8B or 500M of proportion.unit; null: all
     near_duplicates: bool = False  # remove near duplicates, by MinHash

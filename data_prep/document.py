@@ -6,8 +6,9 @@ id, so that neither the number of workers nor their order changes a byte of the 
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -40,6 +41,11 @@ class Drop:
     detail: str = ""
 
 
+Row = TypeVar("Row", bound="Document | Drop")
+BATCH = 256  # rows at once
+BATCH_CHARS = 1_000_000
+
+
 def told(drops: Counter[str]) -> str:
     """Counts of drops by reason as part of a sentence, the most frequent first."""
     return ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
@@ -61,18 +67,40 @@ def generator(*names: object) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(hash64(*names)))
 
 
-def pieces(document: Document, max_chars: int | None) -> Iterator[Document]:
-    """The document as it is encoded: whole, or split."""
-    return iter([document]) if max_chars is None else split(document, max_chars)
+def is_held_out(id: str, *, seed: int, share: float) -> bool:
+    """Whether a document of this id is kept out of training, where `share` of all are."""
+    return unit(seed, "held_out", id) < share
 
 
-def split(document: Document, max_chars: int) -> Iterator[Document]:
-    """Cut a document into pieces of whole lines of at most `max_chars` characters.
+def order(id: str, *, seed: int) -> int:
+    """The key by which documents are shuffled: they lie in the order of it."""
+    return hash64(seed, "order", id)
+
+
+def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Groups of rows, in order, of bounded size."""
+    batch: list[Row] = []
+    chars = 0
+    for row in rows:
+        batch.append(row)
+        chars += len(row.text) if isinstance(row, Document) else 0
+        if len(batch) == BATCH or chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def split(document: Document, max_chars: int | None) -> Iterator[Document]:
+    """Cut a document into pieces of whole lines of at most `max_chars` characters; None leaves it whole.
 
     For sequences much shorter than a file: a piece that fits a sequence can be laid out
     for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
     its own. The pieces' texts concatenate to the document's.
     """
+    if max_chars is None:
+        yield document
+        return
     texts: list[str] = []
     lines: list[str] = []
     size = 0

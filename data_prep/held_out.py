@@ -1,4 +1,4 @@
-"""The held-out documents as text: prompts for whoever measures the model later.
+"""The held-out documents as text: prompts for whoever measures the model later. Knows no tokens.
 
 Written part by part as they come, read once in the order of their keys. Only the keys and
 places are ever in memory.

@@ -1,6 +1,6 @@
 """Datasets on the hub, as files to stream: pinned to a commit, read in ranges, never stored.
 
-Sign-in is the hub's own (HF_TOKEN, or `hf auth login`).
+Sign-in is the hub's own (HF_TOKEN, or `hf auth login`). Knows no format of what it hands on.
 """
 
 import io

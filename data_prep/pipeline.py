@@ -17,17 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.stage import BEGUN, begun, commit, fingerprint_file, is_finished, made_from, write_json
+from conf.stage import (
+    BEGUN,
+    begun,
+    check_out,
+    commit,
+    fingerprint_file,
+    is_finished,
+    made_from,
+    write_json,
+)
 from data_prep.config import DataPrepConfig
-from data_prep.document import hash64, pieces, told, unit
+from data_prep.document import hash64, is_held_out, order, split, told
 from data_prep.encode.encoder import Encoder
 from data_prep.select.benchmarks import entries, sources_hash
-from data_prep.select.budget import read_table
 from data_prep.select.decontaminate import index_entries
 from data_prep.select.filters import reason_to_drop
 from data_prep.sources import Part, list_parts, read
 from data_prep.vocab import (
     FILES,
+    TOKENIZER,
     check_model,
     find_vocab,
     load_tokenizer,
@@ -36,10 +45,13 @@ from data_prep.vocab import (
     tokenizer_file,
     train_bpe,
 )
+from data_prep.work.budget import read_table
 from data_prep.work.executors import refuse_while_queued, run_local, run_ray, submit_slurm
 from data_prep.work.finish import finish
 from data_prep.work.job import INDEX, WORK, Job, documents_of
 
+# What says who does the work and how much may go wrong: the result is the same.
+CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
 BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 
 
@@ -52,6 +64,7 @@ def prepare(config: DataPrepConfig) -> str | None:
     out = Path(config.out)
     if out.absolute().is_relative_to(Path(config.data.path).absolute()):
         raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
+    check_out(out)
     parts, place = list_parts(config.data)
     made = _made(config, parts, place)
     if is_finished(out, "shards", made):
@@ -62,7 +75,7 @@ def prepare(config: DataPrepConfig) -> str | None:
     refuse_while_queued(config.out)
     with begun(out, {**made, "commit": commit(), "modified": _modified(parts, place)}) as folder:
         job = Job(config, folder.absolute())
-        if not (job.work / "plan.json").is_file():
+        if not job.is_planned:
             _plan(job, parts, place)
         if config.executor == "slurm":
             return f"will be there when Slurm job {submit_slurm(job)} has ended"
@@ -76,8 +89,7 @@ def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, An
 
     The data, too large to be hashed, count by the names and sizes of their files.
     """
-    ignored = ("executor", "workers", "slurm", "max_unreadable")
-    made = made_from(config, {}, ignore=ignored)
+    made = made_from(config, {}, ignore=CHANGEABLE)
     listed = json.dumps([[part.files, part.size] for part in parts]).encode()
     made["inputs"]["data.path"] = hashlib.sha256(listed).hexdigest()
     made["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
@@ -113,7 +125,7 @@ def _plan(job: Job, parts: list[Part], place: str) -> None:
     if config.tokenizer is not None:
         check_model(config.tokenizer, vocab)
     Encoder(tokenizer, vocab).check()
-    save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / "tokenizer")
+    save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / TOKENIZER)
     write_json(folder / INDEX, index_entries(entries(config.decontaminate)))
     shares = read_table(config) if config.proportion.table else None
     job.write_plan(parts, place, vocab, shares)
@@ -126,11 +138,11 @@ def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[s
     drops: Counter[str] = Counter()
     for part in parts:
         for document in documents_of(read(part, place, config.data), drops):
-            held_out = unit(config.seed, "held_out", document.id) < config.held_out
+            held_out = is_held_out(document.id, seed=config.seed, share=config.held_out)
             if held_out or reason_to_drop(document, config.filters):
                 continue
-            for piece in pieces(document, config.data.split_chars):
-                heapq.heappush(heap, (-hash64(config.seed, "order", piece.id), piece.text))
+            for piece in split(document, config.data.split_chars):
+                heapq.heappush(heap, (-order(piece.id, seed=config.seed), piece.text))
                 size += len(piece.text)
                 while size - len(heap[0][1]) >= BPE_CHARS:
                     size -= len(heapq.heappop(heap)[1])

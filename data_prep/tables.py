@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from data_prep.encode.fim import Mode
 from data_prep.shards import SPLITS
 
 
@@ -63,7 +64,7 @@ def splits(manifest: dict[str, Any]) -> Table:
     table = _table("Sequences", "split", "docs", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
     for name in SPLITS:
         split = manifest[name]
-        modes = [split["modes"].get(mode, 0) for mode in ("PLAIN", "PSM", "SPM")]
+        modes = [split["modes"].get(mode.name, 0) for mode in Mode]
         table.add_row(
             name.replace("_", " "),
             f"{split['documents']:,}",

@@ -22,6 +22,8 @@ FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+TOKENIZER = "tokenizer"  # the folder of them beside the shards
+INFILLING = ("pre", "suf", "mid", "eot")  # the control pieces of infilling
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,18 @@ class Vocab:
     @property
     def infilling(self) -> bool:
         """Whether documents can be laid out for infilling."""
-        return None not in (self.pre, self.suf, self.mid, self.eot)
+        return None not in (getattr(self, name) for name in INFILLING)
+
+    @property
+    def sentinels(self) -> frozenset[int]:
+        """Ids that open, end and divide texts."""
+        ids = (self.bos, self.eos, self.pre, self.suf, self.mid, self.eot)
+        return frozenset(id for id in ids if id is not None)
 
     @property
     def control(self) -> frozenset[int]:
-        """Ids that no text may produce."""
-        ids = (self.bos, self.eos, self.pre, self.suf, self.mid, self.eot, *self.adaptive)
-        return frozenset(id for id in ids if id is not None)
+        """Ids that no text may produce: sentinels and adaptive ones."""
+        return self.sentinels.union(self.adaptive)
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
@@ -87,7 +94,7 @@ def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, rows: int | None = 
     for name, id in ids.items():
         if id is None:
             raise UserError(f"vocab.{name}={getattr(config, name)}: the tokenizer has no such piece")
-    infilling = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("pre", "suf", "mid", "eot")}
+    infilling = {name: tokenizer.token_to_id(getattr(config, name)) for name in INFILLING}
     infilling = {name: id if id is not None and id < rows else None for name, id in infilling.items()}
     adaptive = _adaptive_ids(tokenizer, config, rows, {*ids.values(), *infilling.values()})
     size = max(rows, *(id + 1 for id in adaptive))

@@ -29,8 +29,8 @@ from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from train.config import LoraSettings
 from train.data import to_tensors
-from train.export.beside import adaptive_json
-from train.export.shards import write_weights
+from train.export.sidecars import adaptive_json
+from train.export.weight_files import write_weights
 from train.model.lm import AdaptiveLM
 from train.model.lora import Gate, PlainWeights, adapt
 from train.objective.attention import branch_mask, register

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.pages import UNFINISHED
-from conf.stage import is_finished, made_from, read_manifest
+from conf.stage import is_finished, made_from, read_manifest, with_manifest
 from train.config import TrainConfig
-from train.monitor.metrics import describe_change
-from train.monitor.stop import EXIT_STOPPED, Stopped, leave_exit_code
+from train.folder import RUN
+from train.monitor.exit_code import EXIT_STOPPED, Stopped, leave_exit_code
 
 # What may be another when a run goes on: it changes nothing in the result.
 CHANGEABLE = (
@@ -40,20 +40,18 @@ def main(config: TrainConfig) -> None:
         if not value:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
-    inputs = {"data.path": config.data.path}
-    if config.model.path is not None and (Path(config.model.path) / "manifest.json").is_file():
-        inputs["model.path"] = config.model.path
+    inputs = {"data.path": config.data.path, **with_manifest({"model.path": config.model.path})}
     made = made_from(config, inputs, ignore=CHANGEABLE)
     if is_finished(config.out, "checkpoint", made):
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]
         _tell(f"{config.out} is finished: nothing to do")
     else:
-        if not config.resume and (Path(config.out) / "run.json").is_file():
+        if not config.resume and (Path(config.out) / RUN).is_file():
             raise UserError(
                 f"out={config.out}: wanted a new folder for resume=false, found an unfinished run",
                 page=UNFINISHED,
             )
-        # Imported late: a mistake in the settings is told without waiting for the engine.
+        # Imported late: a mistake in the settings is told without waiting for PyTorch and the engine.
         from train.checks import check_start
 
         check_start(config, data)
@@ -64,6 +62,8 @@ def main(config: TrainConfig) -> None:
         except Stopped as stop:
             _tell(str(stop))
             sys.exit(EXIT_STOPPED)
+    from train.monitor.metrics import describe_change
+
     _tell(describe_change(validation))
 
 

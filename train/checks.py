@@ -88,8 +88,7 @@ def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:
     """Raises UserError unless the adaptive ids are ids of their own, enough, and in no text of the shards."""
     if objective.name == "causal":
         return
-    pieces = {vocab.bos, vocab.eos, vocab.pre, vocab.suf, vocab.mid, vocab.eot} - {None}
-    apart = len(set(vocab.adaptive)) == len(vocab.adaptive) and pieces.isdisjoint(vocab.adaptive)
+    apart = len(set(vocab.adaptive)) == len(vocab.adaptive) and vocab.sentinels.isdisjoint(vocab.adaptive)
     if not apart or not all(0 <= id < vocab.size for id in vocab.adaptive):
         raise UserError(
             f"data.path={path}: wanted adaptive ids below {vocab.size}, each once and none of a control piece, "

@@ -109,14 +109,19 @@ class OptimizerConfig:
 
 @dataclass
 class TrainConfig:
-    """torchrun -m train: token shards and a model -> a fine-tuned checkpoint."""
+    """torchrun -m train: token shards and a model -> a fine-tuned checkpoint.
 
-    data: DataConfig  # The shards to train on; needed unless plan.
-    model: ModelConfig
-    objective: ObjectiveConfig
-    optimizer: OptimizerConfig
-    tracker: TrackerConfig
-    deepspeed: dict[str, Any]  # DeepSpeed's own settings, passed on; batch sizes and clipping are filled in
+    The defaults are SDSAT's (§3.2): AdamW, 2,000 steps, warm-up 400, 5e-5 to 1e-5, 4M tokens a step in
+    sequences of 16,384: 128 sequences, each as Y and as M.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)  # The shards to train on; needed unless plan.
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    # DeepSpeed's own settings, passed on; batch sizes and clipping are filled in
+    deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     out: str = ""  # the folder to write; needed unless plan
     steps: int = 2000  # steps of the optimizer

@@ -1,4 +1,4 @@
-"""Which sequences a step sees, and their rows. Knows shards; knows no model and no device.
+"""Which sequences a step sees, and their rows. Knows shards; knows no model.
 
 The order is a pure function of the seed and the step: ranks and workers change nothing in
 it, and a resumed run needs no state but its step.
@@ -17,6 +17,8 @@ from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig
 from train.objective.adaptive import retain, sample_windows, window_offsets
 from train.objective.layout import Layout, basic, branch, causal, dual, replaceable
+
+TRAINING, HELD_OUT = 0, 1  # streams that windows are drawn from
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:

@@ -18,23 +18,24 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.checks import check_ranks
 from train.config import TrainConfig
-from train.data import adaptive_ids, global_order, load_batch, rank_batches
-from train.engine import engine as engines
-from train.engine.checkpoint import Checkpoints
+from train.data import TRAINING, adaptive_ids, global_order, load_batch, rank_batches
+from train.engine.checkpoints import Checkpoints
+from train.engine.engine import Engine, start
+from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
+from train.folder import DESCRIBED, DIAGNOSTICS, LOG
 from train.model.assemble import assemble, describe
 from train.monitor.divergence import WINDOW, why_diverged
 from train.monitor.drafts import COLUMNS
+from train.monitor.exit_code import Stopped
 from train.monitor.log import StepLog
 from train.monitor.metrics import describe_step, describe_validation, summarise
 from train.monitor.pulse import Pulse, shared_store
-from train.monitor.stop import Stopped, StopSignals
+from train.monitor.stop import StopSignals
 from train.monitor.tracker import Tracker
-from train.origin import origin, trained_on
 from train.plan.flops import peak_flops, step_flops
+from train.provenance import base_model, trained_on
 from train.schedule import learning_rate
 from train.validation import Validation
-
-STREAM = 0  # of windows; validation draws from stream 1
 
 
 class Trainer:
@@ -42,9 +43,9 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> None:
         self.config, self.made = config, made
-        self.rank, self.ranks = engines.start()
+        self.rank, self.ranks = start()
         config.accumulations(self.ranks)  # a batch that does not divide is told first
-        check_ranks(engines.every_ranks(asdict(config)))
+        check_ranks(every_ranks(asdict(config)))
         self.out = Path(config.out)
         self.vocab, self.trained_on = Vocab.from_json(data["vocab"]), trained_on(data)
         self.shards = Shards(config.data.path, "train")
@@ -53,8 +54,8 @@ class Trainer:
         found = self.checkpoints.newest()
         module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
-            describe(module.lm, Path(config.data.path), self.out / "model")
-        self.engine = engines.Engine(module, config, universal=found is not None and not found.fits(self.ranks))
+            describe(module.lm, Path(config.data.path), self.out / DESCRIBED)
+        self.engine = Engine(module, config, universal=found is not None and not found.fits(self.ranks))
         self.flops = step_flops(
             module.lm.config,
             config.objective,
@@ -65,14 +66,13 @@ class Trainer:
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
         )
-        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
         if found is not None:
             self.checkpoints.load(found, self.engine)
-            state = found.state
-        self.step = self.saved = found.step if found is not None else 0
+        state = found.state if found else {"validation": [], "recent": [], "run_id": None}
+        self.step = self.saved = found.step if found else 0
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # the losses of the last steps
-        self.log = StepLog(self.out / "log.jsonl", step=self.step) if self.rank == 0 else None
+        self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
         self.tracker = Tracker(
             config.tracker,
             out=self.out,
@@ -92,7 +92,7 @@ class Trainer:
         try:
             validation = self._run()
         except RuntimeError as error:
-            if not engines.is_lost_rank(error):
+            if not is_lost_rank(error):
                 raise
             raise UserError(
                 f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
@@ -136,7 +136,7 @@ class Trainer:
             config.seed, len(self.shards), self.step * config.global_batch, config.global_batch
         )
         parts = rank_batches(order, rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch)
-        seed, device = (config.seed, STREAM, self.step), self.engine.device
+        seed, device = (config.seed, TRAINING, self.step), self.engine.device
         batches = [
             load_batch(self.shards, part, self.vocab, config.objective, seed=seed, device=device)
             for part in parts
@@ -175,9 +175,9 @@ class Trainer:
             "metrics": metrics,
             "weight_norm": self.engine.weight_norm(),
             "recent_losses": self.recent,
-            "micro_batches_by_rank": engines.every_ranks(micro_batches),
+            "micro_batches_by_rank": every_ranks(micro_batches),
         }
-        told = self.out / "diagnostics.json"
+        told = self.out / DIAGNOSTICS
         if self.rank == 0:
             write_json(told, diagnostics)
         raise UserError(
@@ -216,7 +216,7 @@ class Trainer:
             "run_id": self.tracker.run_id,
             "sequences": self.step * self.config.global_batch,  # where the sampler stands
         }
-        self.checkpoints.save(self.engine, self.step, engines.first_ranks(state))
+        self.checkpoints.save(self.engine, self.step, first_ranks(state))
         self.saved = self.step
 
     def _finish(self) -> None:
@@ -232,10 +232,10 @@ class Trainer:
             adaptive=list(adaptive_ids(self.vocab, objective)),
             L=objective.L,
             validation=self.validation,
-            base=origin(None if self.config.model.random_init else self.config.model.path),
+            base=base_model(None if self.config.model.random_init else self.config.model.path),
             data=self.trained_on,
             # For an export that measures again; a folder that was moved is named to it.
             places={"data.path": str(Path(self.config.data.path).resolve())},
-            tokenizer=fingerprint_file(self.out / "model" / "tokenizer.json"),
-            architecture=fingerprint_file(self.out / "model" / "config.json"),
+            tokenizer=fingerprint_file(self.out / DESCRIBED / "tokenizer.json"),
+            architecture=fingerprint_file(self.out / DESCRIBED / "config.json"),
         )

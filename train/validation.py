@@ -16,13 +16,12 @@ from torch import Tensor
 
 from conf import UserError
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
-from train.data import load_batch
+from train.data import HELD_OUT, load_batch
 from train.monitor.drafts import Row, sample_drafts
 from train.monitor.metrics import summarise
 
-STREAM = 1  # of windows; training draws from stream 0
 DRAFTS = 8  # windows that are shown as text
 
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
@@ -41,7 +40,7 @@ class Validation:
         self._objective = laid_out(config.objective)
         self._shards, self._vocab, self._device = shards, vocab, device
         self._seed = window_seed(config.seed)
-        self._decode = load_tokenizer(Path(config.data.path) / "tokenizer").decode
+        self._decode = load_tokenizer(Path(config.data.path) / TOKENIZER).decode
 
     @torch.no_grad()
     def run(self, forward: Forward) -> tuple[dict[str, float], list[Row]]:
@@ -75,7 +74,7 @@ def validated(wanted: int, *, available: int, per_round: int) -> int:
 
 def window_seed(seed: int) -> tuple[int, int]:
     """What windows of held-out sequences are drawn with, in a run of this seed."""
-    return seed, STREAM
+    return seed, HELD_OUT
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:

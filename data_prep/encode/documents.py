@@ -1,14 +1,13 @@
-"""Documents to ids, each in its mode: plain, or laid out for infilling."""
+"""Documents to ids, each in its mode: plain, or laid out for infilling. Knows settings, but no files."""
 
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from data_prep.config import DataPrepConfig
-from data_prep.document import Document, generator
+from data_prep.document import Document, batches, generator
 from data_prep.encode.encoder import Encoder
 from data_prep.encode.fim import Mode, Segment, choose_cuts, choose_mode, lay_out
-from data_prep.select.screen import batches
 from data_prep.vocab import Vocab
 
 

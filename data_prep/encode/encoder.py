@@ -1,4 +1,4 @@
-"""Text to ids, so that no text becomes a control id and every text can be had back."""
+"""Text to ids, so that no text becomes a control id and every text can be had back. Knows no layout."""
 
 import json
 import re

@@ -4,7 +4,7 @@ The one place where data_prep looks at train: what span replacement will do to a
 is shown by the function that will do it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from data_prep.encode.encoder import Encoder
 from data_prep.inspect.show import replacement_line, sequence_lines
 from data_prep.shards import SPLITS, Shards
 from data_prep.tables import print_summary
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.objective.adaptive import sample_windows, window_offsets
 from train.objective.layout import replaceable
 
@@ -49,7 +49,7 @@ class InspectConfig:
     """python -m data_prep.inspect: tables, decoded sequences and histograms of a data folder."""
 
     out: str  # a finished folder of data_prep
-    inspect: ShowConfig
+    inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
 def main(config: InspectConfig) -> None:
@@ -74,7 +74,7 @@ def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, c
         raise UserError(
             f"inspect.sequences: wanted at most the {len(shards)} there are, found {show.sequences}"
         )
-    encoder = Encoder(load_tokenizer(Path(config.out) / "tokenizer"), vocab)
+    encoder = Encoder(load_tokenizer(Path(config.out) / TOKENIZER), vocab)
     random = generator(show.seed, "inspect")
     for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
         sequence = shards[index]

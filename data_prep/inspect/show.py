@@ -1,4 +1,4 @@
-"""Token sequences as coloured text, for whoever looks at the data."""
+"""Token sequences as coloured text, for whoever looks at the data. Knows no folder."""
 
 from collections.abc import Iterator
 

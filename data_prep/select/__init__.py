@@ -1,1 +1,1 @@
-"""Which documents are taken: filters, decontamination, near duplicates, shares of languages within a budget."""
+"""Which documents are taken: filters, decontamination, shares of languages within a budget. Knows no tasks."""

@@ -1,32 +1,12 @@
-"""What happens to every row before it is counted or encoded: filters, then decontamination."""
+"""What happens to every row before it is counted or encoded: filters, then decontamination. Counts nothing."""
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from data_prep.config import FilterConfig
-from data_prep.document import Document, Drop
+from data_prep.document import Document, Drop, batches
 from data_prep.encode.encoder import Encoder
 from data_prep.select.decontaminate import Index
 from data_prep.select.filters import reason_to_drop
-
-BATCH = 256  # rows at once
-BATCH_CHARS = 1_000_000
-
-Row = TypeVar("Row", bound="Document | Drop")
-
-
-def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Groups of rows, in order, of bounded size."""
-    batch: list[Row] = []
-    chars = 0
-    for row in rows:
-        batch.append(row)
-        chars += len(row.text) if isinstance(row, Document) else 0
-        if len(batch) == BATCH or chars >= BATCH_CHARS:
-            yield batch
-            batch, chars = [], 0
-    if batch:
-        yield batch
 
 
 def screen(

@@ -1,7 +1,7 @@
 """Who runs the tasks of a phase: this machine's cores, a Ray cluster or Slurm.
 
 A task's result lies in its files alone, so all three leave the same bytes. Ray and Slurm
-go through datatrove.
+go through datatrove. Knows nothing of what a task does.
 """
 
 import logging
@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 from conf import UserError
 from conf.pages import MEMORY
+from conf.stage import ROOT
 from data_prep.work.finish import finish
 from data_prep.work.job import Job
 from data_prep.work.phases import PHASES, Phase, phase_named, run_task
@@ -223,16 +224,12 @@ def _logs(out: str) -> Path:
     return path.with_name(f"{path.name}.logs")
 
 
-def _root() -> str:
-    return str(Path(__file__).parent.parent)
-
-
 def _environment() -> dict[str, Any]:
-    return {"env_vars": {"PYTHONPATH": _root(), "TOKENIZERS_PARALLELISM": "false"}}
+    return {"env_vars": {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}}
 
 
 def _shell_setup(setup: str) -> str:
-    programs, root = shlex.quote(str(Path(sys.executable).parent)), shlex.quote(str(_root()))
+    programs, root = shlex.quote(str(Path(sys.executable).parent)), shlex.quote(str(ROOT))
     path = f"export PATH={programs}:$PATH PYTHONPATH={root} TOKENIZERS_PARALLELISM=false"
     return f"{setup}\n{path}" if setup else path
 

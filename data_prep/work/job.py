@@ -19,7 +19,7 @@ from data_prep.encode.encoder import Encoder
 from data_prep.select.decontaminate import Index
 from data_prep.select.screen import screen
 from data_prep.sources import Part, read
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 
 WORK = "work"  # below the folder; gone when it is finished
 INDEX = "decontamination.json"
@@ -41,6 +41,11 @@ class Job:
     def work(self) -> Path:
         """Where results of tasks lie that are not part of the result."""
         return self.folder / WORK
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan, and so all the tools, are in the folder."""
+        return (self.folder / PLAN).is_file()
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -69,7 +74,7 @@ class Job:
     @cached_property
     def encoder(self) -> Encoder:
         """The tokenizer."""
-        return Encoder(load_tokenizer(self.folder / "tokenizer"), self.vocab)
+        return Encoder(load_tokenizer(self.folder / TOKENIZER), self.vocab)
 
     @cached_property
     def index(self) -> Index:

@@ -23,16 +23,16 @@ from uuid import uuid4
 
 from conf import UserError
 from conf.stage import write_json
-from data_prep.document import Document, Drop, hash64, pieces, told, unit
+from data_prep.document import Document, Drop, is_held_out, order, split, told
 from data_prep.encode.documents import encode
 from data_prep.held_out import HeldOutWriter
 from data_prep.packing import Encoded, pack
 from data_prep.runs import RunWriter, read_runs, token_dtype
-from data_prep.select.budget import choose_documents, chosen, measure
-from data_prep.select.near_duplicates import BUCKETS, cluster, match, sign, unique
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
+from data_prep.work.budget import choose_documents, chosen, measure
 from data_prep.work.job import FACTS, Job
+from data_prep.work.near_duplicates import BUCKETS, cluster, match, sign, unique
 
 DROPS = "drops.jsonl"
 LANGUAGES = 2**16
@@ -86,7 +86,7 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
         kept = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
         for document, mode, ids in encode(kept, config, job.vocab, job.encoder):
             name = "held_out" if document.held_out else "train"
-            key = hash64(config.seed, "order", document.id)
+            key = order(document.id, seed=config.seed)
             language = _number(document.language, names)
             writers[name].add(key, Encoded(document.id, language, mode, ids))
             totals[name]["modes"][mode.name] += 1
@@ -133,8 +133,8 @@ def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> It
         counts["documents"] += 1
         counts["documents with control pieces"] += job.encoder.spells_control(document.text)
         # By file, so that no part of a held-out file is ever trained on.
-        held_out = unit(job.config.seed, "held_out", document.id) < job.config.held_out
-        yield from pieces(replace(document, held_out=held_out), job.config.data.split_chars)
+        held_out = is_held_out(document.id, seed=job.config.seed, share=job.config.held_out)
+        yield from split(replace(document, held_out=held_out), job.config.data.split_chars)
 
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,16 @@ from pathlib import Path
 import pytest
 
 from conf import UserError
-from conf.stage import MANIFEST, fingerprint, is_finished, made_from, read_manifest, staged, write_manifest
+from conf.stage import (
+    MANIFEST,
+    fingerprint,
+    is_finished,
+    made_from,
+    partial_of,
+    read_manifest,
+    staged,
+    write_manifest,
+)
 
 
 @dataclass
@@ -62,16 +71,22 @@ def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
 def test_a_folder_becomes_visible_whole_or_not_at_all(tmp_path: Path) -> None:
     """Shards of an interrupted run lay beside those of the next one, and were read with them."""
     out = tmp_path / "out"
-    with pytest.raises(RuntimeError), staged(out) as partial:
-        (partial / "shard").write_text("stale")
-        raise RuntimeError
-    assert not out.exists()
+    partial_of(out).mkdir()
+    (partial_of(out) / "shard").write_text("stale")
     with staged(out) as partial:
         assert not list(partial.iterdir())
         (partial / "other").write_text("x")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(UserError, match="wanted a new or empty folder"), staged(out):
         pass
+
+
+def test_a_stage_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    """An export that was refused at its last check left all weights in a hidden folder until the next try."""
+    with pytest.raises(RuntimeError), staged(tmp_path / "out") as partial:
+        (partial / "weights").write_text("large")
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_runs_never_write_one_folder(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Ray really runs, on a cluster of this machine; Slurm's scripts run through a stub of its commands."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from conf import UserError
+from data_prep.work.executors import _environment, _shell_setup
 from tests.data_prep.conftest import arguments, content, run
 
 needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
@@ -106,3 +108,12 @@ def test_slurm_jobs_make_the_same_bytes(
     told = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
     after = [args for text, args in told.items() if "job-name=data_prep-finish" in text]
     assert any("--dependency=afterok:" in args for args in after)
+
+
+def test_workers_elsewhere_find_the_packages_where_nothing_is_installed() -> None:
+    """When the executors moved into a room of their own, their PYTHONPATH stayed a folder too deep: an
+    installed project hid it, and from a plain checkout no task of Ray or Slurm found its packages.
+    """
+    root = Path(_environment()["env_vars"]["PYTHONPATH"])
+    assert (root / "data_prep" / "work" / "executors.py").is_file()
+    assert f"PYTHONPATH={shlex.quote(str(root))} " in _shell_setup("")

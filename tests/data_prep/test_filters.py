@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config import FilterConfig
-from data_prep.document import Document, Drop
+from data_prep.document import BATCH, Document, Drop, batches
 from data_prep.select.decontaminate import Index
 from data_prep.select.filters import is_alphanumeric, longest_line, reason_to_drop
-from data_prep.select.screen import BATCH, batches, screen
+from data_prep.select.screen import screen
 
 
 class NoControl:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from tests.train.export.live_worker import BFLOAT16, STAGES
-from tests.train.export.test_export import LORA, TIED, export, logits, train
+from tests.train.export.runs import LORA, TIED, export, logits, train
 
 KINDS = {"": [], "-bf16": [BFLOAT16], "-tied": [BFLOAT16, TIED]}
 RUNS = {f"{stage}{kind}": [*STAGES[stage], *more] for kind, more in KINDS.items() for stage in STAGES}

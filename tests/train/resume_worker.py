@@ -21,7 +21,7 @@ from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
 from train.engine import engine as engines
 from train.loop import Trainer
-from train.monitor.stop import Stopped
+from train.monitor.exit_code import Stopped
 
 STEPS, SAVE_EVERY = 12, 4
 RECIPE = [

@@ -16,10 +16,11 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from conf import UserError
 from train.config import TrainConfig
-from train.engine.engine import deepspeed_config, first_ranks, world_size
+from train.engine import engine  # noqa: F401 (before deepspeed: it sets what DeepSpeed reads then)
+from train.engine.ranks import first_ranks, world_size
+from train.engine.settings import deepspeed_config
 
 # isort: split
-# After train.engine.engine, which sets the environment that DeepSpeed reads when it is imported.
 import deepspeed
 
 

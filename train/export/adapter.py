@@ -1,4 +1,4 @@
-"""What becomes of a LoRA adapter: merged into the weights, or kept beside them."""
+"""What becomes of a LoRA adapter: merged into the weights, or kept beside them. Decides; touches no weights."""
 
 from typing import Any
 

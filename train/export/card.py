@@ -14,10 +14,10 @@ from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conf.stage import MANIFEST, commit, read_manifest, versions, write_bytes
-from data_prep.vocab import Vocab
+from data_prep.vocab import INFILLING, Vocab
 from train.export.adapter import trained_lora
-from train.export.beside import infilling_orders
 from train.export.report import measured_on, read_report, speed_rows
+from train.export.sidecars import infilling_orders
 
 CARD = "README.md"
 PLACE = "MODEL"  # in commands, where the directory has no name on a hub
@@ -162,7 +162,7 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
         ids = ", ".join(map(str, adaptive))
         yield "adaptive tokens", f"{kind} {ids}; trained to draft up to {manifest['L']} tokens"
     if orders := infilling_orders(manifest):
-        ids = ", ".join(f"{name} {getattr(vocab, name)}" for name in ("pre", "suf", "mid", "eot"))
+        ids = ", ".join(f"{name} {getattr(vocab, name)}" for name in INFILLING)
         yield "infilling", f"{' and '.join(map(str.upper, orders))}; ids: {ids}"
     if data := manifest.get("data"):
         languages = _listed(data["languages"])

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from conf import UserError
-from train.engine.record import SHARD
-from train.export.pieces import Piece, cut, index, piece, read
+from train.engine.checkpoint import SHARD
+from train.export.byte_ranges import ByteRange, cut, index, locate, read
 
 MODEL = "model_states.pt"  # how the name of a file ends that holds the model's own copy, or a rank's share
 
@@ -36,10 +36,10 @@ PLACE = "lm."  # of the library's model within train.model.lm.AdaptiveLM
 
 
 class Stored(NamedTuple):
-    """A weight's shape, and the pieces that hold its numbers in their order."""
+    """A weight's shape, and the ranges that hold its numbers in their order."""
 
     shape: tuple[int, ...]
-    pieces: list[Piece]
+    ranges: list[ByteRange]
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
@@ -56,7 +56,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
-        return read(stored.pieces, stored.shape, self._dtype)
+        return read(stored.ranges, stored.shape, self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -76,7 +76,7 @@ def _stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
     path, model = next(iter(models.items()))
     # Stage 3 leaves empty tensors where a weight was.
     own = {
-        name: Stored(tuple(tensor.shape), [piece(path, tensor)])
+        name: Stored(tuple(tensor.shape), [locate(path, tensor)])
         for name, tensor in model["module"].items()
         if tensor.numel()
     }
@@ -88,8 +88,8 @@ def _stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
         trained = _flattened(model["param_shapes"], optimizers)
     # A weight that two modules share is trained under one of its names.
     shared = dict(model["shared_params"] or {})
-    first = {own[name].pieces[0]: name for name in trained if name in own}
-    shared |= {name: first[one.pieces[0]] for name, one in own.items() if one.pieces[0] in first}
+    first = {own[name].ranges[0]: name for name in trained if name in own}
+    shared |= {name: first[one.ranges[0]] for name, one in own.items() if one.ranges[0] in first}
     return own | trained | {alias: trained[name] for alias, name in shared.items() if name in trained}
 
 
@@ -111,7 +111,7 @@ def _named(path: Path, model: Mapping[str, Any], *, copies: bool) -> dict[str, S
             "version wrote it: only dtype=bfloat16 can be exported, an adapter with lora=kept"
         )
     return {
-        name: Stored(tuple(tensor.shape), [piece(path, tensor)])
+        name: Stored(tuple(tensor.shape), [locate(path, tensor)])
         for names, tensors in zip(model.get("trained", []), groups, strict=bool(groups))
         for name, tensor in zip(names, tensors, strict=True)
     }
@@ -122,7 +122,7 @@ def _flattened(groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]) -
     found: dict[str, Stored] = {}
     paddings = next(iter(ranks.values())).get("param_alignment_paddings")
     for number, shapes in enumerate(groups):
-        vector = [piece(path, rank["single_partition_of_fp32_groups"][number]) for path, rank in ranks.items()]
+        vector = [locate(path, rank["single_partition_of_fp32_groups"][number]) for path, rank in ranks.items()]
         start = 0
         for place, (name, shape) in enumerate(shapes.items()):
             count = math.prod(shape)
@@ -133,7 +133,7 @@ def _flattened(groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]) -
 
 def _divided(groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]) -> dict[str, Stored]:
     """Stage 3."""
-    vectors = [[piece(path, group) for group in rank["fp32_flat_groups"]] for path, rank in ranks.items()]
+    vectors = [[locate(path, group) for group in rank["fp32_flat_groups"]] for path, rank in ranks.items()]
     found: dict[str, Stored] = {}
     start = 0
     for name, shape in (item for shapes in groups for item in shapes.items()):
@@ -149,6 +149,6 @@ def _frozen(models: Mapping[Path, Any]) -> dict[str, Stored]:
     first = next(iter(models.values()))
     found: dict[str, Stored] = {}
     for name, shape in (first["frozen_param_shapes"] or {}).items():
-        parts = [piece(path, model["frozen_param_fragments"][name]) for path, model in models.items()]
+        parts = [locate(path, model["frozen_param_fragments"][name]) for path, model in models.items()]
         found[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
     return found

@@ -1,7 +1,7 @@
 """A finished model directory to the hub, whole: its manifest says there, too, what made it.
 
 Sign-in is the hub's own (HF_TOKEN, or `hf auth login`). What the hub would refuse can be asked before there is
-anything to upload.
+anything to upload. Knows files, and nothing of models.
 """
 
 from collections.abc import Callable

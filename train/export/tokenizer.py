@@ -1,6 +1,7 @@
 """The tokenizer's files of a model directory: control ids marked special, and read by others as they stand.
 
-No id changes and none is added: an id without a piece decodes to nothing as it is.
+No id changes and none is added: an id without a piece decodes to nothing as it is. Knows no
+model.
 """
 
 import json

@@ -1,26 +1,24 @@
-"""A finished training folder, as an export reads it."""
+"""A finished training folder, as an export reads it; that it describes what was trained, checks.py asks."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from conf import UserError
-from conf.stage import fingerprint, fingerprint_file, read_manifest
-from data_prep.vocab import Vocab, load_tokenizer
+from conf.stage import fingerprint, read_manifest
+from data_prep.vocab import Vocab
 from train.config import LoraSettings, ObjectiveConfig
-from train.engine.record import Checkpoint, find_whole, list_checkpoints
+from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
 from train.export.adapter import trained_lora
 from train.export.checkpoint_weights import CheckpointWeights
+from train.folder import CHECKPOINTS, DESCRIBED
 from train.model.families import skeleton
-from train.model.lora import PlainWeights, adapt
+from train.model.lora import PlainWeights
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Trained:
     @property
     def described(self) -> Path:
         """The folder of the architecture and the tokenizer."""
-        return self.folder / "model"
+        return self.folder / DESCRIBED
 
     @property
     def vocab(self) -> Vocab:
@@ -70,7 +68,7 @@ class Trained:
 
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
         """Of the library's model, adapted where LoRA was trained."""
-        return CheckpointWeights(self.folder / "checkpoints" / self.checkpoint.name, dtype)
+        return CheckpointWeights(self.folder / CHECKPOINTS / self.checkpoint.name, dtype)
 
     def measurable(self, override: str) -> Path:
         """The data of the checkpoint's own validation, to measure that again. Raises UserError where either is
@@ -117,92 +115,12 @@ class Trained:
 def open_trained(folder: str) -> Trained:
     """The training folder of the setting `checkpoint`.
 
-    Raises UserError for one that is not finished, has no whole checkpoint, or describes another model than
-    was trained.
+    Raises UserError for one that is not finished or has no whole checkpoint.
     """
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
-    found, broken = find_whole(list_checkpoints(Path(folder) / "checkpoints"))
+    found, broken = find_whole(list_checkpoints(Path(folder) / CHECKPOINTS))
     if found is None:
         raise UserError(f"checkpoint={folder}: wanted a folder with checkpoints, found none")
     for path, why in broken.items():
         print(f"export: {path} is broken ({why}): {found.name} is taken")
-    trained = Trained(Path(folder), manifest, found)
-    _check_described(trained)
-    return trained
-
-
-def _check_described(trained: Trained) -> None:
-    """Raises UserError unless architecture and tokenizer are those that were trained."""
-    place, described, size = f"checkpoint={trained.folder}", trained.described, trained.vocab.size
-    config = described / "config.json"
-    if not config.is_file():
-        raise UserError(f"{place}: wanted the model's config.json in {described}, found none")
-    _check_class(config)
-    try:
-        rows = trained.config.vocab_size
-    except (OSError, ValueError, AttributeError, StrictDataclassError) as error:
-        told = " ".join(str(error).split())
-        raise UserError(f"{place}: wanted a model's config.json in {described}, found {told}") from error
-    if rows < size:
-        raise UserError(f"{place}: wanted a model of at least {size} embedding rows, found {rows}")
-    # Folders of earlier versions do not say what either file was.
-    if trained.manifest.get("architecture") not in (None, fingerprint_file(config)):
-        raise UserError(f"{config}: wanted the architecture that was trained, found the file changed since")
-    _check_tokenizer(trained)
-    _check_weights(trained)
-
-
-def _check_class(config: Path) -> None:
-    """Raises UserError where the model is none of the library's own: its code is never run.
-
-    `auto_map` beside a model_type that the library has is a hub's word for others, and the library's class is
-    the one that was trained.
-    """
-    try:
-        described = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{config}: wanted JSON, found {error}") from error
-    if not isinstance(described, dict) or described.get("model_type") not in CONFIG_MAPPING:
-        found = described.get("model_type") if isinstance(described, dict) else type(described).__name__
-        own = f", and code of its own (auto_map={described['auto_map']})" if "auto_map" in described else ""
-        raise UserError(f"{config}: wanted a model_type that Transformers has, found {found}{own}")
-
-
-def _check_tokenizer(trained: Trained) -> None:
-    """Raises UserError unless it is the one that was trained with."""
-    file, vocab = trained.described / "tokenizer.json", trained.vocab
-    tokenizer = load_tokenizer(trained.described)
-    pieces = tokenizer.get_vocab_size(with_added_tokens=False)
-    if pieces > vocab.size or trained.manifest.get("tokenizer") not in (None, fingerprint_file(file)):
-        raise UserError(
-            f"{file}: wanted the tokenizer that was trained with, of at most {vocab.size} pieces, found "
-            f"another of {pieces}"
-        )
-    for name, id in (("BOS", vocab.bos), ("EOS", vocab.eos)):
-        if tokenizer.id_to_token(id) is None:
-            raise UserError(
-                f"{file}: wanted a piece for the {name} {id} of the training, found none: it is another model's"
-            )
-
-
-def _check_weights(trained: Trained) -> None:
-    """Raises UserError unless the architecture has the checkpoint's weights, no others, and in their shapes.
-
-    A layer less would else be left out in silence.
-    """
-    lm = skeleton(trained.config)
-    if trained.lora.rank:
-        adapt(lm, trained.lora, adaptive=trained.manifest["adaptive"])
-    wanted = {name: tuple(tensor.shape) for name, tensor in lm.state_dict().items()}
-    found = trained.weights(torch.bfloat16).shapes  # the type that every checkpoint has
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise UserError(
-                f"{trained.described / 'config.json'}: wanted the architecture of the weights of "
-                f"{trained.checkpoint.name}, found {name} of {_shape(wanted.get(name))} here and of "
-                f"{_shape(found.get(name))} there"
-            )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "no shape" if shape is None else " x ".join(map(str, shape))
+    return Trained(Path(folder), manifest, found)

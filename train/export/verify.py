@@ -1,30 +1,24 @@
 """The written directory read back from the disk and held against the training folder it came from.
 
-Both models read their weights layer by layer whenever they compute: neither is ever held as a whole.
+Knows what must be equal and how nearly; what is compared is train.export.models'.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
-from logging import ERROR, getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from accelerate.utils import align_module_device
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
 from conf import UserError
 from data_prep.shards import Shards
 from train.export.acceptance import CHUNK, announce, check_acceptance, count_sequences, measure
-from train.export.shards import streamed
+from train.export.models import OnDisk, read_model, resident, trained_model
 from train.export.trained import Trained
-from train.model.families import skeleton
 from train.model.lm import AdaptiveLM
-from train.model.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
-from train.objective.attention import register
+from train.model.lora import Gate, adapter_weights
 
 POSITIONS = 128  # of a held-out sequence, whose logits are compared
 # How far apart logits may be after a merge, relative to the largest: by weights that are rounded to the type of
@@ -61,7 +55,7 @@ def verify(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with torch.no_grad(), TemporaryDirectory(dir=out) as aside:
-            read = _OnDisk(out, dtype, Path(aside))
+            read = OnDisk(out, dtype, Path(aside))
             return _verify(out, read, trained, data, device, dtype=dtype, kept=kept, sequences=sequences)
     except torch.OutOfMemoryError as error:
         raise UserError(
@@ -73,7 +67,7 @@ def verify(
 
 def _verify(
     out: Path,
-    read: "_OnDisk",
+    read: OnDisk,
     trained: Trained,
     data: Path,
     device: torch.device,
@@ -84,18 +78,18 @@ def _verify(
 ) -> Verified:
     shards, merged = Shards(data, "held_out"), trained.lora.rank > 0 and not kept
     weights = _compare_weights(read, trained.served_weights(dtype, kept=kept))
-    theirs = _trained_model(trained, torch.float32 if merged else dtype, device)
-    ours = _read_model(out, read, trained, torch.float32, device, kept=kept)
+    theirs = trained_model(trained, torch.float32 if merged else dtype, device)
+    ours = read_model(out, read, trained, torch.float32, device, kept=kept)
     if kept:
         weights += _compare_weights(adapter_weights(ours.state_dict()), adapter_weights(trained.weights(dtype)))
     ids = _tokens(trained, shards).to(device)
     difference, agreement = _compare(_logits(ours, ids), _logits(theirs, ids), dtype, merged=merged)
-    lm = _read_model(out, read, trained, dtype, device, kept=kept)
+    lm = read_model(out, read, trained, dtype, device, kept=kept)
     gate = Gate(lm) if trained.lora.gated else None
     module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
     count, every = count_sequences(trained, shards, sequences, device)
     print(f"export: {announce(trained, shards, count=count, every=every, device=device)}", flush=True)
-    with _resident(lm):
+    with resident(lm):
         measured = measure(module, trained, shards, count=count, device=device)
     check_acceptance(measured, trained.validation, every=every)
     return Verified(
@@ -169,79 +163,7 @@ def _compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, *, merged: bool) 
     return difference, float((ours.argmax(-1) == theirs.argmax(-1)).double().mean())
 
 
-class _OnDisk(Mapping[str, Tensor]):
-    """The weights of a model directory as the library finds them, each read when it is asked for."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype, aside: Path) -> None:
-        logging.disable_progress_bar()
-        getLogger("accelerate").setLevel(ERROR)  # it warns that the weights are left on the disk
-        self._lm = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            device_map={"": "disk"},
-            offload_folder=str(aside),
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-        self._names = list(self._lm.state_dict())
-
-    def __getitem__(self, name: str) -> Tensor:
-        place, _, kind = name.rpartition(".")
-        module = self._lm.get_submodule(place)
-        with align_module_device(module):
-            # The file's own memory would stay with the process, and is not aligned as a tensor's is.
-            return getattr(module, kind).detach().clone()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def _trained_model(trained: Trained, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model as it was trained, weights rounded to `dtype`, computing in float32."""
-    weights: Mapping[str, Tensor] = trained.weights(dtype)
-    if not trained.lora.rank:
-        return _model(trained.config, weights, torch.float32, device)
-    adaptive = trained.manifest["adaptive"]
-    base = PlainWeights(
-        skeleton(trained.config), trained.lora, weights, adaptive=adaptive, merged=False, dtype=dtype
-    )
-    lm = _model(trained.config, base, torch.float32, device)
-    adapt(lm, trained.lora, adaptive=adaptive)
-    adapter = {name: tensor.float().to(device) for name, tensor in adapter_weights(weights).items()}
-    lm.load_state_dict(adapter, strict=False, assign=True)
-    return lm.eval()
-
-
-def _read_model(
-    out: Path, read: _OnDisk, trained: Trained, dtype: torch.dtype, device: torch.device, *, kept: bool
-) -> PreTrainedModel:
-    """The model of the directory as a server would load it, computing in `dtype`."""
-    config = AutoConfig.from_pretrained(out, local_files_only=True, trust_remote_code=False)
-    lm = _model(config, read, dtype, device)
-    if kept:
-        read_adapter(lm, out / "adapter", dtype=dtype, device=device)
-    return lm.eval()
-
-
-def _model(
-    config: PretrainedConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    return streamed(config, weights, dtype=dtype, device=device, attention=register("sdpa"))
-
-
 def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
     """(n, V) of (1, n) ids."""
-    with _resident(lm):
+    with resident(lm):
         return lm(input_ids=ids, use_cache=False).logits[0]
-
-
-def _resident(lm: PreTrainedModel) -> ExitStack:
-    """While it lasts, head and embedding hold their weights: others read them there."""
-    stack = ExitStack()
-    for module in (lm.get_output_embeddings(), lm.get_input_embeddings()):
-        for part in module.modules():
-            stack.enter_context(align_module_device(part))
-    return stack

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from data_prep.vocab import Vocab
+from data_prep.vocab import TOKENIZER, Vocab
 from train.config import TrainConfig
 from train.data import adaptive_ids
 from train.engine import partitions
@@ -36,4 +36,4 @@ def describe(lm: Any, data: Path, out: Path) -> None:
     lm.config.save_pretrained(out)
     if lm.generation_config is not None:
         lm.generation_config.save_pretrained(out)
-    shutil.copytree(data / "tokenizer", out, dirs_exist_ok=True)
+    shutil.copytree(data / TOKENIZER, out, dirs_exist_ok=True)

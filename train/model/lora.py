@@ -139,7 +139,11 @@ class PlainWeights(Mapping[str, Tensor]):
 
 
 def read_adapter(lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Put an adapter that `save_adapter` wrote into the plain model, in place, to compute in `dtype`."""
+    """Put an adapter that `save_adapter` wrote into the plain model, in place, to compute in `dtype`.
+
+    The model's own weights may be on the meta device, given by hooks: peft's loader would leave rows of the
+    embedding there with them.
+    """
     get_peft_model(lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False)
     own = {name.replace(f".{ADAPTER}", ""): name for name in lm.state_dict() if _of_adapter(name)}
     found = load_file(folder / SAFETENSORS_WEIGHTS_NAME)

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ModelConfig
 from train.objective.attention import register
 
@@ -129,7 +129,7 @@ def check_tokenizer(config: ModelConfig, data_path: str) -> None:
     """Raises UserError when the model's tokenizer is not the one that made the shards."""
     if config.path is None or config.random_init:
         return
-    theirs, ours = Path(config.path), Path(data_path) / "tokenizer"
+    theirs, ours = Path(config.path), Path(data_path) / TOKENIZER
     if not (theirs / "tokenizer.json").is_file():
         return
     if _vocabulary(theirs) != _vocabulary(ours):

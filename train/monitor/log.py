@@ -1,4 +1,4 @@
-"""The training log: one JSON object per step, in `log.jsonl`."""
+"""The training log: one JSON object per step, in `log.jsonl`. Knows no metric."""
 
 import json
 import os

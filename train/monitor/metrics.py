@@ -1,4 +1,4 @@
-"""What is measured while training: sums by window offset, their means, and how they are told."""
+"""What is measured while training: sums by window offset, their means, and how they are told. Knows no run."""
 
 import torch
 from torch import Tensor

@@ -52,27 +52,9 @@ class Memory:
 def estimate_memory(
     architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int, cuda: bool
 ) -> Memory:
-    """The fullest moment of a rank's training step, after the first, when the moments exist."""
+    """The fullest moment of a rank's training step, after the first, when the optimizer's moments exist."""
     dtype = torch.bfloat16 if config.bf16 else torch.float32
-    lm: Any = skeleton(architecture)
-    parameters = sum(parameter.numel() for parameter in lm.parameters())
-    embedding = lm.get_input_embeddings().weight.numel()
-    trained, largest_group = parameters, max(parameters - embedding, embedding)
-    if config.lora.rank:
-        with torch.device("meta"):
-            adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
-        trained = largest_group = sum(p.numel() for p in lm.parameters() if p.requires_grad)
-    states = States(
-        parameters=parameters,
-        trained=trained,
-        largest_group=largest_group,
-        ranks=ranks,
-        stage=config.stage,
-        b=dtype.itemsize,
-        accumulates=config.accumulations(ranks) > 1,
-        zero=config.zero,
-        cuda=cuda,
-    )
+    states = _states(architecture, config, b=dtype.itemsize, ranks=ranks, cuda=cuda)
     kept, working, logits, scratch = _forward_bytes(
         architecture, config, dtype=dtype, seq_len=seq_len, cuda=cuda
     )
@@ -92,11 +74,34 @@ def estimate_memory(
             logits=of_loss,
             buffers=buffers,
             host=states.host,
-            loading=parameters * states.b / (ranks if states.stage == 3 else 1),
+            loading=states.parameters * states.b / (ranks if states.stage == 3 else 1),
         )
         for moment, ((gradients, buffers), activations, of_loss) in moments.items()
     ]
     return max(found, key=lambda memory: memory.total)
+
+
+def _states(architecture: PretrainedConfig, config: TrainConfig, *, b: int, ranks: int, cuda: bool) -> States:
+    """What the engine holds of this model, whose weights have `b` bytes."""
+    lm: Any = skeleton(architecture)
+    parameters = sum(parameter.numel() for parameter in lm.parameters())
+    embedding = lm.get_input_embeddings().weight.numel()
+    trained, largest_group = parameters, max(parameters - embedding, embedding)
+    if config.lora.rank:
+        with torch.device("meta"):
+            adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
+        trained = largest_group = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+    return States(
+        parameters=parameters,
+        trained=trained,
+        largest_group=largest_group,
+        ranks=ranks,
+        stage=config.stage,
+        b=b,
+        accumulates=config.accumulations(ranks) > 1,
+        zero=config.zero,
+        cuda=cuda,
+    )
 
 
 def _forward_bytes(

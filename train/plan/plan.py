@@ -1,4 +1,4 @@
-"""plan=true: what a training run would do, without weights or a GPU, and whether it fits."""
+"""plan=true: what a training run would do, without weights or a GPU, and whether it fits. Starts nothing."""
 
 from typing import Any
 

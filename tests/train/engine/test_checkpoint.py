@@ -11,16 +11,16 @@ import torch
 from conf import UserError, settings
 from train.__main__ import main
 from train.config import TrainConfig
-from train.engine.checkpoint import prune
-from train.engine.files import BrokenFile, check_file, write_file
-from train.engine.record import (
-    RECORD,
+from train.engine.checkpoint import (
+    DESCRIBED,
     Checkpoint,
     find_whole,
     list_checkpoints,
     read_checkpoint,
-    write_record,
+    write_checkpoint,
 )
+from train.engine.checkpoints import prune
+from train.engine.files import BrokenFile, check_file, write_file
 
 
 def make(folder: Path, step: int) -> Path:
@@ -29,7 +29,7 @@ def make(folder: Path, step: int) -> Path:
     path.mkdir(parents=True)
     for name in ("a.pt", "b_optim_states.pt"):
         checkpoint.files[name] = write_file({"weight": torch.arange(1000.0)}, path / name)
-    write_record(path, checkpoint)
+    write_checkpoint(path, checkpoint)
     return path
 
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_says_what_was_saved(tmp_path: Path) -> None:
 def test_every_byte_counts(tmp_path: Path) -> None:
     """A share of the bytes: a flip anywhere, a file cut short or gone, a record that is not the one written."""
     path = make(tmp_path, 1)
-    for name in ("a.pt", RECORD):
+    for name in ("a.pt", DESCRIBED):
         whole = (path / name).read_bytes()
         for at in range(0, len(whole), 97):
             flip(path / name, at)
@@ -85,7 +85,7 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     assert found is not None and found.step == 4
     assert broken == {paths[2]: "a.pt holds other bytes than were written"}
     for path in paths[:2]:
-        (path / RECORD).unlink()
+        (path / DESCRIBED).unlink()
     with pytest.raises(UserError, match=r"found none \(step-000006: a\.pt.*; step-000004: .*; step-000002"):
         find_whole(list_checkpoints(tmp_path))
 

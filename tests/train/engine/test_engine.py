@@ -17,7 +17,9 @@ from data_prep.vocab import Vocab
 from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
-from train.engine.engine import Engine, deepspeed_config, parameter_groups, partitions, start
+from train.engine import partitions
+from train.engine.engine import Engine, start
+from train.engine.settings import deepspeed_config, parameter_groups
 from train.model.assemble import assemble
 from train.model.lm import AdaptiveLM
 

@@ -13,10 +13,10 @@ from conf.stage import fingerprint, write_manifest
 from infer.report.write import write
 from tests.infer.report.report_fixture import quality, speed, write_parts
 from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training
-from train.export.beside import write_beside
 from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
 from train.export.publish import check_asked, publish
+from train.export.sidecars import write_sidecars
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def finished(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     checkpoint, manifest = training(folder / "tuned", **facts)
     out = folder / "model"
     out.mkdir()
-    write_beside(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
+    write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
     write_card(out, render_card(out, manifest, step=9, verified=VERIFIED if manifest["adaptive"] else None))
     write_manifest(out, "model", {"settings": {}, "inputs": {}}, step=9, verified=VERIFIED)
     return out, manifest

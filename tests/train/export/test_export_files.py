@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf import UserError
-from train.export.pieces import cut, index, piece, read
-from train.export.shards import write_weights
+from train.export.byte_ranges import cut, index, locate, read
+from train.export.weight_files import write_weights
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
@@ -36,7 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_index_knows_where_every_number_lies(saved: Path) -> None:
     held, found = torch.load(saved), index(saved)
     for name in ("a", "b", "c"):
-        one = piece(saved, found[name])
+        one = locate(saved, found[name])
         assert torch.equal(read([one], held[name].shape, held[name].dtype), held[name])
         assert torch.equal(read([one], held[name].shape, torch.float64), held[name].double())
 
@@ -46,7 +46,7 @@ def test_a_cut_is_a_slice_of_the_pieces_end_to_end(saved: Path, start: int, coun
     held, found = torch.load(saved), index(saved)
     names = ("b", "c", "a")
     whole = torch.cat([held[name].flatten().float() for name in names])
-    pieces = [piece(saved, found[name]) for name in names]
+    pieces = [locate(saved, found[name]) for name in names]
     if start + count <= len(whole):
         assert torch.equal(
             read(cut(pieces, start, count), (count,), torch.float32), whole[start : start + count]
@@ -57,9 +57,9 @@ def test_a_cut_is_a_slice_of_the_pieces_end_to_end(saved: Path, start: int, coun
 
 
 def test_many_blocks_are_read_as_one(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.export.pieces.BLOCK", 3)
+    monkeypatch.setattr("train.export.byte_ranges.BLOCK", 3)
     held, found = torch.load(saved), index(saved)
-    assert torch.equal(read([piece(saved, found["c"])], (5, 4), torch.float32), held["c"].float())
+    assert torch.equal(read([locate(saved, found["c"])], (5, 4), torch.float32), held["c"].float())
 
 
 class Stranger:

@@ -14,7 +14,7 @@ from conf import UserError, settings
 from tests.train.objective.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig, TrainConfig
 from train.data import to_tensors
-from train.engine.engine import parameter_groups
+from train.engine.settings import parameter_groups
 from train.export.adapter import keeps_adapter
 from train.export.config import ExportConfig
 from train.model.lm import AdaptiveLM

@@ -1,6 +1,7 @@
 """Tensors in PyTorch's files as ranges of bytes: found without reading them, read without holding the file.
 
-Not by memory map: pages that were touched stay with the process and count as its memory.
+Not by memory map: pages that were touched stay with the process and count as its memory. Knows
+no names and no ranks: what the ranges make is train.export.checkpoint_weights'.
 """
 
 import math
@@ -32,7 +33,7 @@ KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 
 
 @dataclass(frozen=True)
-class Piece:
+class ByteRange:
     """`count` numbers of type `dtype` from byte `start` of a file on."""
 
     path: Path
@@ -55,21 +56,21 @@ def index(path: Path) -> Any:
         ) from error
 
 
-def piece(path: Path, tensor: Tensor) -> Piece:
+def locate(path: Path, tensor: Tensor) -> ByteRange:
     """Where a tensor of an `index` lies."""
     assert tensor.is_contiguous()
     storage: Any = tensor.untyped_storage()
     start = storage._checkpoint_offset + int(tensor.storage_offset()) * tensor.itemsize
-    return Piece(path, start, tensor.dtype, tensor.numel())
+    return ByteRange(path, start, tensor.dtype, tensor.numel())
 
 
-def cut(pieces: Sequence[Piece], start: int, count: int) -> list[Piece]:
-    """The numbers `start` to `start + count` of the vector that the pieces make, end to end.
+def cut(ranges: Sequence[ByteRange], start: int, count: int) -> list[ByteRange]:
+    """The numbers `start` to `start + count` of the vector that the ranges make, end to end.
 
     Raises ValueError when it is shorter.
     """
     found, begin = [], 0
-    for one in pieces:
+    for one in ranges:
         first, last = max(start - begin, 0), min(start + count - begin, one.count)
         if first < last:
             found.append(replace(one, start=one.start + first * one.dtype.itemsize, count=last - first))
@@ -79,14 +80,14 @@ def cut(pieces: Sequence[Piece], start: int, count: int) -> list[Piece]:
     return found
 
 
-def read(pieces: Sequence[Piece], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The pieces end to end, as one tensor of a shape and a type; beside it at most BLOCK numbers are held.
+def read(ranges: Sequence[ByteRange], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The ranges end to end, as one tensor of a shape and a type; beside it at most BLOCK numbers are held.
 
     Raises UserError when a file ends before its piece does.
     """
     whole = torch.empty(math.prod(shape), dtype=dtype)
     at = 0
-    for one in pieces:
+    for one in ranges:
         with open(one.path, "rb", buffering=0) as file:
             file.seek(one.start)
             for place in whole[at : at + one.count].split(BLOCK):

@@ -1,4 +1,4 @@
-"""The C library's heap, where weights come and go."""
+"""The C library's allocator, where weights come and go."""
 
 import ctypes
 import platform

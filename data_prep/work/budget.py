@@ -1,4 +1,7 @@
-"""The budget as phases: measure every part, choose thresholds, let the chosen documents through."""
+"""The budget as phases: measure every part, choose thresholds, let the chosen documents through.
+
+Knows tasks and files; what is chosen is data_prep.select.choice's to say.
+"""
 
 import csv
 from collections import Counter
@@ -11,12 +14,12 @@ import numpy as np
 
 from conf import UserError
 from data_prep.config import DataPrepConfig
-from data_prep.document import Document, Drop, pieces, unit
+from data_prep.document import Document, Drop, split, unit
 from data_prep.encode.documents import encode
 from data_prep.select.choice import BINS, Measure, bin_of, choose, own_shares
-from data_prep.select.near_duplicates import unique
 from data_prep.select.screen import drop
 from data_prep.work.job import Job, documents_of
+from data_prep.work.near_duplicates import unique
 
 SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, to know a language's tokens per byte
 BINS_FILE = "bins.npz"
@@ -36,7 +39,7 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
         counted.files[place] += 1
         counted.bytes[place] += size
         if config.proportion.unit == "tokens" and unit(config.seed, "sample", document.id) < rate:
-            whole = pieces(document, config.data.split_chars)
+            whole = split(document, config.data.split_chars)
             counted.sample_tokens += sum(len(ids) for *_, ids in encode(whole, config, job.vocab, job.encoder))
             counted.sample_bytes += size
     files, sizes = ([getattr(m, kind) for m in found.values()] for kind in ("files", "bytes"))

@@ -15,7 +15,7 @@ CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")  # 
 LICENSE = ("license", "license_name", "license_link")
 
 
-def origin(folder: str | None) -> dict[str, Any]:
+def base_model(folder: str | None) -> dict[str, Any]:
     """Name and license where they are told, and, of the hub's cache, repository and commit.
 
     A name is the hub's, or the model_name of the folder's card. What the folder is called says where it lies,

@@ -11,14 +11,14 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from conf import UserError
 from infer.models.checkpoint import load_adaptive, load_text
 from tests.train.export.export_fixture import training
-from train.export.beside import write_beside
+from train.export.sidecars import write_sidecars
 
 
 def exported(tmp_path: Path, **facts: Any) -> Path:
     checkpoint, manifest = training(tmp_path / "tuned", **facts)
     out = tmp_path / "model"
     out.mkdir()
-    write_beside(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
+    write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
     return out
 
 
@@ -53,7 +53,7 @@ def test_a_gated_adapter_offers_servers_no_mask_token(tmp_path: Path) -> None:
     """They would load the base model's weights, which know nothing of it: every draft would be wrong."""
     checkpoint, manifest = training(tmp_path / "tuned")
     manifest["settings"]["lora"] = {"rank": 4, "gated": True}
-    write_beside(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
+    write_sidecars(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
     assert "ptd_token_id" not in json.loads((tmp_path / "config.json").read_text())
     assert load_adaptive(tmp_path).gated
 
@@ -74,7 +74,7 @@ def test_a_training_of_before_these_facts_is_exported_too(tmp_path: Path) -> Non
         del manifest[name]
     out = tmp_path / "model"
     out.mkdir()
-    write_beside(checkpoint, out, manifest, step=9, dtype=torch.float32)
+    write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.float32)
     assert list(json.loads((out / "adaptive.json").read_text())["infilling_orders"]) == ["psm", "spm"]
 
 
@@ -87,7 +87,7 @@ def test_what_else_lies_in_the_folder_stays_there(tmp_path: Path) -> None:
     (described / "more").mkdir()
     (described / "key").symlink_to(tmp_path / "key")
     out.mkdir()
-    write_beside(checkpoint, out, manifest, step=9, dtype=torch.float32)
+    write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.float32)
     assert sorted(path.name for path in out.iterdir()) == [
         "adaptive.json",
         "config.json",
@@ -97,4 +97,4 @@ def test_what_else_lies_in_the_folder_stays_there(tmp_path: Path) -> None:
     ]
     (described / "chat_template.jinja").symlink_to(tmp_path / "key")
     with pytest.raises(UserError, match=r"chat_template\.jinja: wanted a file .*, found a link to"):
-        write_beside(checkpoint, out, manifest, step=9, dtype=torch.float32)
+        write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.float32)

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from train.origin import origin, trained_on
+from train.provenance import base_model, trained_on
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -11,7 +11,7 @@ def test_a_folder_of_the_hubs_cache_tells_its_name(tmp_path: Path) -> None:
     (folder / "README.md").write_text(
         "---\nlicense: llama2\nlicense_link: LICENSE\ntags: [code]\n---\n# Model\n"
     )
-    assert origin(str(folder)) == {
+    assert base_model(str(folder)) == {
         "name": "CodeLlama-7b-hf",
         "hub": "codellama/CodeLlama-7b-hf",
         "commit": COMMIT,
@@ -28,14 +28,14 @@ def test_another_folder_tells_what_its_card_says(tmp_path: Path) -> None:
     folder = tmp_path / "7b"
     folder.mkdir()
     (folder / "config.json").write_text('{"_name_or_path": "someone/else"}')
-    assert origin(f"{folder}/") == origin(None) == {}
+    assert base_model(f"{folder}/") == base_model(None) == {}
     for broken in ("---\nlicense: [\n---\n", "---\n- a\n---\n", "---\nlicense: [a]\n---\n", "# Model\n"):
         (folder / "README.md").write_text(broken)
-        assert origin(str(folder)) == {}
+        assert base_model(str(folder)) == {}
     (folder / "README.md").write_bytes(b"\xff\xfe")
-    assert origin(str(folder)) == {}
+    assert base_model(str(folder)) == {}
     (folder / "README.md").write_text("---\nmodel_name: Some-7B\nlicense: mit\n---\n# Model\n")
-    assert origin(str(folder)) == {"name": "Some-7B", "license": "mit"}
+    assert base_model(str(folder)) == {"name": "Some-7B", "license": "mit"}
 
 
 def test_languages_come_by_their_tokens() -> None:

@@ -1,4 +1,4 @@
-"""What lies beside the weights of a model directory.
+"""The files beside the weights of a model directory.
 
 config.json, generation_config.json     as training left them, under the names that other readers have too
 tokenizer.json and what goes with it    control ids marked special
@@ -16,10 +16,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
 from conf.stage import fingerprint, write_json
-from data_prep.vocab import FILES, Vocab
+from data_prep.vocab import FILES, INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
 from train.export.tokenizer import write_tokenizer
+from train.folder import DESCRIBED
 
 # SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
 ORDERS = {
@@ -28,14 +29,14 @@ ORDERS = {
 }
 
 
-def write_beside(
+def write_sidecars(
     checkpoint: Path, out: Path, manifest: dict[str, Any], *, step: int, dtype: torch.dtype
 ) -> None:
     """Write into `out` everything of a training folder's model but the weights, which are those of `step`.
 
     The folder is one that train.export.trained opened. Raises UserError for a file that no training wrote.
     """
-    described, vocab = checkpoint / "model", Vocab.from_json(manifest["vocab"])
+    described, vocab = checkpoint / DESCRIBED, Vocab.from_json(manifest["vocab"])
     _copy_tokenizer(described, out)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
     # One mask token for all places is all that servers know, and no adapter that acts on it alone.
@@ -69,7 +70,7 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> d
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
-        "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+        "infilling": {name: vocab[name] for name in INFILLING},
         "infilling_orders": infilling_orders(manifest),
         "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {

@@ -1,4 +1,4 @@
-"""Weights written as Transformers does, a shard in memory at a time; and asked for layer by layer."""
+"""Weights written as Transformers does, a shard in memory at a time. Knows no checkpoint."""
 
 import os
 import re
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from accelerate import cpu_offload, init_empty_weights
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
@@ -62,22 +61,3 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets its owner alone read it
-
-
-def streamed(
-    config: PretrainedConfig,
-    weights: Mapping[str, Tensor],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: str,
-) -> PreTrainedModel:
-    """The library's model of an architecture, whose layers ask `weights` for their own by the library's names
-    whenever they compute, and hold none in between. It computes on the device in `dtype`.
-    """
-    with init_empty_weights():
-        lm = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-        )
-    cpu_offload(lm, execution_device=device, state_dict=weights)
-    return lm.eval()

@@ -1,0 +1,77 @@
+"""Training folders of every ZeRO stage, made by live_worker.py; exporting them, and spoiling copies of them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from conf import UserError, settings
+from tests.train.export.live_worker import BFLOAT16, STAGES
+from train.export.__main__ import main
+from train.export.config import ExportConfig
+from train.objective.attention import register
+
+ROOT = Path(__file__).parents[3]
+TIED = "+model.shape.tie_word_embeddings=true"
+LORA = ["objective=branch", "lora.rank=4"]
+RUNS = {  # tests/drills/round_trip.py has all of them
+    "zero0-bf16": [*STAGES["zero0"], BFLOAT16],
+    "zero0-tied": [*STAGES["zero0"], BFLOAT16, TIED],
+    "zero1": STAGES["zero1"],
+    "zero2-tied": [*STAGES["zero2"], BFLOAT16, TIED],
+    "zero3": STAGES["zero3"],
+    "zero3-bf16": [*STAGES["zero3"], BFLOAT16],
+    "zero2-lora": [*STAGES["zero2"], BFLOAT16, *LORA],
+    "zero3-lora": [*STAGES["zero3"], *LORA],
+    "zero3-gated": [*STAGES["zero3"], BFLOAT16, *LORA, "lora.gated=true"],
+    "causal": [*STAGES["zero1"], "objective=causal", "objective.soft=0"],
+}
+PLAIN = [name for name in RUNS if "lora" not in name and "gated" not in name]
+ADAPTED = [name for name in RUNS if name not in PLAIN]
+
+
+def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -> Path:
+    """The worker's folders."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    told = [f"{name}={','.join(overrides)}" for name, overrides in runs.items()]
+    command = [sys.executable, *launch, "-m", "tests.train.export.live_worker", str(folder), str(data), *told]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return folder
+
+
+def export(checkpoint: Path, out: Path, *overrides: str) -> Path:
+    main(settings("export", ExportConfig, [f"checkpoint={checkpoint}", f"out={out}", *overrides]))
+    return out
+
+
+def logits(model: Path, ids: torch.Tensor) -> torch.Tensor:
+    """By Transformers' own reading of the directory, with the kernel of the training."""
+    lm = AutoModelForCausalLM.from_pretrained(model, attn_implementation=register("eager"))
+    with torch.no_grad():
+        return lm.eval()(input_ids=ids, use_cache=False).logits
+
+
+def copy_of(run: Path, out: Path) -> Path:
+    """A training folder to spoil."""
+    return Path(shutil.copytree(run, out))
+
+
+def refused(run: Path, out: Path, *overrides: str) -> str:
+    """The one sentence that an export ends with, having written nothing."""
+    with pytest.raises(UserError) as error:
+        export(run, out, *overrides)
+    assert not out.exists() and "\n" not in str(error.value)
+    return str(error.value)
+
+
+def change(file: Path, **changed: Any) -> None:
+    """Of a JSON object; None takes one out."""
+    value = {**json.loads(file.read_text()), **changed}
+    file.write_text(json.dumps({name: one for name, one in value.items() if one is not None}))

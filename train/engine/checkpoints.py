@@ -1,0 +1,157 @@
+"""The checkpoints of a run: what is kept, where, and how a run is found again.
+
+    <out>/checkpoints/step-000123/                the engine's files
+    <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
+    <out>/checkpoints/.step-000123.partial/       being written; becomes the above in one step
+
+Knows folders; the engine writes and reads the tensors.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from conf import UserError
+from conf.stage import check_same, lock, write_json
+from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints, read_checkpoint, write_checkpoint
+from train.engine.engine import Engine
+from train.engine.files import BrokenFile
+from train.engine.partitions import to_universal
+from train.engine.ranks import every_ranks, first_ranks
+from train.folder import CHECKPOINTS, RUN
+
+
+def prune(folder: Path, *, keep_last: int, keep_every: int) -> None:
+    """Remove all checkpoints but the last ones and, unless 0, those of every so many steps."""
+    for old in list_checkpoints(folder)[keep_last:]:
+        if not keep_every or int(old.name.removeprefix("step-")) % keep_every:
+            shutil.rmtree(old)
+
+
+class Checkpoints:
+    """The checkpoint folder of one run. Every rank holds one and calls every method."""
+
+    def __init__(self, out: Path, made: Mapping[str, Any], *, keep_last: int, keep_every: int) -> None:
+        self.out, self.folder = out, out / CHECKPOINTS
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._kept = {"keep_last": keep_last, "keep_every": keep_every}
+        self._lock: int | None = None
+        self._on_first(self._hold)
+        begun = out / RUN
+        if first_ranks(begun.is_file()):
+            check_same(json.loads(begun.read_text(encoding="utf-8")), made, out)
+        else:
+            self._on_first(partial(write_json, begun, made))
+
+    def release(self) -> None:
+        """Let other runs write the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _hold(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(self.out, self.out)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, None for a new run; those found broken are told and set aside.
+
+        Raises UserError when there are checkpoints and none is whole.
+        """
+        found, broken = find_whole(first_ranks(list_checkpoints(self.folder)), self._read)
+        for folder, why in broken.items():
+            if self._rank == 0:
+                print(f"train: {folder} is broken ({why}): {found and found.name} is taken", flush=True)
+            # It would count as the newest. The next save removes it.
+            self._on_first(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
+        return found
+
+    def load(self, checkpoint: Checkpoint, engine: Engine) -> None:
+        """Bring the engine to where it was; it must be `universal` unless the checkpoint fits the ranks."""
+        if checkpoint.fits(self._ranks):
+            engine.load(self.folder, checkpoint.name)
+            return
+        self._remove_leftovers()
+        universal = self.folder / f".{checkpoint.name}.universal"
+        to_universal(self.folder / checkpoint.name, universal)
+        engine.load(self.folder, universal.name)
+        self._remove_leftovers()
+
+    def save(self, engine: Engine, step: int, state: dict[str, Any]) -> None:
+        """Save after `step` steps; then remove older checkpoints as the settings say.
+
+        Raises UserError when the files cannot be written; the earlier checkpoints are left as they were.
+        """
+        checkpoint = Checkpoint(step, self._ranks, engine.stage, state, {})
+        writing = self.folder / f".{checkpoint.name}.partial"
+        try:
+            self._remove_leftovers()
+            for files, failure in every_ranks(engine.save(self.folder, writing.name)):
+                if failure is not None:
+                    raise failure
+                checkpoint.files.update(files)
+            self._on_first(lambda: self._publish(writing, checkpoint))
+        except OSError as error:
+            if self._rank == 0:
+                shutil.rmtree(writing, ignore_errors=True)
+            kept = ", ".join(path.name for path in list_checkpoints(self.folder)) or "none"
+            raise UserError(
+                f"out={self.out}: the checkpoint of step {step} cannot be written: {error.strerror}; "
+                f"earlier checkpoints, untouched: {kept}"
+            ) from error
+
+    def _publish(self, writing: Path, checkpoint: Checkpoint) -> None:
+        write_checkpoint(writing, checkpoint)
+        _sync(writing)
+        os.replace(writing, self.folder / checkpoint.name)
+        _sync(self.folder)
+        for old in self.folder.glob(".step-*.broken"):
+            shutil.rmtree(old)
+        prune(self.folder, **self._kept)
+
+    def _read(self, folder: Path) -> Checkpoint:
+        """A checkpoint of whose files every rank has checked its share. Raises BrokenFile on every rank."""
+        found, why = None, ""
+        try:
+            found = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
+        except BrokenFile as error:
+            why = str(error)
+        whys = every_ranks(why)
+        if found is None or any(whys):
+            raise BrokenFile(next(filter(None, whys)))
+        return found
+
+    def _remove_leftovers(self) -> None:
+        def remove() -> None:
+            for pattern in (".step-*.partial", ".step-*.universal"):
+                for left in self.folder.glob(pattern):
+                    shutil.rmtree(left)
+
+        self._on_first(remove)
+
+    def _on_first(self, action: Callable[[], Any]) -> None:
+        """Do something on rank 0; its error is raised on every rank, which is also a barrier."""
+        failure: OSError | UserError | None = None
+        if self._rank == 0:
+            try:
+                action()
+            except (OSError, UserError) as error:
+                failure = error
+        failure = first_ranks(failure)
+        if failure is not None:
+            raise failure
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""The model directory, written whole and verified: weights, what lies beside them, card, manifest.
+
+Knows the order of it; what is in a file is its own module's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conf.stage import staged, write_manifest
+from train.export.bundle import write_custom_generate
+from train.export.card import render_card, write_card
+from train.export.config import ExportConfig
+from train.export.sidecars import write_sidecars
+from train.export.trained import Trained
+from train.export.verify import Verified, describe, verify
+from train.export.weight_files import write_weights
+from train.model.lora import PlainWeights
+
+
+def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, kept: bool) -> None:
+    """Make the directory, whole and verified, or nothing."""
+    data = trained.measurable(config.data.path) if config.verify else None
+    with staged(config.out) as out:
+        verified = export(config, trained, out, kept=kept, data=data)
+        parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
+        step = trained.checkpoint.step
+        write_card(out, render_card(out, trained.manifest, step=step, verified=told, push=config.push))
+        write_manifest(out, "model", made, parameters=parameters, step=step, verified=told)
+    print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
+    print(f"export: {describe(verified) if verified else 'not verified'}")
+
+
+def export(
+    config: ExportConfig, trained: Trained, out: Path, *, kept: bool, data: Path | None
+) -> Verified | None:
+    """Write the Transformers directory of a training folder; with `data`, its shards, verify it."""
+    dtype = getattr(torch, config.dtype)
+    write_sidecars(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
+    weights = _plain_weights(trained, out, dtype, kept=kept)
+    write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size)
+    write_custom_generate(out)
+    if data is None:
+        return None
+    return verify(out, trained, data, dtype=dtype, kept=kept, sequences=config.verify_sequences)
+
+
+def _plain_weights(trained: Trained, out: Path, dtype: torch.dtype, *, kept: bool) -> Mapping[str, Tensor]:
+    """What is served; an adapter that is kept is written."""
+    weights = trained.served_weights(dtype, kept=kept)
+    if isinstance(weights, PlainWeights) and kept:
+        weights.save_adapter(out / "adapter")
+    return weights
