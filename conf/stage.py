@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from glob import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -242,11 +243,28 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
+    """Write a file so that a reader sees the old one or the new one, never a part. What writers of it that were
+    killed on this machine have left is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    begun = f".{path.name}.{platform.node()}."
+    for left in path.parent.glob(f"{escape(begun)}*"):
+        if not _lives(left.name.removeprefix(begun)):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{begun}{os.getpid()}")
     temporary.write_bytes(content)
     os.replace(temporary, path)
+
+
+def _lives(process: str) -> bool:
+    """Whether there is a process of this number; what is no number is nobody's."""
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def versions() -> dict[str, str]:

@@ -1,3 +1,6 @@
+import os
+import platform
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from conf.stage import (
     partial_of,
     read_manifest,
     staged,
+    write_json,
     write_manifest,
 )
 
@@ -120,3 +124,16 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
             pass
     assert file.read_text() == "mine"
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})
+
+
+def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Each left a hidden file: they piled up in reports, and were published with the units of a result."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = f".report.json.{platform.node()}"
+    dead, living = f"{here}.{ended.pid}", f"{here}.{os.getppid()}"
+    others = (".report.json.elsewhere.1", f".other.json.{platform.node()}.{ended.pid}")
+    for name in (dead, living, *others):
+        (tmp_path / name).write_text('{"half')
+    write_json(tmp_path / "report.json", {"whole": True})
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
