@@ -158,6 +158,17 @@ def stopped(run: Run) -> None:
     run.train("stopped", "zero2")
 
 
+def finishing(run: Run) -> None:
+    """Killed after the last save, before older checkpoints were removed and the manifest written."""
+    out = run.interrupted("zero2", "finishing", STEPS)
+    if run.rank == 0:
+        shutil.copytree(out / "checkpoints/step-000004", out / "checkpoints/step-000002")
+        for left in (".step-000001.removed", ".step-000012.partial"):
+            (out / "checkpoints" / left).mkdir()
+    torch.distributed.barrier()
+    run.train("finishing", "zero2")
+
+
 def held(run: Run) -> None:
     """A folder that another run is writing."""
     out = run.folder / "held"

@@ -28,7 +28,7 @@ def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of every run of two ranks; `told` is what they printed."""
     folder = tmp_path_factory.mktemp("runs")
-    told = worker("whole_and_resumed,broken,failing,stopped,held", folder, data_folder, ranks=2)
+    told = worker("whole_and_resumed,broken,failing,stopped,finishing,held", folder, data_folder, ranks=2)
     (folder / "told").write_text(told)
     return folder
 
@@ -133,6 +133,12 @@ def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
     assert "stopped by a signal; step 6 is saved" in told(runs, "stopped")
     assert "step-000006" in checkpoints(runs / "stopped-before")
     assert losses(runs / "stopped") == losses(runs / "zero2")
+
+
+def test_what_a_kill_after_the_last_save_left_is_cleared_away(runs: Path) -> None:
+    """The next run had nothing to save, and so removed neither leftovers nor a checkpoint too many."""
+    assert (runs / "finishing" / "manifest.json").is_file()
+    assert checkpoints(runs / "finishing") == ["step-000004", "step-000008", "step-000012"]
 
 
 def start(out: Path, data: Path) -> subprocess.Popen[str]:

@@ -31,7 +31,9 @@ def prune(folder: Path, *, keep_last: int, keep_every: int) -> None:
     """Remove all checkpoints but the last ones and, unless 0, those of every so many steps."""
     for old in list_checkpoints(folder)[keep_last:]:
         if not keep_every or int(old.name.removeprefix("step-")) % keep_every:
-            shutil.rmtree(old)
+            removed = old.with_name(f".{old.name}.removed")
+            old.rename(removed)  # first: killed amid it, no checkpoint is left that lacks files
+            shutil.rmtree(removed)
 
 
 class Checkpoints:
@@ -70,6 +72,9 @@ class Checkpoints:
                 print(f"train: {folder} is broken ({why}): {found and found.name} is taken", flush=True)
             # It would count as the newest. The next save removes it.
             self._on_first(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
+        if found is not None:  # a run that was killed between its last save and its end saves no more
+            self._remove_leftovers()
+            self._on_first(partial(prune, self.folder, **self._kept))
         return found
 
     def load(self, checkpoint: Checkpoint, engine: Engine) -> None:
@@ -129,7 +134,7 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         def remove() -> None:
-            for pattern in (".step-*.partial", ".step-*.universal"):
+            for pattern in (".step-*.partial", ".step-*.universal", ".step-*.removed"):
                 for left in self.folder.glob(pattern):
                     shutil.rmtree(left)
 

@@ -3,12 +3,14 @@
 Knows the order in which model, ZeRO 3 and LoRA come together; knows no data and no steps.
 """
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import TrainConfig
 from train.data import adaptive_ids
@@ -33,7 +35,13 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
 
 def describe(lm: Any, data: Path, out: Path) -> None:
     """Write what an export needs beside the weights: the architecture and the tokenizer."""
-    lm.config.save_pretrained(out)
+    partial = partial_of(out)
+    shutil.rmtree(partial, ignore_errors=True)
+    lm.config.save_pretrained(partial)
     if lm.generation_config is not None:
-        lm.generation_config.save_pretrained(out)
-    shutil.copytree(data / TOKENIZER, out, dirs_exist_ok=True)
+        lm.generation_config.save_pretrained(partial)
+    shutil.copytree(data / TOKENIZER, partial, dirs_exist_ok=True)
+    out.mkdir(exist_ok=True)
+    for path in partial.iterdir():  # one by one: a run that goes on has them already
+        os.replace(path, out / path.name)
+    partial.rmdir()

@@ -1,5 +1,6 @@
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from conf import UserError, settings
+from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.config import TrainConfig
 from train.engine.checkpoint import (
@@ -21,6 +23,7 @@ from train.engine.checkpoint import (
 )
 from train.engine.checkpoints import prune
 from train.engine.files import BrokenFile, check_file, write_file
+from train.model.assemble import describe
 
 
 def make(folder: Path, step: int) -> Path:
@@ -98,6 +101,43 @@ def test_old_checkpoints_go(tmp_path: Path, last: int, every: int, kept: list[in
         make(tmp_path, step)
     prune(tmp_path, keep_last=last, keep_every=every)
     assert sorted(int(path.name[-6:]) for path in tmp_path.iterdir()) == kept
+
+
+def test_a_checkpoint_that_is_being_removed_no_longer_looks_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill amid it left a folder by the name of a checkpoint that lacked files."""
+
+    def killed(path: Path) -> None:
+        (path / "a.pt").unlink()
+        raise RuntimeError
+
+    for step in (2, 4):
+        make(tmp_path, step)
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(RuntimeError):
+        prune(tmp_path, keep_last=1, keep_every=0)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000004"]
+
+
+def test_what_an_export_needs_beside_the_weights_is_whole_or_as_before(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every start wrote the files anew, in place: a kill amid it left half of one."""
+    out = tmp_path / "model"
+    describe(tiny_llama(), data_folder, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def killed(source: Path, target: Path, **_: object) -> None:
+        (target / "tokenizer.json").write_text("{")
+        raise RuntimeError
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(shutil, "copytree", killed)
+        describe(tiny_llama(), data_folder, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    describe(tiny_llama(), data_folder, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_file_is_summed_as_it_is_written(tmp_path: Path) -> None:
