@@ -26,7 +26,7 @@ from conf.pages import MEMORY
 from conf.stage import ROOT
 from data_prep.work.finish import finish
 from data_prep.work.job import Job
-from data_prep.work.phases import PHASES, Phase, phase_named, run_task
+from data_prep.work.phases import PHASES, Phase, phase_named, run_task, sweep
 
 SLURM_JOB = "slurm_job"
 
@@ -50,6 +50,7 @@ def wanted_phases(job: Job) -> list[Phase]:
 
 def run_local(job: Job) -> None:
     """Run all phases in processes of this machine."""
+    sweep(job)
     workers = job.config.workers or cores()
     # Threads of the tokenizer would take the other workers' cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -13,6 +13,7 @@ Nothing that a task writes depends on which worker ran it, or on how many there 
 """
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,7 @@ from typing import Any
 from uuid import uuid4
 
 from conf import UserError
-from conf.stage import write_json
+from conf.stage import lock, write_json
 from data_prep.document import Document, Drop, is_held_out, order, split, told
 from data_prep.encode.documents import encode
 from data_prep.held_out import HeldOutWriter
@@ -61,13 +62,28 @@ def run_task(job: Job, phase: Phase, task: int) -> None:
         return
     attempt = done.with_name(f".{done.name}.{uuid4().hex}")
     attempt.mkdir(parents=True)
-    write_json(attempt / FACTS, phase.run(job, task, attempt))
+    held = lock(attempt, attempt)
     try:
-        attempt.rename(done)
-    except OSError:
-        if not done.is_dir():
-            raise
-        shutil.rmtree(attempt)  # another copy of the task was faster
+        write_json(attempt / FACTS, phase.run(job, task, attempt))
+        try:
+            attempt.rename(done)
+        except OSError:
+            if not done.is_dir():
+                raise
+            shutil.rmtree(attempt)  # another copy of the task was faster
+    finally:
+        os.close(held)
+
+
+def sweep(job: Job) -> None:
+    """Remove what tasks have left that were killed: on every restart they would leave as much again."""
+    for attempt in job.work.glob("*/.*"):
+        try:
+            held = lock(attempt, attempt)
+        except UserError:  # of a worker that has not yet noticed that its run was killed
+            continue
+        shutil.rmtree(attempt)
+        os.close(held)
 
 
 def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Data preparation as a whole, on real files, by every executor."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 from conf import UserError, settings
-from conf.stage import read_manifest
+from conf.stage import lock, read_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.encode.encoder import Encoder
 from data_prep.encode.fim import Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.work.job import Job
+from data_prep.work.phases import sweep
 from tests.conftest import data_settings
 from tests.data_prep.conftest import arguments, content, run
 
@@ -51,6 +54,19 @@ def test_what_was_killed_goes_on_to_the_same_bytes(
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     assert content(tmp_path / "out") == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_what_killed_tasks_have_left_is_swept_but_not_what_lives(tmp_path: Path) -> None:
+    """Every kill left its workers' tasks as far as they had come, and the next run let them lie."""
+    job = Job(data_settings(tmp_path / "out"), tmp_path)
+    left, living, done = (job.work / "encode" / name for name in (".00000.aa", ".00001.bb", "00002"))
+    for folder in (left, living, done):
+        folder.mkdir(parents=True)
+        (folder / "train.tokens").write_text("half")
+    held = lock(living, living)
+    sweep(job)
+    os.close(held)
+    assert sorted(path.name for path in done.parent.iterdir()) == [".00001.bb", "00002"]
 
 
 def test_a_second_run_has_nothing_to_do_unless_the_input_changed(
