@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
+from conf.stage import write_bytes
 from data_prep.encode.fim import Mode
 from data_prep.shards import Shards
 
@@ -39,7 +40,7 @@ def write_page(path: Path, console: Console, shards: Shards, manifest: dict[str,
     """Write what the console has recorded, with histograms of the shards above it."""
     page = console.export_html(theme=DEFAULT_TERMINAL_THEME, code_format=TEMPLATE, clear=False)
     figures = histograms(shards, manifest)
-    path.write_text(page.replace(FIGURES, f"<figure>{figures}</figure>", 1), encoding="utf-8")
+    write_bytes(path, page.replace(FIGURES, f"<figure>{figures}</figure>", 1).encode())
 
 
 def histograms(shards: Shards, manifest: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ ones along the accepted path, which may cross from a merged node to the other's 
 is blue, as in the paper's Figure 6 (GSD).
 """
 
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
+from conf.stage import write_bytes
 from infer.drafters.outcome import Fate, Outcome
 from infer.graph.view import spelled
 from infer.text import Text
@@ -56,7 +58,9 @@ def write_picture(path: Path, outcome: Outcome, text: Text, *, told: str) -> Non
     patches = [Patch(facecolor=FILLS[fate], edgecolor=EDGE, label=fate.value) for fate in Fate]
     merged = Line2D([], [], color=MERGE, linestyle="--", label="goes on behind")
     figure.legend(handles=[*patches, merged], loc="outside lower left", ncols=5, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
+    picture = BytesIO()
+    figure.savefig(picture, format=path.suffix.removeprefix("."), dpi=150)
+    write_bytes(path, picture.getvalue())
 
 
 def _draw_edges(axes: Axes, outcome: Outcome, places: list[tuple[int, int]]) -> None:

@@ -1,5 +1,7 @@
 import json
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,6 +33,21 @@ def test_the_page_holds_the_same_and_histograms(data_folder: Path) -> None:
     for text in ("<svg", "Languages", "&lt;BOS&gt;", "held_out sequence", "Lengths by mode"):
         assert text in page or text.replace(" ", "&#160;") in page
     (data_folder / PAGE).unlink()
+
+
+def test_a_page_is_whole_or_as_before(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written in place: a kill amid it left half a page."""
+    asked = ["inspect.html=true", "inspect.split=held_out", "inspect.sequences=1"]
+    inspect(data_folder, *asked)
+    before = (data_folder / PAGE).read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(os, "replace", Mock(side_effect=RuntimeError))
+        inspect(data_folder, "inspect.html=true", "inspect.split=held_out", "inspect.sequences=2")
+    assert (data_folder / PAGE).read_bytes() == before
+    inspect(data_folder, *asked)
+    (data_folder / PAGE).unlink()
+    for left in data_folder.glob(f".{PAGE}.*"):
+        left.unlink()
 
 
 def test_more_sequences_than_there_are_is_refused(data_folder: Path) -> None:
