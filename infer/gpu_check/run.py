@@ -39,6 +39,7 @@ def run(config: GpuCheckConfig) -> None:
         "versions": {**versions(), "cuda": torch.version.cuda, "commit": commit()},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(config),
+        "finished": False,
         "parity": check_parity(device=config.device, prompts=config.prompts, compile=config.compile),
     }
     write_json(out, report)  # whatever becomes of the rest
@@ -46,7 +47,7 @@ def run(config: GpuCheckConfig) -> None:
     size = BLOCK if config.device == "cuda" else BLOCK >> 6
     report["bytes_per_second"] = bandwidth(device, size=size)
     report["shapes"] = {name: measured(name, config, report["bytes_per_second"]) for name in config.shapes}
-    write_json(out, report)
+    write_json(out, {**report, "finished": True})
     show(report)
     failed = [row for row in report["parity"] if not row["passed"]]
     if failed:

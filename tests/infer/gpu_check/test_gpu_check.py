@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from conf import UserError, settings
+from infer.gpu_check import __main__ as gpu_check
 from infer.gpu_check import parity, timing
 from infer.gpu_check.__main__ import main
 from infer.gpu_check.config import GpuCheckConfig
@@ -34,6 +36,7 @@ def test_the_report_holds_hardware_parity_and_times(
     assert report["hardware"]["name"] and report["versions"]["torch"] and report["date"]
     assert {row["dtype"] for row in report["parity"]} == {"float32", "bfloat16", "float16"}
     assert all(row["passed"] for row in report["parity"])
+    assert report["finished"]
     tiny = report["shapes"]["tiny"]
     assert list(tiny["rows_ms"]) == ["1", "2", "5"]
     assert list(tiny["loops_ms"]) == ["plain", "two-forward k=2", "one-forward k=2"]
@@ -58,6 +61,15 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
         check(tmp_path / "check.json")
     report = json.loads((tmp_path / "check.json").read_text())
     assert {row["decoder"] for row in report["parity"] if not row["passed"]} == {"tree"}
+
+
+def test_a_check_that_was_ended_early_says_so(tmp_path: Path, short: pytest.MonkeyPatch) -> None:
+    """A kill between parity and times left a file that nothing told from a finished one but what it lacked."""
+    short.setattr(gpu_check, "bandwidth", Mock(side_effect=RuntimeError))
+    with pytest.raises(RuntimeError):
+        check(tmp_path / "check.json")
+    report = json.loads((tmp_path / "check.json").read_text())
+    assert report["parity"] and report["finished"] is False
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
