@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from glob import escape
@@ -96,6 +96,10 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     if not path.is_file():
         return False
     check_same(_load(path), {"kind": kind, **made}, out)
+    record = path.with_name(BEGUN)
+    if record.is_file():  # of a run that was killed as it made the folder visible
+        with suppress(OSError):
+            record.unlink()
     return True
 
 

@@ -17,16 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.stage import (
-    BEGUN,
-    begun,
-    check_out,
-    commit,
-    fingerprint_file,
-    is_finished,
-    made_from,
-    write_json,
-)
+from conf.stage import begun, check_out, commit, fingerprint_file, is_finished, made_from, write_json
 from data_prep.config import DataPrepConfig
 from data_prep.document import hash64, is_held_out, order, split, told
 from data_prep.encode.encoder import Encoder
@@ -70,7 +61,6 @@ def prepare(config: DataPrepConfig) -> str | None:
     if is_finished(out, "shards", made):
         # What a run that was killed right at its end has left.
         shutil.rmtree(out / WORK, ignore_errors=True)
-        (out / BEGUN).unlink(missing_ok=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
     with begun(out, {**made, "commit": commit(), "modified": _modified(parts, place)}) as folder:

@@ -3,16 +3,20 @@ import platform
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from conf import UserError
 from conf.stage import (
+    BEGUN,
     MANIFEST,
+    begun,
     fingerprint,
     is_finished,
     made_from,
     partial_of,
+    publish,
     read_manifest,
     staged,
     write_json,
@@ -137,3 +141,17 @@ def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Pa
         (tmp_path / name).write_text('{"half')
     write_json(tmp_path / "report.json", {"whole": True})
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
+
+
+def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its begun.json stayed for ever in a result of infer.speed or infer.quality."""
+    out, made = tmp_path / "out", {"settings": {"steps": 5}}
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError), begun(out, made) as partial:
+        write_manifest(partial, "thing", made)
+        patch.setattr(Path, "unlink", Mock(side_effect=RuntimeError))
+        publish(partial)
+    assert (out / BEGUN).is_file()
+    assert is_finished(out, "thing", made)
+    assert [path.name for path in out.iterdir()] == [MANIFEST]
