@@ -36,7 +36,8 @@ from tests.drills.kill_stages import STAGES, Stage
 
 ROOT = Path(__file__).parents[2]
 KILLER = Path(__file__).parent / "killer"
-AFTER_ALL, AFTER_ONE = 5.0, 100.0  # seconds in which the others must be gone; a silent rank is missed after 40
+AFTER_ALL, AFTER_ONE = 30.0, 100.0  # seconds in which the others must be gone; a silent rank is missed after 40
+WHOM = ("all", "all", "main", "one")
 WHEN = ("moment", "late", "write", "write")
 BUSY = "another run is writing it"
 
@@ -78,7 +79,7 @@ class Command:
         if self.stage.begin:
             self.stage.begin(self.folder / "whole", self.run)
 
-    def start(self, *, at: int = 0, delay: float = 0.0) -> "psutil.Popen":
+    def start(self, *, at: int = 0, delay: float = 0.0) -> psutil.Popen:
         """The user's command; `at`: the write at which it is to die."""
         for path in (self.count, Path(f"{self.count}.struck")):
             path.unlink(missing_ok=True)
@@ -110,6 +111,13 @@ class Command:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def reached(self, run: psutil.Popen, seconds: float) -> bool:
+        """Wait for the moment to kill a run, or for its death at a write; False where it ends before."""
+        moment, struck = time.monotonic() + seconds, Path(f"{self.count}.struck")
+        while run.poll() is None and time.monotonic() < moment and not struck.exists():
+            time.sleep(0.005)
+        return run.poll() is None or struck.exists()
 
     def finish(self, patience: float) -> int | str:
         """Run it to its end; the exit code, or the last thing that it said where that is not 0."""
@@ -164,50 +172,51 @@ def whole(command: Command) -> Whole:
 
 def strike(command: Command, wanted: Whole, chance: random.Random, found: Found) -> bool:
     """Start it and kill it; False where it came to its end before. What is left over then is looked at."""
-    when, whom = (
-        chance.choice(command.when),
-        chance.choice(("all", "all", "main", "one")),
-    )
-    span = (0.9, 1.0) if when == "late" else (0.0, 1.0)
+    when, whom = chance.choice(command.when), chance.choice(WHOM)
     at = chance.randint(1, wanted.writes) if when == "write" else 0
     run = command.start(at=at, delay=chance.choice((0.0, 0.0, 0.002 * chance.random())))
-    moment = time.monotonic() + (
-        wanted.seconds * chance.uniform(*span) if not at else 10 * wanted.seconds + 120
-    )
-    struck = Path(f"{command.count}.struck")
-    while run.poll() is None and time.monotonic() < moment and not struck.exists():
-        time.sleep(0.005)
-    if run.poll() is not None and not struck.exists():
+    seconds = wanted.seconds * chance.uniform(0.9 if when == "late" else 0.0, 1.0)
+    if not command.reached(run, patience(wanted) if at else seconds):
         if run.returncode:
-            found.faults.append(f"ended by itself with code {run.returncode}")
+            found.faults.append(f"{when}: ended by itself with code {run.returncode}")
         return False
-    children = [] if run.poll() is not None else run.children(recursive=True)
-    others = {process.pid: process for process in [*children, *command.processes()] if process != run}
-    if whom == "all":
-        end([run, *others.values()])
-    elif not at:
-        end([chance.choice(children)] if whom == "one" and children else [run])
+    ours, others, direct = command.processes(), below(run), below(run, recursive=False)
+    # One: no program that is judged, whose verdict such a death would be.
+    one = [process for process in others if process in ours or process in direct]
+    victims = {"all": [run, *ours, *others], "main": [run], "one": [chance.choice(one)] if one else [run]}[whom]
+    end(victims if whom == "all" or not at else [])  # at a write its process is dead
     found.kills[f"{when} {whom}"] += 1
-    began, patience = time.monotonic(), AFTER_ALL if whom == "all" else AFTER_ONE
+    began = time.monotonic()
     if impatient := whom == "main" and chance.random() < 0.5:
         at_once(command, wanted, found)
-    _, left = psutil.wait_procs([run, *others.values(), *command.processes()], patience)
-    if left:
-        names = [" ".join(process.cmdline()[:6]) for process in left]
-        found.faults.append(f"{when} {whom}: after {patience:.0f} s there are still {names}")
+    _, left = psutil.wait_procs([run, *ours, *others], AFTER_ALL if whom == "all" else AFTER_ONE)
+    if left := [*left, *command.processes()]:
+        found.faults.append(f"{when} {whom}: {', '.join(map(str, left))} went on")
         end(left)
         psutil.wait_procs(left, AFTER_ALL)
     elif whom != "all" and not impatient:
         found.slowest = max(found.slowest, time.monotonic() - began)
-    found.faults += [
-        f"{when} {whom} at write {at}: {fault}" for fault in not_whole(command.stage, command.run, wanted.facts)
-    ]
+    faults = not_whole(command.stage, command.run, wanted.facts)
+    found.faults += [f"{when} {whom} at write {at}: {fault}" for fault in faults]
     return True
+
+
+def patience(wanted: Whole) -> float:
+    """Seconds after which a run hangs."""
+    return 10 * wanted.seconds + 120
+
+
+def below(run: psutil.Popen, *, recursive: bool = True) -> list[psutil.Process]:
+    """The processes that a run has started, and those that these have."""
+    try:
+        return run.children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def at_once(command: Command, wanted: Whole, found: Found) -> None:
     """The same command while others of the run that was killed may live: it ends well, or is told of them."""
-    told = command.finish(10 * wanted.seconds + 120)
+    told = command.finish(patience(wanted))
     if told and BUSY in str(told):
         found.busy += 1
     elif told:
@@ -224,7 +233,7 @@ def drill(command: Command, wanted: Whole, kills: int, chance: random.Random) ->
         for _ in range(chance.choice((1, 1, 2, 3))):
             if not strike(command, wanted, chance, found):
                 break
-        if told := command.finish(10 * wanted.seconds + 120):
+        if told := command.finish(patience(wanted)):
             found.faults.append(f"the last run: {told}")
         facts = facts_of(command.stage, command.run)
         found.faults += [f"in the end: {one}" for one in difference(facts, wanted.facts)]
