@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from safetensors import safe_open
+from train.engine.record import RECORD, read_checkpoint
 
 from conf.stage import MANIFEST
 from tests.drills.kill_stages import Stage
 from train.engine.files import BrokenFile
-from train.engine.record import RECORD, read_checkpoint
 
 
 def facts_of(stage: Stage, run: Path) -> dict[str, str]:
