@@ -249,6 +249,8 @@ def write_json(path: Path, value: Any) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part. What writers of it that were
     killed on this machine have left is removed.
+
+    Raises OSError that names the file, and leaves nothing else, where it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     begun = f".{path.name}.{platform.node()}."
@@ -256,8 +258,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         if not _lives(left.name.removeprefix(begun)):
             left.unlink(missing_ok=True)
     temporary = path.with_name(f"{begun}{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _lives(process: str) -> bool:

@@ -1,6 +1,7 @@
 import os
 import platform
 import subprocess
+import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +23,7 @@ from conf.stage import (
     write_json,
     write_manifest,
 )
+from tests.full_disk import largest_file
 
 
 @dataclass
@@ -155,3 +157,13 @@ def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
     assert (out / BEGUN).is_file()
     assert is_finished(out, "thing", made)
     assert [path.name for path in out.iterdir()] == [MANIFEST]
+
+
+def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> None:
+    """A full disk left .run.json.4711 behind, and was told of no file: "out=: No space left on device"."""
+    path = tmp_path / "run.json"
+    write_json(path, "old")
+    with largest_file(1000), pytest.raises(OSError) as error:
+        write_json(path, "x" * 2000)
+    assert error.value.filename == str(path) and error.value.errno == errno.EFBIG
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"] and path.read_text() == '"old"\n'
