@@ -18,6 +18,8 @@ from conf.links import link
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds
+# Errors of files and disks that are the user's to mend.
+OF_THE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 HELP = ("-h", "--help")
 CFG = ("-c", "--cfg", "job")  # Hydra's, as its users type it
 
@@ -37,10 +39,10 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     except UserError as error:
         _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, LoneError))
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in OF_THE_PLACE:
             raise
-        # An error of writing names no file: then it is the result that found no place.
-        place = error.filename or f"out={getattr(config, 'out', '')}"
+        # Of two files the second is written. An error of writing may name none: it is the result's.
+        place = error.filename2 or error.filename or f"out={getattr(config, 'out', '')}"
         sentence = f"{place}: {error.strerror}"
         _fail(sentence, _link(sentence, None, entry, schema))
     except KeyboardInterrupt:
