@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.document import Document
+from data_prep.shards import save_array
 
 TEXTS = "held_out.jsonl"
 PLACES = "held_out.npy"
@@ -37,7 +38,7 @@ class HeldOutWriter:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        np.save(self._folder / PLACES, np.array(self._places, dtype=np.uint64).reshape(-1, 3))
+        save_array(self._folder / PLACES, np.array(self._places, dtype=np.uint64).reshape(-1, 3))
 
 
 def merge_held_out(folders: Sequence[Path], out: Path) -> None:

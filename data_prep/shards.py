@@ -33,6 +33,13 @@ SPAN = np.dtype(
 )
 
 
+def save_array(path: Path, array: np.ndarray) -> None:
+    """`np.save`. Raises OSError that says why, where the disk cannot take it."""
+    # Into a file that can be read too, NumPy writes as Python does: its own way has an error without a cause.
+    with open(path, "w+b") as file:
+        np.save(file, array)
+
+
 class ShardWriter:
     """Writes one shard, sequence by sequence; `close` makes it readable."""
 
@@ -76,8 +83,8 @@ class ShardWriter:
     def close(self) -> dict[str, int]:
         """Finish the shard; its sequences and tokens."""
         spans = np.array(self._spans, dtype=SPAN)
-        np.save(f"{self._stem}.spans.npy", spans)
-        np.save(f"{self._stem}.names.npy", np.frombuffer(bytes(self._names), dtype=np.uint8))
+        save_array(Path(f"{self._stem}.spans.npy"), spans)
+        save_array(Path(f"{self._stem}.names.npy"), np.frombuffer(bytes(self._names), dtype=np.uint8))
         self._file.seek(0)
         self._write_header()
         self._file.close()

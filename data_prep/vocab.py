@@ -176,7 +176,8 @@ def save_tokenizer(tokenizer: Tokenizer, config: VocabConfig, source: str | None
             if (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, folder / name)
         return
-    tokenizer.save(str(folder / "tokenizer.json"))
+    # Not by its own `save`, whose error for a full disk is no OSError.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": config.bos,

@@ -1,9 +1,15 @@
+import errno
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.encode.fim import Mode
 from data_prep.packing import Encoded, pack
+from data_prep.shards import SPAN, save_array
+from tests.full_disk import largest_file
 
 DOCUMENTS = st.lists(
     st.tuples(st.sampled_from(Mode), st.integers(1, 40)).filter(lambda d: d[0] is Mode.PLAIN or d[1] <= 16)
@@ -38,3 +44,14 @@ def test_plain_documents_fill_what_infilling_documents_leave() -> None:
     documents = [Encoded(str(i), 0, mode, np.zeros(120, dtype=int)) for i, mode in enumerate(modes)]
     packed = list(pack(documents, 128))
     assert sum(p.used for p in packed) / (128 * len(packed)) > 0.98
+
+
+def test_why_an_array_cannot_be_written(tmp_path: Path) -> None:
+    """NumPy said "140057 requested and 65408 written" of a full disk, in a traceback."""
+    array = np.arange(5000, dtype=SPAN["start"])
+    with largest_file(10_000), pytest.raises(OSError) as error:
+        save_array(tmp_path / "x.npy", array)
+    assert error.value.errno == errno.EFBIG
+    save_array(tmp_path / "x.npy", array)
+    np.save(tmp_path / "y.npy", array)
+    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "y.npy").read_bytes()

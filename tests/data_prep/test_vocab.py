@@ -8,7 +8,8 @@ from tokenizers import normalizers, pre_tokenizers
 from conf import UserError
 from data_prep.config import VocabConfig
 from data_prep.encode.encoder import Encoder
-from data_prep.vocab import Vocab, check_model, find_vocab, load_tokenizer, train_bpe
+from data_prep.vocab import Vocab, check_model, find_vocab, load_tokenizer, save_tokenizer, train_bpe
+from tests.full_disk import largest_file
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 TOKENIZER = train_bpe(["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50, CONFIG)
@@ -152,3 +153,12 @@ def test_a_tokenizer_that_loses_text_is_refused(shared_data: Path) -> None:
     composed.normalizer = normalizers.NFC()
     with pytest.raises(UserError, match="wanted one that gives every text back"):
         Encoder(composed, VOCAB).check()
+
+
+def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
+    """The library's error for a full disk is no OSError: it was a traceback."""
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        save_tokenizer(TOKENIZER, CONFIG, None, tmp_path / "one")
+    save_tokenizer(TOKENIZER, CONFIG, None, tmp_path)
+    TOKENIZER.save(str(tmp_path / "library.json"))
+    assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "library.json").read_bytes()
