@@ -1,11 +1,16 @@
-"""Files with a checksum: what was meant to be written, and whether it is there."""
+"""Files of tensors: why one cannot be written, and, by a checksum, whether what was meant to be is there."""
 
 import os
+import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 
 class BrokenFile(Exception):
@@ -24,6 +29,20 @@ def write_file(value: Any, path: Path) -> dict[str, int]:
         file.flush()
         os.fsync(file.fileno())
     return {"size": summed.size, "crc32": summed.crc}
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A file as Transformers and peft read it. Raises OSError."""
+    try:
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"}
+        )
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets its owner alone read it
 
 
 def check_file(path: Path, *, size: int, crc32: int) -> None:

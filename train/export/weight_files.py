@@ -1,14 +1,10 @@
 """Weights written as Transformers does, a shard in memory at a time. Knows no checkpoint."""
 
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
@@ -16,6 +12,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.stage import write_json
+from train.engine.files import write_safetensors
 from train.model.families import skeleton
 
 PATTERN = "model{suffix}.safetensors"
@@ -41,23 +38,10 @@ def write_weights(
     places: dict[str, str] = {}
     for file, names in plan.filename_to_tensors.items():
         shard = revert_weight_conversion(lm, {name: weights[name] for name in names})
-        _save(shard, out / file)
+        write_safetensors(shard, out / file)
         places |= dict.fromkeys(shard, file)
         del shard  # before the next one's are read
     if plan.is_sharded:
         parameters = sum(tensor.numel() for tensor in shapes.values())
         metadata = {"total_parameters": parameters, **plan.metadata}
         write_json(out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": places})
-
-
-def _save(shard: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in shard.items()}, path, metadata={"format": "pt"}
-        )
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets its owner alone read it

@@ -19,12 +19,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf import UserError
 from train.config import LoraSettings
+from train.engine.files import write_safetensors
 
 ADAPTER = "default"  # peft's name for the only adapter
 PEFT = "base_model.model."  # where peft's files have the library's model
@@ -133,8 +134,8 @@ class PlainWeights(Mapping[str, Tensor]):
         own = {f"{PEFT}{name}": tensor for name, tensor in adapter_weights(self._weights).items()}
         adapter = get_peft_model_state_dict(self._adapted, own, save_embedding_layers=False)
         folder.mkdir()
-        written = {name: tensor.to(self._dtype).contiguous() for name, tensor in adapter.items()}
-        save_file(written, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+        written = {name: tensor.to(self._dtype) for name, tensor in adapter.items()}
+        write_safetensors(written, folder / SAFETENSORS_WEIGHTS_NAME)
         _portable(self._adapted.peft_config[ADAPTER]).save_pretrained(str(folder))
 
 

@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from conf import UserError, settings
+from tests.full_disk import largest_file
 from tests.train.objective.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig, TrainConfig
 from train.data import to_tensors
@@ -246,3 +247,14 @@ def test_what_becomes_of_the_adapter_at_export() -> None:
 def test_the_recipe_composes() -> None:
     config = settings("train", TrainConfig, ["experiment=sdsat_7b_l5_lora"])
     assert config.lora.gated and config.lora.rank and config.objective.name == "branch"
+
+
+def test_an_adapter_is_written_for_all_who_can_enter_or_told_why_not(tmp_path: Path) -> None:
+    """A full disk was safetensors' own error, a traceback; and its owner alone could read the adapter."""
+    config = LoraSettings(rank=4)
+    module = adapted(config)
+    with largest_file(2000), pytest.raises(OSError, match="File too large"):
+        plain(module, config, tmp_path / "full")
+    plain(module, config, tmp_path / "adapter")
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "adapter").iterdir()}
+    assert modes == {(tmp_path / "adapter").stat().st_mode & 0o666}
