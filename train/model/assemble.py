@@ -40,7 +40,8 @@ def describe(lm: Any, data: Path, out: Path) -> None:
     lm.config.save_pretrained(partial)
     if lm.generation_config is not None:
         lm.generation_config.save_pretrained(partial)
-    shutil.copytree(data / TOKENIZER, partial, dirs_exist_ok=True)
+    for path in (data / TOKENIZER).iterdir():
+        shutil.copyfile(path, partial / path.name)  # without its mode: the data may be read-only
     out.mkdir(exist_ok=True)
     for path in partial.iterdir():  # one by one: a run that goes on has them already
         os.replace(path, out / path.name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 from conf import UserError, settings
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
+from tests.conftest import tiny_llama
 from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import partitions
 from train.engine.engine import Engine, start
 from train.engine.settings import deepspeed_config, parameter_groups
-from train.model.assemble import assemble
+from train.model.assemble import assemble, describe
 from train.model.lm import AdaptiveLM
 
 LR = 1e-2
@@ -141,3 +143,16 @@ def test_writers_that_cannot_be_are_refused(data_folder: Path) -> None:
     setup = Setup(data_folder, "+deepspeed.checkpoint.writer.type=python")
     with pytest.raises(UserError, match=r"deepspeed\.checkpoint\.writer: wanted no such setting"):
         deepspeed_config(setup.config, ranks=1)
+
+
+def test_of_read_only_data_what_is_copied_can_be_written_again(data_folder: Path, tmp_path: Path) -> None:
+    """The folder took the mode of the data's: on read-only data a training could not go on."""
+    data = tmp_path / "data"
+    shutil.copytree(data_folder / "tokenizer", data / "tokenizer")
+    for path in (*(data / "tokenizer").iterdir(), data / "tokenizer"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    out = tmp_path / "model"
+    describe(tiny_llama(), data, out)
+    assert {path.name for path in out.iterdir()} > {path.name for path in (data / "tokenizer").iterdir()}
+    assert all(path.stat().st_mode & 0o200 for path in (out, *out.iterdir()))
+    (data / "tokenizer").chmod(0o755)
