@@ -16,10 +16,11 @@ from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
 from infer.drafters.outcome import Fate, Outcome
 from infer.graph.__main__ import main
-from infer.graph.picture import layout
+from infer.graph.picture import layout, write_picture
 from infer.graph.run import choose
 from infer.graph.view import print_graph
 from infer.trees.token_graph import TokenGraph, unroll
+from tests.full_disk import largest_file
 from tests.told import error
 
 
@@ -211,3 +212,12 @@ def test_a_picture_is_whole_or_as_before(model_dir: Path, tmp_path: Path, monkey
         show(monkeypatch, *asked, "step=1")
     assert picture.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["graph.svg"]
+
+
+def test_a_picture_is_there_whole_or_not_at_all(tmp_path: Path, model: Model) -> None:
+    """On a full disk half a picture took the place of the last one."""
+    path = tmp_path / "graph.svg"
+    path.write_text("the last one")
+    with largest_file(2000), pytest.raises(OSError, match="File too large"):
+        write_picture(path, outcome_of([0, 1, 3]), model.text, told="")
+    assert [one.name for one in tmp_path.iterdir()] == ["graph.svg"] and path.read_text() == "the last one"
