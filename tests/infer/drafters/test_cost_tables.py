@@ -17,6 +17,7 @@ from tests.infer.engine.test_families import tiny
 
 
 def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the clock was set back by a year, a table was kept for a year and a week."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("infer.drafters.costs.SECONDS", 0.2)
     lm = tiny_llama()
@@ -28,6 +29,10 @@ def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
     old = path.stat().st_mtime - 8 * 24 * 3600
     os.utime(path, (old, old))
     with pytest.raises(TypeError):  # measured anew after a week,
+        find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
+    later = path.stat().st_mtime + 365 * 24 * 3600
+    os.utime(path, (later, later))
+    with pytest.raises(TypeError):  # or where a clock that was set back since says that it is of the future,
         find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
     path.write_text("{")
     with pytest.raises(TypeError):  # and where the file is damaged
