@@ -144,6 +144,7 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
         raise UserError(f"out={out}: wanted a folder that can be made, found {error.strerror}") from error
     held = lock(partial, out)
     try:
+        _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
         if made is None or not record.is_file() or _load(record) != made:
             _empty(partial)
@@ -180,6 +181,13 @@ def _check_place(out: str | Path) -> None:
         raise UserError(f"out={out}: wanted a new or empty folder, found the file {there}")
 
 
+def _check_empty(out: str | Path) -> None:
+    """Raises UserError where a folder holds anything."""
+    final = Path(out)
+    if final.exists() and any(final.iterdir()):
+        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
+
+
 def partial_of(out: str | Path) -> Path:
     """The folder that is to become `out`, while it is written."""
     return Path(out).with_name(f".{Path(out).name}.partial")
@@ -201,7 +209,8 @@ def publish(partial: Path) -> Path:
 def lock(folder: Path, out: str | Path) -> int:
     """A descriptor that keeps other runs from `folder` until it is closed, or the process dies.
 
-    Raises UserError, naming `out`, when another run has it.
+    Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
+    runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -212,7 +221,6 @@ def lock(folder: Path, out: str | Path) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
-        # A file system without locks: two runs at once are the user's to avoid.
     return descriptor
 
 

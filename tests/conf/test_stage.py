@@ -2,6 +2,7 @@ import os
 import platform
 import subprocess
 import errno
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
@@ -107,6 +108,23 @@ def test_two_runs_never_write_one_folder(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="another run is writing it"), staged(out):
             pass
     assert (out / "shard").read_text() == "whole"
+
+
+def test_a_run_that_ends_while_another_begins_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that asked for the lock as the other let it go was a traceback: the folder had been renamed."""
+    out, first = tmp_path / "out", staged(tmp_path / "out")
+    (first.__enter__() / "shard").write_text("whole")
+
+    def ends_before(folder: Path, out: Path) -> int:
+        first.__exit__(None, None, None)
+        return os.open(out, os.O_RDONLY)
+
+    monkeypatch.setattr("conf.stage.lock", ends_before)
+    with pytest.raises(UserError, match="wanted a new or empty folder"), staged(out):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "shard"]
 
 
 @pytest.mark.parametrize("out", ["", ".", "/", "..", "model/.."])
