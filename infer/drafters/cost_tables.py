@@ -84,4 +84,6 @@ def device_name(lm: PreTrainedModel) -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "adaptive-tokens"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    # A user without a home, as in a container, has "~/.cache", which must not become a folder called "~".
+    return (cache if cache.is_absolute() else Path(os.devnull)) / "adaptive-tokens"

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -32,11 +33,23 @@ def test_costs_are_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
         find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
     later = path.stat().st_mtime + 365 * 24 * 3600
     os.utime(path, (later, later))
-    with pytest.raises(TypeError):  # or where a clock that was set back since says that it is of the future,
+    with pytest.raises(TypeError):  # where the clock was set back since,
         find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
     path.write_text("{")
     with pytest.raises(TypeError):  # and where the file is damaged
         find_costs(lm, batch=2, capacity=100, sampling=GREEDY)
+
+
+def test_a_user_without_a_home_keeps_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither environment nor system knew a home, as in a container, they went into ./~/.cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(
+        "infer.drafters.cost_tables.measure_costs", lambda lm, **kwargs: Costs((1, 2), (1.0, 2.0))
+    )
+    assert find_costs(tiny_llama(), batch=1, capacity=100, sampling=GREEDY).ms == (1.0, 2.0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_way_of_choosing_has_a_table_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
