@@ -7,7 +7,7 @@ from typing import Any
 
 import wandb
 
-from conf.tracker import TrackerConfig
+from conf.tracker import TrackerConfig, keep_within
 from infer.report.rows import flat
 
 ONLINE_SECONDS = 30  # for W&B to answer, before the report goes on without it
@@ -41,6 +41,7 @@ def _begin(tracker: TrackerConfig, folder: Path, report: dict[str, Any]) -> Any:
             settings=wandb.Settings(silent=True, console="off", init_timeout=ONLINE_SECONDS),
         )
 
+    keep_within(folder)
     try:
         return begin(tracker.mode)
     except wandb.errors.Error as error:

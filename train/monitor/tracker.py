@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conf.stage import commit, versions
-from conf.tracker import TrackerConfig
+from conf.tracker import TrackerConfig, keep_within
 
 ONLINE_SECONDS = 30  # for W&B to answer, before the run goes on without it
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
@@ -54,6 +54,7 @@ class Tracker:
                 settings=wandb.Settings(silent=True, console="off", init_timeout=ONLINE_SECONDS),
             )
 
+        keep_within(out)
         try:
             return begin(config.mode)
         except wandb.errors.Error as error:

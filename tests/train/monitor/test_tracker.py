@@ -1,4 +1,7 @@
+import os
+import pwd
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -23,6 +26,29 @@ def test_wandb_that_cannot_be_reached_goes_on_offline(
     assert "tracker.mode=online: No API key configured" in told and "goes on offline" in told
     assert "warning: too high" in told
     assert run and list((tmp_path / "wandb").glob(f"offline-run-*-{run}/*.wandb"))
+
+
+@pytest.mark.parametrize("home", ["closed", None])
+def test_no_home_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+    """W&B stages tables in the user's home. Where that cannot be written, the first validation was a traceback,
+    and for a user without one, as in a container, the start was.
+    """
+    if home:
+        (tmp_path / home).write_text("a file is in its place, which stops root too")
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+    else:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError))
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "HOME"):  # whatever is set is taken back
+        monkeypatch.setitem(os.environ, name, os.environ.get(name, ""))
+        if name != "HOME" or not home:
+            del os.environ[name]
+    monkeypatch.chdir(tmp_path)
+    tracker = Tracker(TrackerConfig("offline"), out=tmp_path / "out", name="x", settings={}, speaks=True)
+    tracker.log_table(1, "drafts", ("a", "b"), [("x", 1)])
+    tracker.finish()
+    assert list((tmp_path / "out" / "wandb" / "artifacts" / "staging").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} <= {"out", "closed"}
 
 
 def test_a_log_file_gets_lines_instead_of_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
