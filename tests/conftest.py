@@ -32,24 +32,25 @@ def shared_data() -> Path:
     return SHARED
 
 
+def data_arguments(out: Path, *overrides: str) -> list[str]:
+    """Of a small data preparation on a few files of the standard library."""
+    return [
+        "vocab=demo",
+        "workers=1",
+        f"data.path={sysconfig.get_path('stdlib')}",
+        "data.include=[json/*.py,email/*.py,logging/*.py]",
+        "data.split_chars=150",
+        "vocab.train_size=400",
+        "seq_len=128",
+        "held_out=0.2",
+        f"out={out}",
+        *overrides,
+    ]
+
+
 def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
-    """Settings of a small data preparation on a few files of the standard library."""
-    return settings(
-        "data_prep",
-        DataPrepConfig,
-        [
-            "vocab=demo",
-            "workers=1",
-            f"data.path={sysconfig.get_path('stdlib')}",
-            "data.include=[json/*.py,email/*.py,logging/*.py]",
-            "data.split_chars=150",
-            "vocab.train_size=400",
-            "seq_len=128",
-            "held_out=0.2",
-            f"out={out}",
-            *overrides,
-        ],
-    )
+    """The same, composed."""
+    return settings("data_prep", DataPrepConfig, data_arguments(out, *overrides))
 
 
 @pytest.fixture(scope="session")
