@@ -331,4 +331,8 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
     if path and (path.is_dir() or not path.parent.is_dir()):
         found = "a folder" if path.is_dir() else f"no {path.parent}"
         raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
+    if path and not os.access(path.parent, os.W_OK):
+        raise UserError(
+            f"{setting}={path}: wanted a folder that can be written, found that {path.parent} cannot"
+        )
     return path

@@ -2,6 +2,7 @@
 
 import gc
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from conf import UserError
 from conf.pages import NOT_IDENTICAL
-from conf.stage import commit, versions, write_json
+from conf.stage import commit, file_to_write, versions, write_json
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig
 from infer.gpu_check.models import random_model
@@ -32,8 +33,9 @@ def run(config: GpuCheckConfig) -> None:
             "device=cuda: wanted a CUDA device, found none (device=cpu shapes=[tiny] tries the check)"
         )
     out = Path(config.out)
-    if out.is_dir():
-        raise UserError(f"out={out}: wanted the name of a JSON file, found a folder")
+    with suppress(FileExistsError, NotADirectoryError):  # which the next line tells
+        out.parent.mkdir(parents=True, exist_ok=True)
+    file_to_write("out", config.out)
     report: dict[str, Any] = {
         "hardware": hardware(config.device),
         "versions": {**versions(), "cuda": torch.version.cuda, "commit": commit()},

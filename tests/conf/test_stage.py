@@ -14,6 +14,7 @@ from conf.stage import (
     BEGUN,
     MANIFEST,
     begun,
+    file_to_write,
     fingerprint,
     is_finished,
     made_from,
@@ -185,3 +186,13 @@ def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> N
         write_json(path, "x" * 2000)
     assert error.value.filename == str(path) and error.value.errno == errno.EFBIG
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"] and path.read_text() == '"old"\n'
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    """A text was decoded, and then its page found no place."""
+    tmp_path.chmod(0o555)
+    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html: wanted a folder that can be written, found"):
+        file_to_write("html", f"{tmp_path}/x.html")
+    tmp_path.chmod(0o755)
+    assert file_to_write("html", f"{tmp_path}/x.html") == tmp_path / "x.html"

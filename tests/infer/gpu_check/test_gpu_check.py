@@ -76,7 +76,18 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda: wanted a CUDA device, found none"):
             check(tmp_path / "check.json", "device=cuda")
-    with pytest.raises(UserError, match="wanted the name of a JSON file, found a folder"):
+    with pytest.raises(UserError, match="wanted a file in a folder that exists, found a folder"):
         check(tmp_path)
     with pytest.raises(UserError, match="shapes: wanted some of .*found 70b"):
         check(tmp_path / "check.json", "shapes=[70b]")
+
+
+def test_a_place_that_cannot_be_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback after all had been measured, which was lost."""
+    monkeypatch.setattr("infer.gpu_check.__main__.check_parity", None)
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file" / "check.json", tmp_path / "file" / "deeper" / "check.json"):
+        with pytest.raises(UserError, match=f"^out={out}: wanted a file in a folder that exists, found no"):
+            check(out)
