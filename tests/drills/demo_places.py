@@ -87,7 +87,7 @@ class Group:
             outs = [word.rpartition("/")[2] for word in words if word.startswith("out=")]
             if "-m" in words and outs:
                 modules = [word for before, word in zip(words, words[1:]) if before == "-m"]
-                found.add(f"{modules[-1]} {outs[0]}")
+                found.add(f"{modules[-1]} {outs[-1]}")
         return found or {"setup"}
 
     def close(self) -> int:

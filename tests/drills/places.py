@@ -37,7 +37,6 @@ from tests.drills.trial import ROOM, SENTENCE, Drill, good, refused, used
 
 SHARES = (0.1, 0.4, 0.7, 0.95)  # of what a stage needs at most
 NEGATIVE = re.compile(r"(?<![\w.-])-\d[\d.,]* (tok|s\b|ms|MB|steps)")
-OTHER = {"data_prep": "seed=7", "train": "seed=7", "export": "dtype=float32", "study": "seed=7"}
 Row = Callable[[Drill, str], Iterator[tuple[str, str]]]
 
 
@@ -54,7 +53,7 @@ def full(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
             if not size:
                 (place / "ballast").write_bytes(bytes(4096))
             end = drill.run(stage, place)
-            told = good(drill, name, place, end) if not end.code else refused(drill, name, place, end)
+            told = good(drill, name, place, end) if not end.code else refused(name, place, end)
             enlarge(place, ROOM)
             yield f"room for {share:.0%} of {need:,} bytes", told
             yield "then with room", good(drill, name, place, drill.run(stage, place))
@@ -72,7 +71,7 @@ def readonly(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
     other = drill.place(f"readonly-{name}-out")
     drill.give(stage, other)
     with read_only(other):
-        yield "read-only result", refused(drill, name, other, drill.run(stage, other))
+        yield "read-only result", refused(name, other, drill.run(stage, other))
 
 
 def _again(drill: Drill, name: str, place: Path) -> str:
@@ -97,12 +96,12 @@ def stranger(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
         yield what, good(drill, name, place, drill.run(stage, place, user=user, **env))
     place = drill.place(f"stranger-{name}-root")
     drill.give(stage, place)
-    yield "root's folder", refused(drill, name, place, drill.run(stage, place, user=NOBODY))
+    yield "root's folder", refused(name, place, drill.run(stage, place, user=NOBODY))
     if name in BEGUN:
         place.chmod(0o777)
         partial = begun_at(stage, place)
         partial.mkdir(parents=True, mode=0o700)
-        yield "root's unfinished folder", refused(drill, name, place, drill.run(stage, place, user=NOBODY))
+        yield "root's unfinished folder", refused(name, place, drill.run(stage, place, user=NOBODY))
 
 
 def _give_away(place: Path, user: int) -> None:
@@ -155,8 +154,11 @@ def twice(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
     while first.poll() is None and not _is_under_way(stage, place):
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGSTOP)  # until the others have been told
-    for what, more in (("alike", []), ("with other settings", [OTHER.get(name, "max_new_tokens=9")])):
-        yield f"a second run, {what}", refused(drill, name, place, drill.run(stage, place, *more))
+    for what, more in (
+        ("alike", []),
+        ("with other settings", ["dtype=float32" if name == "export" else "seed=7"]),
+    ):
+        yield f"a second run, {what}", refused(name, place, drill.run(stage, place, *more))
     os.kill(first.pid, signal.SIGCONT)
     yield "the first", good(drill, name, place, ended(first))
     place = drill.place(f"twice-{name}-together")

@@ -88,7 +88,7 @@ def names(place: Path) -> set[str]:
     return {name for name in files if not ASIDE.search(name)}
 
 
-def refused(drill: Drill, name: str, place: Path, end: Ended) -> str:
+def refused(name: str, place: Path, end: Ended) -> str:
     """What was told, in one sentence; or what is wrong with it."""
     result, told = place / STAGES[name].result, SENTENCE.search(end.err)
     if end.code != 2 or told is None or "Traceback" in end.err:
