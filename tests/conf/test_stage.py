@@ -1,8 +1,7 @@
+import errno
 import os
 import platform
 import subprocess
-import errno
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
