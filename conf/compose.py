@@ -16,6 +16,7 @@ from conf.choices import FOLDER, groups
 from conf.errors import UserError
 from conf.links import named
 from conf.mistakes import explain
+from conf.values import check_values
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     config = _compose(entry, schema, overrides)
     names = tuple(group.name for group in groups(entry))
     try:
+        check_values(OmegaConf.to_container(config), schema)
         return OmegaConf.to_object(config)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise UserError(explain(error, schema, names)) from error
@@ -78,8 +80,11 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
 
 
 def _check_readable(override: str) -> None:
+    name, _, value = override.partition("=")
+    name = given.unsigned(name)
     try:
-        OverridesParser.create().parse_override(override)
+        several = OverridesParser.create().parse_override(override).is_sweep_override()
     except HydraException as error:
-        name, _, value = override.partition("=")
         raise UserError(f"{name}: wanted a value such as 3, true, [1,2] or a word, found {value}") from error
+    if several:  # Hydra's, for a run with each
+        raise UserError(f"{name}: wanted one value, found {value}")

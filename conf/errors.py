@@ -1,6 +1,13 @@
 """What a user is told: one sentence, and where more stands."""
 
 
+def visible(text: str) -> str:
+    """On one line, whatever it quotes: what has no picture (line ends, a terminal's commands, halves of
+    surrogate pairs) as Python spells it.
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 class UserError(Exception):
     """One sentence for the user: the setting or file, what was wanted, what was found.
 
@@ -9,7 +16,7 @@ class UserError(Exception):
     """
 
     def __init__(self, sentence: str, *, page: str | None = None) -> None:
-        super().__init__(sentence)
+        super().__init__(visible(sentence))
         self.page = page
 
 

@@ -16,6 +16,8 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     overridden = "Could not override" in lines[0]
     if overridden or lines[0].startswith("Key '"):
         return unknown(lines[0].split("'")[1] if overridden else key, [*names(schema), *groups])
+    if lines[0].endswith("is not Optional"):
+        return f"{key}: wanted a value, found null"
     kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
     text = " ".join(kept)
     if key and key not in text:

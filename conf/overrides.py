@@ -3,6 +3,7 @@
 A prompt or a path is text, whatever brackets it has; a list needs none; settings by name may have any name.
 """
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -21,8 +22,8 @@ def unsigned(override: str) -> str:
 
 
 def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> None:
-    """Raises UserError for what is no setting, for a choice that its group lacks, and for `~name` of what
-    must be there.
+    """Raises UserError for what is no setting, for a choice that its group lacks, for a number in the place of
+    true or false, and for `~name` of what must be there.
     """
     known = {group.name: group for group in groups}
     for override in overrides:
@@ -33,8 +34,13 @@ def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> No
             raise UserError(unknown(name, ()))
         if name.startswith("~"):
             _check_removable(name[1:], schema, known)
-        elif name in known and not is_default(override, groups):
-            _check_choice(known[name], value)
+        elif name in known:
+            if not is_default(override, groups):
+                _check_choice(known[name], value)
+        elif place(schema, name) is None:
+            raise UserError(unknown(name, [*names(schema), *known]))
+        elif _kind(name, schema) is bool:
+            _check_truth(name, value)
 
 
 def _check_removable(name: str, schema: type, groups: Mapping[str, Group]) -> None:
@@ -53,6 +59,13 @@ def _check_choice(group: Group, value: str) -> None:
     if wrong and not (group.several and wrong in (["none"], ["null"])):
         wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
         raise UserError(f"{group.name}: {wanted}, found {wrong[0]}")
+
+
+def _check_truth(name: str, value: str) -> None:
+    """OmegaConf takes every number but 0 for true: `compile=8`."""
+    with contextlib.suppress(ValueError):
+        if int(value.strip("'\" ")) not in (0, 1):
+            raise UserError(f"{name}: wanted true or false, found {value}")
 
 
 def is_default(override: str, groups: Sequence[Group]) -> bool:
@@ -82,14 +95,9 @@ def quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
         return override
     if key in several:
         return f"{key}={_bracketed(value)}"
-    kind: Any = schema
-    for name in key.split("."):
-        if get_origin(kind) is dict:
-            kind = get_args(kind)[1]
-            if kind is Any:
-                return f"++{override}"
-        elif is_dataclass(kind):
-            kind = get_type_hints(kind).get(name)
+    kind = _kind(key, schema)
+    if kind is Any:
+        return f"++{override}"
     if is_dataclass(kind) and (field := bare(kind)):
         key, kind = f"{key}.{field}", get_type_hints(kind)[field]
     types = [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
@@ -98,6 +106,19 @@ def quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
     if any(get_origin(one) is list for one in types) and not (value == "null" and NoneType in types):
         value = _bracketed(value)
     return f"{key}={value}"
+
+
+def _kind(key: str, schema: type) -> Any:
+    """The type of a setting: Any for what lies in a library's own."""
+    kind: Any = schema
+    for name in key.split("."):
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+            if kind is Any:
+                return Any
+        elif is_dataclass(kind):
+            kind = get_type_hints(kind).get(name)
+    return kind
 
 
 def _bracketed(value: str) -> str:

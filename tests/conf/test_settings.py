@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,42 @@ def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message:
         settings("train", TrainConfig, overrides)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr=nan", "optimizer.lr: wanted a finite number, found nan"),
+        ("objective.w=inf", "objective.w: wanted a finite number, found inf"),
+        ("deepspeed.mine={x:[-inf]}", "deepspeed.mine.x: wanted a finite number, found -inf"),
+        ("steps=1" + 30 * "0", "steps: wanted a number of up to 63 bits, found 1000"),
+        ("model.compile=8", "model.compile: wanted true or false, found 8"),
+        ("lora.targets=[{a:1}]", "lora.targets: wanted a list of single values, found {'a': 1} in it"),
+        ("steps=null", "steps: wanted a value, found null"),
+        ("steps=3,4", "steps: wanted one value, found 3,4"),
+    ],
+)
+def test_no_value_arrives_that_nothing_can_go_on_with(override: str, message: str) -> None:
+    """`objective.w=nan` was in no range and out of none, `model.compile=8` was true, and a list of texts took
+    mappings: all were accepted. Hydra told of sweeps, in three lines.
+    """
+    with pytest.raises(UserError) as error:
+        settings("train", TrainConfig, ["experiment=demo", override])
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["objective@x", "steps.x", "steps@x", "out.", "x" * 300])
+def test_what_is_no_name_of_a_setting_is_told_so(name: str) -> None:
+    """`objective@x=3` was a ValueError of Hydra's, and a long name an OSError: it looked for a file of it."""
+    with pytest.raises(UserError, match=f"^unknown setting '{re.escape(name)}': "):
+        settings("train", TrainConfig, ["experiment=demo", f"{name}=3"])
+
+
+def test_a_sentence_is_one_line_whatever_it_quotes() -> None:
+    """A value's line end split the sentence, and its escape codes reached the terminal."""
+    with pytest.raises(UserError) as error:
+        settings("train", TrainConfig, ["experiment=demo", "objective.name=a\nb\x1b[31m\udcff"])
+    assert str(error.value).endswith(r"found a\nb\x1b[31m\udcff")
 
 
 def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> None:

@@ -1,0 +1,36 @@
+"""Values that OmegaConf lets through and nothing can go on with. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+LARGEST = 2**63  # beyond it no array holds a whole number
+
+
+def check_values(value: Any, kind: Any, name: str = "") -> None:
+    """Raises ValueError, naming the setting, for a number that is none (NaN compares as no limit does, and JSON
+    has none), for one of more than 63 bits, and for what a list of texts or numbers cannot hold.
+
+    `value` is what a dataclass `kind` is made of, as plain values.
+    """
+    if isinstance(value, Mapping):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        inner = get_args(kind)[1] if get_origin(kind) is dict else Any
+        for key, one in value.items():
+            check_values(one, hints.get(key, inner), f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for one in value:
+            if isinstance(one, list | Mapping) and Any not in _listed(kind):
+                raise ValueError(f"{name}: wanted a list of single values, found {one} in it")
+            check_values(one, Any, name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}: wanted a finite number, found {value}")
+    elif isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        raise ValueError(f"{name}: wanted a number of up to 63 bits, found {value}")
+
+
+def _listed(kind: Any) -> set[Any]:
+    """What the elements of a list may be, where it is one."""
+    kinds = [one for one in (kind, *get_args(kind)) if get_origin(one) is list]
+    return {get_args(one)[0] for one in kinds} or {Any}
