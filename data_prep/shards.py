@@ -3,22 +3,29 @@
     <folder>/<split>-00000.tokens.npy    (sequences, seq_len) uint16 or uint32
     <folder>/<split>-00000.spans.npy     (spans,) SPAN records, by sequence and start
     <folder>/<split>-00000.names.npy     (bytes,) the documents' ids as UTF-8
+    <folder>/<split>-00000.sums.npy      (sequences,) uint32, the CRC-32 of each sequence
 
 Reading is by memory map, random access and without a copy. A sequence is padding after
-its last span. The manifest that makes a folder valid is written by the pipeline.
+its last span. The manifest that makes a folder valid is written by the pipeline; it has the
+SHA-256 of each shard's sums. So what is read is what was written: opening compares files with
+the manifest, and reading a sequence its bytes with its sum, which takes microseconds where
+hashing all of the shards at every start would take as long as reading them.
 """
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conf import UserError
+from conf import LoneError, UserError
+from conf.stage import fingerprint_file, read_manifest
 from data_prep.packing import Packed
 
 SPLITS = ("train", "held_out")
+BESIDE = ("spans", "names", "sums")
 SPAN = np.dtype(
     [
         ("sequence", "<u4"),
@@ -50,6 +57,7 @@ class ShardWriter:
         self._write_header()
         self._spans: list[tuple[int, ...]] = []
         self._names = bytearray()
+        self._sums: list[int] = []
         self._last: tuple[str | None, int] = (None, 0)
 
     def _write_header(self) -> None:
@@ -63,13 +71,15 @@ class ShardWriter:
 
     def add(self, packed: Packed) -> None:
         """Append one sequence."""
-        self._file.write(packed.tokens(self._seq_len, self._padding).astype(self._dtype).tobytes())
+        tokens, first = packed.tokens(self._seq_len, self._padding).astype(self._dtype), len(self._spans)
+        self._file.write(tokens.tobytes())
         for s in packed.spans:
             name, length = self._name(s.document.id)
             document = s.document
             self._spans.append(
                 (self._sequences, s.start, s.stop, s.offset, name, length, document.language, document.mode)
             )
+        self._sums.append(checksum(tokens, np.array(self._spans[first:], dtype=SPAN), self._names))
         self._sequences += 1
 
     def _name(self, id: str) -> tuple[int, int]:
@@ -80,16 +90,26 @@ class ShardWriter:
             self._names += encoded
         return self._last[1], len(encoded)
 
-    def close(self) -> dict[str, int]:
-        """Finish the shard; its sequences and tokens."""
+    def close(self) -> dict[str, Any]:
+        """Finish the shard; its sequences and tokens, and the SHA-256 of its sums."""
         spans = np.array(self._spans, dtype=SPAN)
         save_array(Path(f"{self._stem}.spans.npy"), spans)
         save_array(Path(f"{self._stem}.names.npy"), np.frombuffer(bytes(self._names), dtype=np.uint8))
+        sums = Path(f"{self._stem}.sums.npy")
+        save_array(sums, np.array(self._sums, dtype="<u4"))
         self._file.seek(0)
         self._write_header()
         self._file.close()
         tokens = int((spans["stop"].astype(np.int64) - spans["start"]).sum())
-        return {"sequences": self._sequences, "tokens": tokens}
+        return {"sequences": self._sequences, "tokens": tokens, "sums": fingerprint_file(sums)}
+
+
+def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
+    """CRC-32 of a sequence: its tokens, its spans, and the names that these point at."""
+    found = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
+    for start, length in zip(spans["name"].tolist(), spans["name_length"].tolist()):
+        found = zlib.crc32(names[start : start + length], found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +141,22 @@ class PackedSequence:
 
 
 class Shards(Sequence[PackedSequence]):
-    """All sequences of one split of a finished data folder."""
+    """All sequences of one split of a finished data folder.
+
+    Raises UserError for files that are not those of the manifest, and LoneError, when it is read, for a
+    sequence that is not as it was written. Folders of before there were sums are read as they are.
+    """
 
     def __init__(self, folder: str | Path, split: str) -> None:
-        paths = sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
-        if not paths:
+        manifest = read_manifest(folder, "shards", "data.path")
+        listed, paths = manifest[split]["shards"], sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
+        if not listed:
             raise UserError(f"{folder}: wanted shards of split '{split}', found none")
-        try:
-            self._tokens = [np.load(path, mmap_mode="r") for path in paths]
-            self._spans = [_load_beside(path, "spans") for path in paths]
-            self._names = [_load_beside(path, "names") for path in paths]
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: wanted readable shards, found {error}") from error
+        if len(listed) != len(paths):
+            wanted = f"the {len(listed)} shards of split '{split}' that its manifest has"
+            raise UserError(f"{folder}: wanted {wanted}, found {len(paths)}")
+        opened = [_open(path, facts, manifest["seq_len"]) for path, facts in zip(paths, listed)]
+        self._paths, (self._tokens, self._spans, self._names, self._sums) = paths, zip(*opened)
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
         self._bounds = [
             np.searchsorted(spans["sequence"], np.arange(len(tokens) + 1))
@@ -148,11 +172,43 @@ class Shards(Sequence[PackedSequence]):
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - int(self._starts[shard])
         start, stop = self._bounds[shard][row : row + 2]
-        return PackedSequence(self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard])
+        tokens, spans, names = self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard]
+        if len(sums := self._sums[shard]) and checksum(tokens, spans, names) != sums[row]:
+            raise LoneError(
+                f"{self._paths[shard]}: wanted sequence {row} as it was written, found other bytes there or in "
+                "the files beside it: copy them anew, or prepare the data again"
+            )
+        return PackedSequence(tokens, spans, names)
 
     def __iter__(self) -> Iterator[PackedSequence]:
         return (self[index] for index in range(len(self)))
 
 
-def _load_beside(tokens: Path, kind: str) -> Any:
-    return np.load(tokens.with_name(tokens.name.replace(".tokens.", f".{kind}.")), mmap_mode="r")
+def _open(path: Path, listed: Mapping[str, Any], seq_len: int) -> tuple[np.ndarray, ...]:
+    """Tokens, spans, names and sums of a shard; no sums where the manifest has none.
+
+    Raises UserError for what is not as the manifest has it.
+    """
+    spans, names, sums = (path.with_name(path.name.replace(".tokens.", f".{kind}.")) for kind in BESIDE)
+    shape = (listed["sequences"], seq_len)
+    tokens = _load(path, shape, "u")
+    found = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
+    if "sums" not in listed:
+        return tokens, *found, np.empty(0, np.uint32)
+    summed = _load(sums, shape[:1], "<u4")
+    if fingerprint_file(sums) != listed["sums"]:
+        raise UserError(f"{sums}: wanted the sums of {path.name} that its manifest knows, found others")
+    return tokens, *found, summed
+
+
+def _load(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A memory map of a shape, of which -1 stands for any length, and a dtype or "u" for any unsigned one."""
+    try:
+        found = np.load(path, mmap_mode="r")
+    except Exception as error:  # NumPy reads the header as Python, and raises what that raises
+        raise UserError(f"{path}: wanted a readable shard, found {error}") from error
+    same = found.dtype.kind == "u" if dtype == "u" else found.dtype == dtype
+    fits = found.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, found.shape))
+    if not (same and fits and found.flags.c_contiguous):
+        raise UserError(f"{path}: wanted what its manifest says, found {found.dtype} of shape {found.shape}")
+    return found

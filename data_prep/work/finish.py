@@ -57,5 +57,5 @@ def _split_facts(total: dict[str, Any], shards: list[dict[str, Any]], job: Job) 
         "sequences": sequences,
         "tokens": tokens,
         "filled": round(tokens / (sequences * job.config.seq_len), 4) if sequences else 0.0,
-        "shards": [{"sequences": shard["sequences"], "tokens": shard["tokens"]} for shard in shards],
+        "shards": [{name: shard[name] for name in ("sequences", "tokens", "sums")} for shard in shards],
     }
