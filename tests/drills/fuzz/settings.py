@@ -4,10 +4,9 @@ Of what was not asked for nothing changes; no number arrives that JSON or 64 bit
 setting is never taken.
 """
 
+import ast
 import json
-import math
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from functools import cache
@@ -187,6 +186,9 @@ def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _check_numbers(config: Any) -> None:
     assert is_dataclass(config)
-    told = json.dumps(asdict(config), allow_nan=False)
-    for word in re.findall(r"(?<![\w.\"])-?\d+(?![\w.])", told):
-        assert abs(int(word)) < 2**64 and math.isfinite(int(word)), f"{word} arrived"
+    plain = asdict(config)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    for path, told in flat(plain):
+        value = ast.literal_eval(told)
+        for one in value if isinstance(value, list) else [value]:
+            assert not isinstance(one, int) or -(2**63) <= one < 2**63, f"{path} {one} arrived"
