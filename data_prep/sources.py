@@ -110,7 +110,8 @@ def _source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[
 
 
 def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
-    table = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
+    # Pages whose writer gave them checksums are compared with these: a changed bit is often no broken file.
+    table = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True)
     wanted = [data.text, *data.id, *([data.language] if data.language else [])]
     missing = [name for name in wanted if name not in table.schema_arrow.names]
     if missing:

@@ -67,5 +67,6 @@ def test_a_folder_of_before_there_were_sums_is_read(data_folder: Path, tmp_path:
             for shard in manifest[split]["shards"]
         ]
         (folder / f"{split}-00000.sums.npy").unlink()
+    manifest.pop("crc32", None)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert [one.ids for one in Shards(folder, "train")] == [one.ids for one in Shards(data_folder, "train")]

@@ -93,6 +93,14 @@ def test_parquet_that_cannot_be_read_is_told_with_its_file(tmp_path: Path) -> No
     ]
 
 
+def test_a_changed_bit_in_a_page_with_a_checksum_is_found(tmp_path: Path) -> None:
+    """Arrow verifies no checksum unless it is asked to: the text was another, without a word."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": ["x = 1\n"]}), path, compression="none", write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"x = 1\n", b"x = 3\n", 1))
+    assert seen(DataConfig(path=str(tmp_path), kind="parquet")) == ["unreadable file"]
+
+
 def test_invalid_utf8_in_a_parquet_string_column_is_one_bad_row(tmp_path: Path) -> None:
     """Arrow's to_pylist raised UnicodeDecodeError for the whole batch."""
     raw = pa.array([b"x = 1\n", b"\xff\xfe", b"y = 2\n"], pa.binary()).view(pa.string())

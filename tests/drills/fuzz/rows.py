@@ -16,6 +16,7 @@ from data_prep.sources import UNREADABLE
 from tests.drills.fuzz import decoded, mutate, tools
 
 COUNT = 1200
+NAMES = ("a.jsonl", "py/b.jsonl", "c/d.jsonl.gz", "py/e.jsonl.zst", "f.json")
 LEAD = ("<reponame>", "<filename>", "<gh_stars>")
 LINES = (
     b"",
@@ -107,15 +108,15 @@ def text_of(line: bytes, row: int) -> str | None:
     return rest if end and first.startswith(LEAD) else text
 
 
-def check(out: Path, expected: dict[str, tuple[str | None, str]], *, split: bool) -> None:
-    """`expected` are text and language by id: every one must be found, or told."""
+def check(out: Path, expected: dict[str, tuple[str | None, str]], *, split: bool, rows: bool = True) -> None:
+    """`expected` are text and language by id, a file and its row or, without `rows`, the file alone: every one
+    must be found, or told.
+    """
     manifest = json.loads((out / "manifest.json").read_text("utf-8"))
     drops = decoded.dropped(out)
     assert manifest["counts"].get("rows", 0) == len(expected)
     assert manifest["drops"] == dict(Counter(drop["reason"] for drop in drops))
-    told = {
-        f"{drop['file']}:{drop['row']}" if drop["row"] is not None else drop["file"]: drop for drop in drops
-    }
+    told = {f"{drop['file']}:{drop['row']}" if rows else drop["file"]: drop for drop in drops}
     for id, drop in told.items():
         assert id in expected, f"a drop of no row: {drop}"
         text, _ = expected[id]
