@@ -96,7 +96,7 @@ def quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
     if key in several:
         return f"{key}={_bracketed(value)}"
     kind = _kind(key, schema)
-    if kind is Any:
+    if kind is Any or (get_origin(kind) is dict and get_args(kind)[1] is Any):
         return f"++{override}"
     if is_dataclass(kind) and (field := bare(kind)):
         key, kind = f"{key}.{field}", get_type_hints(kind)[field]

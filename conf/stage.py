@@ -165,11 +165,6 @@ def check_out(out: str | Path) -> None:
         _check_empty(out)
 
 
-def _check_empty(out: str | Path) -> None:
-    if Path(out).exists() and any(Path(out).iterdir()):
-        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
-
-
 def _check_place(out: str | Path) -> None:
     """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)

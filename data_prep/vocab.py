@@ -125,12 +125,20 @@ def _adaptive_ids(
 
 
 def read_model(folder: str | Path) -> dict[str, Any]:
-    """The config.json of the model beside a tokenizer; empty where there is none."""
+    """The config.json of the model beside a tokenizer; empty where there is none. Raises UserError for what is
+    none of a model's.
+    """
     path = Path(folder) / "config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
+        model = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: wanted a model's JSON, found {error}") from error
+    if not isinstance(model, dict):
+        raise UserError(f"{path}: wanted a model's JSON, found a {type(model).__name__}")
+    rows = model.get("vocab_size")
+    if rows is not None and (type(rows) is not int or not 0 < rows < 2**31):
+        raise UserError(f"{path}: wanted vocab_size as a number of embedding rows, found {rows!r}")
+    return model
 
 
 def check_model(folder: str | Path, vocab: Vocab) -> None:

@@ -150,8 +150,9 @@ class TrainConfig:
         for name in (*counts, "validate_every", "validate_sequences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
-        if self.keep_every < 0:
-            raise ValueError(f"keep_every: wanted at least 0, found {self.keep_every}")
+        for name in ("keep_every", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: wanted at least 0, found {getattr(self, name)}")
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
         if not 0 < self.plan_utilisation <= 1:

@@ -166,6 +166,12 @@ def test_a_sign_before_what_there_is_changes_nothing() -> None:
     assert demo("+steps=3", "++out=a b, [c]") == demo("steps=3", "out=a b, [c]")
 
 
+def test_a_library_s_own_settings_may_be_given_at_once() -> None:
+    """It was an unknown setting 'model.shape', and did one mean 'model.shape'?"""
+    shape = demo("model.shape={model_type:llama,hidden_size:64}").model.shape
+    assert shape["hidden_size"] == 64 and shape["num_hidden_layers"] == demo().model.shape["num_hidden_layers"]
+
+
 def test_a_library_s_own_settings_may_be_added_and_left_out() -> None:
     added = demo("+deepspeed.mine.depth=3").deepspeed
     assert added["mine"] == {"depth": 3} and "zero_optimization" in added
@@ -181,6 +187,7 @@ def test_a_library_s_own_settings_may_be_added_and_left_out() -> None:
         (["objective.w=x"], "setting 'objective.w': Value 'x' of type 'str' could not be converted to Float"),
         (["objective.L=0"], "objective.L: wanted at least 1, found 0"),
         (["steps=0"], "steps: wanted at least 1, found 0"),
+        (["seed=-1"], "seed: wanted at least 0, found -1"),  # was NumPy's error, of the first step
         (["experiment=nothing"], "experiment: wanted one of deepseek_coder_1b_l5, demo, "),
         (["objective="], "objective: wanted one of basic, branch, causal, dual, found none"),
         (["objective=null"], "objective: wanted one of basic, branch, causal, dual, found null"),

@@ -8,7 +8,15 @@ from tokenizers import normalizers, pre_tokenizers
 from conf import UserError
 from data_prep.config import VocabConfig
 from data_prep.encode.encoder import Encoder
-from data_prep.vocab import Vocab, check_model, find_vocab, load_tokenizer, save_tokenizer, train_bpe
+from data_prep.vocab import (
+    Vocab,
+    check_model,
+    find_vocab,
+    load_tokenizer,
+    read_model,
+    save_tokenizer,
+    train_bpe,
+)
 from tests.full_disk import largest_file
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
@@ -162,3 +170,19 @@ def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
     save_tokenizer(TOKENIZER, CONFIG, None, tmp_path)
     TOKENIZER.save(str(tmp_path / "library.json"))
     assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "library.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[]", "wanted a model's JSON, found a list"),
+        ("[" * 100_000, "wanted a model's JSON, found maximum recursion depth exceeded"),
+        ('{"vocab_size": "many"}', "wanted vocab_size as a number of embedding rows, found 'many'"),
+        ('{"vocab_size": 1e30}', "wanted vocab_size as a number of embedding rows, found 1e[+]30"),
+    ],
+)
+def test_a_config_json_that_is_no_models_is_told(tmp_path: Path, text: str, found: str) -> None:
+    """It was a traceback: what JSON holds is not always an object, nor a size a number."""
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"config\.json: {found}"):
+        read_model(tmp_path)
