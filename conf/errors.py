@@ -22,3 +22,9 @@ class UserError(Exception):
 
 class LoneError(UserError):
     """The same, met by one rank of many: it is told by that rank, whichever it is."""
+
+
+def in_one_line(error: BaseException, most: int = 300) -> str:
+    """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
+    told = " ".join(str(error).split())
+    return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__

@@ -77,7 +77,7 @@ class Text:
         beyond = {id for id in known if rows is not None and id >= rows}
         self.pieces = {id: piece for id, piece in known.items() if id not in beyond}
         self._control = {*control, *beyond}
-        pieces = [piece for id in self._control if (piece := tokenizer.id_to_token(id)) is not None]
+        pieces = [known[id] for id in self._control if id in known]
         # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
         spellings = {piece.lstrip(SPACE) or piece for piece in pieces}
         self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")

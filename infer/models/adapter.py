@@ -7,12 +7,12 @@ from typing import Any
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, TrainableTokensWrapper
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
+from conf.errors import in_one_line
 from infer.engine.gate import GatedEmbedding, GatedLinear, ProbeGate
 
 ADAPTER = "default"  # peft's name for the only adapter
@@ -30,9 +30,8 @@ def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool) -> PreTraine
         settings = LoraConfig.from_pretrained(str(folder), inference_mode=True)
         adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
         loaded: Any = set_peft_model_state_dict(adapted, load_file(weights))
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{folder}: wanted a LoRA adapter of this model, found {reason}") from error
+    except Exception as error:  # whatever the libraries meet first in files that are none of their own
+        raise UserError(f"{folder}: wanted a LoRA adapter of this model, found {in_one_line(error)}") from error
     absent = [key for key in loaded.missing_keys if "lora_" in key or "trainable_tokens_delta" in key]
     if absent or loaded.unexpected_keys:
         name = [*absent, *loaded.unexpected_keys][0]

@@ -4,24 +4,26 @@ All that decoding knows of training comes from here.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from conf import UserError
+from conf.errors import in_one_line
 from infer.engine.attention import NAME, register
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
 from infer.models.adapter import with_adapter
 from infer.text import Infilling, Text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,12 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are told below
         )
-    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
-        if is_out_of_memory(error):
+    except Exception as error:  # whatever the library meets first in files that are none of its own
+        if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"model={path}: wanted a causal model with weights, found {reason}") from error
+        raise UserError(
+            f"model={path}: wanted a causal model with weights, found {in_one_line(error)}"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
     lm, found = loaded
@@ -130,7 +133,7 @@ def load_text(folder: str | Path) -> Text:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception on a malformed file
-        raise UserError(f"{file}: wanted a tokenizers file, found {error}") from error
+        raise UserError(f"{file}: wanted a tokenizers file, found {in_one_line(error)}") from error
     adaptive = load_adaptive(folder) if has_adaptive(folder) else None
     control = adaptive.control if adaptive else None
     if control is None:
@@ -160,22 +163,48 @@ def load_adaptive(folder: str | Path) -> Adaptive:
             f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
         )
     try:
-        value = _read(path, "adaptive_ids and L")
-        ids = tuple(map(int, value["adaptive_ids"]))
-        infilling = value.get("infilling") or {}
-        control = value.get("control")
-        adaptive = Adaptive(
-            ids,
-            int(value["L"]),
-            gated=bool(value.get("gated", False)),
-            infilling=Infilling(**infilling) if infilling and None not in infilling.values() else None,
-            bos=value.get("bos"),
-            control=None if control is None else frozenset(control),
-        )
-        _check_adaptive(adaptive, path, _rows(path.parent))
-        return adaptive
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: wanted adaptive_ids and L, found {error!r}") from error
+        adaptive = _adaptive(_read(path, "adaptive_ids and L"))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    _check_adaptive(adaptive, path, _rows(path.parent))
+    return adaptive
+
+
+def _adaptive(value: dict[str, Any]) -> Adaptive:
+    """Raises ValueError, in a sentence, for a field of another type: read as what it may have meant, it would
+    draft with other tokens, or leave a control piece to the text.
+    """
+    bos, control = value.get("bos"), value.get("control")
+    return Adaptive(
+        _ids(value.get("adaptive_ids"), "adaptive_ids"),
+        _expect(value.get("L"), int, "L"),
+        gated=_expect(value.get("gated", False), bool, "gated"),
+        infilling=_infilling(value.get("infilling")),
+        bos=None if bos is None else _expect(bos, int, "bos"),
+        control=None if control is None else frozenset(_ids(control, "control")),
+    )
+
+
+def _infilling(value: Any) -> Infilling | None:
+    """None where a tokenizer lacks one of the ids, which is then null."""
+    if value is None or value == {}:
+        return None
+    found, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
+    if absent := [name for name in names if name not in found]:
+        raise ValueError(f"wanted {', '.join(names)} in infilling, found no {absent[0]}")
+    ids = [found[name] for name in names]
+    return None if None in ids else Infilling(*_ids(ids, "infilling"))
+
+
+def _ids(found: object, name: str) -> tuple[int, ...]:
+    return tuple(_expect(id, int, f"an id of {name}") for id in _expect(found, list, name))
+
+
+def _expect(found: Any, kind: type[T], name: str) -> T:
+    """A value of this very type: true is no number."""
+    if type(found) is not kind:
+        raise ValueError(f"wanted {name} as {kind.__name__}, found {found!r:.60}")
+    return found
 
 
 def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
@@ -193,14 +222,18 @@ def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
 
 def _rows(folder: Path) -> int | None:
     """Of the embedding, as config.json says."""
-    return _read(folder / "config.json", "a model's JSON").get("vocab_size")
+    path = folder / "config.json"
+    rows = _read(path, "a model's JSON").get("vocab_size")
+    if rows is not None and type(rows) is not int:
+        raise UserError(f"{path}: wanted vocab_size as a whole number, found {rows!r:.60}")
+    return rows
 
 
 def _read(path: Path, wanted: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: wanted {wanted}, found {error!r}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: wanted {wanted}, found {in_one_line(error)}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
     return value

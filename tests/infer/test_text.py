@@ -92,7 +92,7 @@ def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "adaptive.json").write_text('{"adaptive_ids": [6], "L": 3, "infilling": {"pre": 2}}')
-    with pytest.raises(UserError, match="wanted adaptive_ids and L"):
+    with pytest.raises(UserError, match="wanted pre, suf, mid, eot in infilling, found no suf"):
         load_text(tmp_path)
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
+from infer import load
 from infer.models.checkpoint import load_adaptive, load_model, load_text
 from tests.conftest import tiny_llama
 
@@ -101,7 +102,7 @@ def test_want_of_memory_is_no_fault_of_the_weights(model_dir: Path, monkeypatch:
         ({"adaptive_ids": []}, r"at least one of adaptive_ids and L from 1 on, found \[\] and 3"),
         ({"L": 0}, "at least one of adaptive_ids and L from 1 on, found .* and 0"),
         ({"bos": 400}, "wanted bos among the model's 400 rows, found 400"),
-        ({"bos": "<s>"}, "wanted adaptive_ids and L, found TypeError"),
+        ({"bos": "<s>"}, "wanted bos as int, found '<s>'"),
         ({"infilling": {"pre": 1, "suf": 2, "mid": 3, "eot": 400}}, "wanted eot among the model's 400 rows"),
     ],
     ids=lambda value: str(value)[:30],
@@ -124,3 +125,74 @@ def test_a_tokenizer_whose_opening_id_has_no_row(base_dir: Path, tmp_path: Path)
     changed("config.json", vocab_size=0)(tmp_path)
     with pytest.raises(UserError, match="tokenizer: wanted what opens a text among the model's 0 rows, found"):
         load_text(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"adaptive_ids": "67"}, "wanted adaptive_ids as list, found '67'"),
+        ({"adaptive_ids": [6.7]}, "wanted an id of adaptive_ids as int, found 6.7"),
+        ({"adaptive_ids": [True]}, "wanted an id of adaptive_ids as int, found True"),
+        ({"L": "5"}, "wanted L as int, found '5'"),
+        ({"L": 5.9}, "wanted L as int, found 5.9"),
+        ({"gated": "false"}, "wanted gated as bool, found 'false'"),
+        ({"bos": 1.5}, "wanted bos as int, found 1.5"),
+        ({"control": ["<s>"]}, "wanted an id of control as int, found '<s>'"),
+        ({"infilling": [1, 2, 3, 4]}, r"wanted infilling as dict, found \[1, 2, 3, 4\]"),
+        ({"infilling": {"pre": 1, "suf": 2, "eot": 3}}, "wanted pre, suf, mid, eot in infilling, found no mid"),
+        (
+            {"infilling": {"pre": 1, "suf": 2, "mid": 3, "eot": 4.0}},
+            "wanted an id of infilling as int, found 4.0",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_fields_of_another_type(model_dir: Path, tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
+    """They were read as what they might have meant: "67" as the two ids 6 and 7, 6.7 as 6, "false" as gated.
+    A bos of 1.5 and a control piece's name were tracebacks in the middle of a prompt.
+    """
+    for name in ("config.json", "adaptive.json"):
+        shutil.copyfile(model_dir / name, tmp_path / name)
+    changed("adaptive.json", **values)(tmp_path)
+    with pytest.raises(UserError, match=f"adaptive.json: {sentence}"):
+        load_adaptive(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"L":' * 100_000, "\ufeff{}", '{"L": 1e999}', "[]", "", "{"])
+def test_json_of_no_use(model_dir: Path, tmp_path: Path, text: str) -> None:
+    """Brackets a hundred thousand deep were a RecursionError."""
+    shutil.copyfile(model_dir / "config.json", tmp_path / "config.json")
+    (tmp_path / "adaptive.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="adaptive.json: wanted adaptive_ids") as told:
+        load_adaptive(tmp_path)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        changed("config.json", rope_parameters=2),
+        changed("config.json", num_attention_heads="null"),
+        changed("config.json", hidden_act=39),
+        changed("config.json", vocab_size=None),
+        changed("config.json", vocab_size="400"),
+        lambda folder: (folder / "config.json").write_text("[" * 100_000),
+        lambda folder: _sharded(folder, {"weight_map": {"a": {}}}),
+        lambda folder: _sharded(folder, {"weight_map": {"a": "b", "c": 1.5}}),
+        lambda folder: _sharded(folder, {}),
+    ],
+)
+def test_what_the_library_meets_in_a_damaged_directory(
+    model_dir: Path, tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    """A StrictDataclassError of several lines, a RecursionError, a TypeError, a KeyError: all were tracebacks."""
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=r"wanted .+, found .+") as told:
+        load(tmp_path, "float32")
+    assert "\n" not in str(told.value)
+
+
+def _sharded(folder: Path, index: dict[str, Any]) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
