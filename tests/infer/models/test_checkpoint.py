@@ -185,7 +185,7 @@ def test_json_of_no_use(model_dir: Path, tmp_path: Path, text: str) -> None:
 def test_what_the_library_meets_in_a_damaged_directory(
     model_dir: Path, tmp_path: Path, damage: Callable[[Path], Any]
 ) -> None:
-    """A StrictDataclassError of several lines, a RecursionError, a TypeError, a KeyError: all were tracebacks."""
+    """A StrictDataclassError of several lines, a RecursionError, a TypeError, a KeyError, as tracebacks."""
     shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
     with pytest.raises(UserError, match=r"wanted .+, found .+") as told:
