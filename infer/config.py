@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from conf.typed import take_types
 from infer.engine.sampling import SEEDS, Sampling
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -51,6 +52,8 @@ class DecodeConfig:
     stop: list[str] = field(default_factory=list)  # texts that end the text, and are its end
 
     def __post_init__(self) -> None:
+        self.probes = str(self.probes)  # a number of nodes may come as one
+        take_types(self, "decode")
         self._check_drafts()
         try:
             _ = self.sampling
@@ -77,8 +80,6 @@ class DecodeConfig:
                 f"decode.min_new_tokens: wanted at most decode.max_new_tokens={self.max_new_tokens}, found "
                 f"{self.min_new_tokens}"
             )
-        if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) for text in self.stop):
-            raise ValueError(f"decode.stop: wanted a list of texts, found {self.stop!r}")
         if "" in self.stop:
             raise ValueError("decode.stop: wanted texts, found an empty one")
 
@@ -98,7 +99,6 @@ class DecodeConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"decode.{name}: wanted between 0 and 1, found {value}")
-        self.probes = str(self.probes)  # a number of nodes may come as one
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
@@ -162,6 +162,7 @@ class Infill:
     order: str = "psm"  # psm (prefix, suffix, middle) or spm
 
     def __post_init__(self) -> None:
+        take_types(self, "infill")
         if self.order not in ORDERS:
             raise ValueError(f"infill.order: wanted {' or '.join(ORDERS)}, found {self.order}")
 
@@ -179,6 +180,7 @@ class DraftConfig:
     dtype: str | None = None  # of its weights; null: the target's
 
     def __post_init__(self) -> None:
+        take_types(self, "draft")
         if self.model is None and (self.adaptive or self.dtype):
             raise ValueError("draft: wanted a model that drafts, for draft.adaptive or draft.dtype, found none")
         if self.model == "":

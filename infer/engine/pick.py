@@ -34,10 +34,11 @@ def candidates(
 ) -> tuple[Tensor, Tensor]:
     """(n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
 
-    Of sampled text the likeliest pick is known better than by its probability: the noise is known.
+    Of sampled text the likeliest pick is known better than by its probability: the noise is known. Of scores
+    beyond all numbers no share is known: it is 0.
     """
     scores, ids = leaders(logits, sampling, positions, seeds, max(m, LEADERS))
-    return ids[:, :m], scores.softmax(-1)[:, :m]
+    return ids[:, :m], scores.softmax(-1).nan_to_num(0.0)[:, :m]
 
 
 def leaders(

@@ -65,3 +65,41 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
     for seeds in (5, [1.5], [-1], "1", [], [1, 2]):
         with pytest.raises(UserError, match="seeds: wanted one of up to 63 bits for each of 1 prompts, found"):
             generate(model, "x", decode, seeds=seeds)  # type: ignore[arg-type]
+
+
+def test_settings_of_every_type(model: Model) -> None:
+    """A penalty of 2 for 2.0 was a ValueError of the library's in the middle of a call, a text for a number a
+    TypeError, and 2.5 drafts in a row were taken.
+    """
+    plain = outcomes(model, [20, 30], DecodeConfig(max_new_tokens=4, repetition_penalty=2.0))
+    given = {
+        "max_new_tokens": np.int64(4),
+        "repetition_penalty": 2,
+        "k": torch.tensor(2).item(),
+        "stop": ("xyz",),
+    }
+    assert outcomes(model, [20, 30], DecodeConfig("sdsat", **given)) == plain  # type: ignore[arg-type]
+    for wrong, sentence in [
+        ({"k": 2.5}, "decode.k: wanted a whole number, found 2.5"),
+        ({"max_new_tokens": "5"}, "decode.max_new_tokens: wanted a whole number, found '5'"),
+        ({"max_new_tokens": None}, "decode.max_new_tokens: wanted a whole number, found None"),
+        ({"max_new_tokens": True}, "decode.max_new_tokens: wanted a whole number, found True"),
+        ({"temperature": [1]}, r"decode.temperature: wanted a number, found \[1\]"),
+        ({"temperature": 10**400}, "decode.temperature: wanted at least 0, found inf"),
+        ({"graph": 1}, "decode.graph: wanted true or false, found 1"),
+        ({"stop": "end"}, "decode.stop: wanted a list of texts, found 'end'"),
+        ({"method": 3}, "decode.method: wanted a text, found 3"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            DecodeConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="infill.prefix: wanted a text, found 5"):
+        Infill(5)  # type: ignore[arg-type]
+
+
+def test_scores_beyond_all_numbers(model: Model) -> None:
+    """A penalty of 1e-320 makes infinite scores, whose shares are no numbers: the policy that learns from them
+    ended in a ValueError. Weights of a damaged adapter did the same.
+    """
+    given = {"max_new_tokens": 8, "repetition_penalty": 1e-320}
+    plain = outcomes(model, [20, 30], DecodeConfig("plain", **given))  # type: ignore[arg-type]
+    assert outcomes(model, [20, 30], DecodeConfig("sdsat", **given)) == plain  # type: ignore[arg-type]
