@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from conf import UserError
@@ -81,6 +82,7 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         check_family(config)
+        _check_depth(path, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -102,6 +104,24 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
     lm, found = loaded
     _check_weights(path, found)
     return lm
+
+
+def _check_depth(path: Path, config: PreTrainedConfig) -> None:
+    """Raises UserError for more layers than there are weights: the library would make them all first, which of
+    a number with a digit too many takes hours.
+    """
+    files = list(path.glob("*.safetensors"))
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    weights = sum(len(_names(file)) for file in files)
+    if files and layers > weights:
+        raise UserError(
+            f"model={path}: wanted weights of {layers} layers, as config.json says, found {weights} in all"
+        )
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as weights:
+        return list(weights.keys())
 
 
 def _check_weights(path: Path, found: dict[str, Any]) -> None:

@@ -196,3 +196,13 @@ def test_what_the_library_meets_in_a_damaged_directory(
 def _sharded(folder: Path, index: dict[str, Any]) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_a_number_of_layers_with_a_digit_too_many(model_dir: Path, tmp_path: Path) -> None:
+    """The library made two thousand million layers, for hours, before it looked for their weights."""
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    changed("config.json", num_hidden_layers=2**31)(tmp_path)
+    with pytest.raises(
+        UserError, match="wanted weights of 2147483648 layers, as config.json says, found 21 in all"
+    ):
+        load_model(tmp_path, dtype="float32")
