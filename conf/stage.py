@@ -24,6 +24,7 @@ from typing import Any
 
 from conf import UserError
 from conf.pages import ANOTHER, UNFINISHED
+from conf.sealed import read_result, sealed
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
@@ -45,7 +46,7 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
             f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it",
             page=UNFINISHED,
         )
-    manifest = _load(path)
+    manifest = read_result(path)
     if manifest.get("kind") != kind:
         raise UserError(f"{setting}={folder}: wanted kind '{kind}', found kind '{manifest.get('kind')}'")
     return manifest
@@ -95,7 +96,7 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     path = Path(out) / MANIFEST
     if not path.is_file():
         return False
-    check_same(_load(path), {"kind": kind, **made}, out)
+    check_same(read_result(path), {"kind": kind, **made}, out)
     record = path.with_name(BEGUN)
     if record.is_file():  # of a run that was killed as it made the folder visible
         with suppress(OSError):
@@ -146,10 +147,10 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     try:
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
-        if made is None or not record.is_file() or _load(record) != made:
+        if made is None or not record.is_file() or read_result(record) != made:
             _empty(partial)
         if made is not None:
-            write_json(record, made)
+            write_json(record, sealed(made))
         yield partial
     finally:
         os.close(held)
@@ -229,24 +230,25 @@ def _empty(folder: Path) -> None:
 
 def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:
     """Write the manifest atomically: the last act of a stage."""
-    write_json(
-        Path(out) / MANIFEST,
-        {
-            "schema": SCHEMA,
-            "kind": kind,
-            **made,
-            **facts,
-            "versions": versions(),
-            "commit": commit(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        },
-    )
+    value = {
+        "schema": SCHEMA,
+        "kind": kind,
+        **made,
+        **facts,
+        "versions": versions(),
+        "commit": commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_json(Path(out) / MANIFEST, sealed(value))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_bytes` does."""
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    write_bytes(path, text.encode("utf-8", "surrogateescape"))  # a file's name need not be UTF-8
+    try:
+        text = json.dumps(value, indent=1, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a pair, such as a file's name that is no UTF-8 is read as
+        text = json.dumps(value, indent=1).encode()
+    write_bytes(path, text + b"\n")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -298,16 +300,6 @@ def commit() -> str:
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: wanted a JSON manifest, found {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted a JSON object, found {type(value).__name__}")
-    return value
 
 
 def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:

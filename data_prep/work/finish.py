@@ -1,11 +1,11 @@
 """The last act: facts of all tasks become the manifest, rows set aside become one file each."""
 
-import json
 import os
 import shutil
 from collections import Counter
 from typing import Any
 
+from conf.sealed import read_result
 from conf.stage import BEGUN, fingerprint_file, publish, write_manifest
 from data_prep.held_out import TEXTS, merge_held_out
 from data_prep.shards import SPLITS
@@ -39,7 +39,7 @@ def finish(job: Job) -> None:
         for folder in encoded:
             with open(folder / DROPS, "rb") as file:
                 shutil.copyfileobj(file, out)
-    made = json.loads((job.folder / BEGUN).read_text(encoding="utf-8"))
+    made = read_result(job.folder / BEGUN)
     write_manifest(job.folder, "shards", made, **facts)
     shutil.rmtree(publish(job.folder) / WORK)
 

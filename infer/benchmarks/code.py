@@ -93,7 +93,7 @@ def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
 
 
 def _mbpp(row: Row, prompt: str, stop: tuple[str, ...]) -> Problem:
-    setup = row.values.get("test_setup_code") or ""
+    setup = row.maybe("test_setup_code") or ""
     imports = "\n".join(row.texts("test_imports")) if "test_imports" in row.values else ""
     return Problem(
         id=f"MBPP/{row.whole('task_id')}",
@@ -131,7 +131,7 @@ def multipl_e(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
 
 
 def _multipl_e(row: Row) -> Problem:
-    language = language_named(row.values.get("language") or row.source.rpartition("-")[2])
+    language = language_named(row.maybe("language") or row.source.rpartition("-")[2])
     python = language == "python"
     stop = row.texts("stop_tokens") if row.values.get("stop_tokens") or not python else HUMANEVAL_STOP
     prompt, tests = row.text("prompt"), row.text("tests", "test")
@@ -145,7 +145,7 @@ def _multipl_e(row: Row) -> Problem:
         id=row.text("name", "task_id"),
         prompt=prompt,
         stop=tuple(stop),
-        answer=row.values.get("canonical_solution"),
+        answer=row.maybe("canonical_solution"),
         language=language,
         tests=tests,
         known=_beside(prompt) if python else "",
@@ -160,7 +160,7 @@ def infilling(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
             id=row.text("task_id", "name"),
             prompt=Infill(row.text("prompt"), row.text("suffix"), order),
             answer=row.text("canonical_solution"),
-            language=language_named(row.values.get("language") or "python"),
+            language=language_named(row.maybe("language") or "python"),
         )
         for row in rows
     ]

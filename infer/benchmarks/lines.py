@@ -36,5 +36,5 @@ def _problem(row: Row, before: str, missing: str, after: str, config: SourceConf
         id=str(row.values.get("id", row.number)),
         prompt=Infill(before, after, config.order or "spm"),
         answer=missing,
-        language=language_named(row.values.get("language") or "python"),
+        language=language_named(row.maybe("language") or "python"),
     )

@@ -36,6 +36,10 @@ class Row:
                 return value
         raise self.lacks(f"a text '{names[0]}'", *names)
 
+    def maybe(self, name: str) -> str | None:
+        """The text of a field that need not be there, or may be null."""
+        return self.text(name) if self.values.get(name) is not None else None
+
     def texts(self, name: str) -> list[str]:
         """The field's list of texts."""
         value = self.values.get(name)

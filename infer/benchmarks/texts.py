@@ -65,6 +65,8 @@ def _alpaca(row: Row) -> Problem:
     instances = row.values.get("instances")
     given = instances[0] if isinstance(instances, list) and instances else row.values
     text = given.get("input") if isinstance(given, dict) else None
+    if text is not None and not isinstance(text, str):
+        raise row.lacks("a text 'input'", "instances", "input")
     template = ALPACA_INPUT if text else ALPACA
     return Problem(f"Alpaca/{row.number}", template.format(instruction=row.text("instruction"), input=text))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from conf.sealed import Broken, sealed, unsealed
 from conf.stage import write_json
 from infer.drafters.costs import Costs, measure_costs, measure_ratio, measured_at, work
 from infer.engine.agreement import agreed_value, shares
@@ -36,7 +37,7 @@ def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Samp
         return known
     costs = measure_costs(lm, batch=batch, context=context, sampling=sampling)
     with suppress(OSError):  # a home that cannot be written: the next process measures again
-        write_json(path, {"rows": costs.rows, "ms": costs.ms, "device": device_name(lm)})
+        write_json(path, sealed({"rows": costs.rows, "ms": costs.ms, "device": device_name(lm)}))
     return costs
 
 
@@ -57,13 +58,13 @@ def find_both(
 
 
 def _read(path: Path) -> Costs | None:
-    """What was measured before; None where nothing was yet, too long ago, or by another version."""
+    """What was measured before; None for nothing, too long ago, another version, a broken file."""
     try:
         if abs(time.time() - path.stat().st_mtime) > WEEK:  # also of a clock that was set back since
             return None
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = unsealed(path)
         return Costs(tuple(found["rows"]), tuple(found["ms"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, Broken, KeyError):
         return None
 
 

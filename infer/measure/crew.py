@@ -12,7 +12,6 @@ that are missing, on any number of ranks. Knows nothing of the work.
 """
 
 import atexit
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ import torch
 import torch.distributed as dist
 
 from conf import LoneError, UserError
+from conf.sealed import Broken, read_result, sealed, unsealed
 from conf.stage import BEGUN, begun, check_same, partial_of, publish, write_json
+from infer.measure.unfinished import read_unit
 from infer.models import parallel
 
 PATIENCE = timedelta(days=7)  # a rank may wait so long for the slowest; torchrun ends all when one dies
@@ -107,32 +108,41 @@ def check_left(partial: Path, made: Mapping[str, Any]) -> None:
     """Raises UserError where an unfinished folder was begun with another `made`."""
     record = partial / BEGUN
     if record.is_file():
-        check_same(json.loads(record.read_text(encoding="utf-8")), made, partial)
+        check_same(read_result(record), made, partial)
 
 
 class Units:
-    """Results by name, a file each."""
+    """Results by name, a file each, sealed: one that was damaged since is done again."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder, self._names = folder, names
 
     def open(self, members: Members) -> list[str]:
         """The share of this rank in those that are not done; asked by all ranks before any saves one."""
-        left = [name for name in self._names if not self._file(name).is_file()]
+        left = [name for name in self._names if not self._is_done(name, members)]
         members.wait()
         return left[members.rank :: members.world]
 
     def save(self, name: str, value: Any) -> None:
         """Keep one; a reader sees the whole of it or none."""
-        write_json(self._file(name), value)
+        write_json(self._file(name), sealed(value))
 
     def read(self) -> dict[str, Any]:
-        """Those that are done, in the order of the names."""
-        return {
-            name: json.loads(self._file(name).read_text(encoding="utf-8"))
-            for name in self._names
-            if self._file(name).is_file()
-        }
+        """Those that are done, in the order of the names. Raises UserError for a damaged one."""
+        files = {name: file for name in self._names if (file := self._file(name)).is_file()}
+        return {name: read_unit(file) for name, file in files.items()}
+
+    def _is_done(self, name: str, members: Members) -> bool:
+        file = self._file(name)
+        if not file.is_file():
+            return False
+        try:
+            unsealed(file)
+        except Broken as error:
+            if members.first:
+                print(f"{file} {error}: it is done again", flush=True)
+            return False
+        return True
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"

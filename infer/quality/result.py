@@ -3,14 +3,14 @@
 Who reports on an unfinished run calls it too: only answers that have been judged count.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from infer.measure.unfinished import HEADER, UNITS
+from conf.sealed import read_result
+from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
 from infer.quality.answers import Answer
 from infer.quality.scores import bootstrap, difference, pass_at_k, wilson
 from infer.quality.verdicts import TOO_LONG, key_of
@@ -51,12 +51,12 @@ class Score:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The result of a finished or an unfinished folder. Raises FileNotFoundError where it was not begun."""
+    """The result of a finished or an unfinished folder. Raises UserError where it was not begun, and for a
+    damaged file.
+    """
     if (folder / RESULT).is_file():
-        return json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    files = sorted((folder / UNITS).glob("*.json"))
-    return result(header, {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
+        return read_result(folder / RESULT)
+    return result(read_header(folder / HEADER), read_units(folder / UNITS))
 
 
 def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:

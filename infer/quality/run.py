@@ -1,6 +1,5 @@
 """A run of infer.quality: answers, then verdicts, then the result, each kept as soon as it is there."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +11,13 @@ from rich.progress import Progress
 
 from conf import UserError
 from conf.pages import NOT_IDENTICAL
+from conf.sealed import sealed
 from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
 from infer.api import Model, load
 from infer.hardware import circumstances, hardware
 from infer.measure import crew
 from infer.measure.crew import Members, Units
-from infer.measure.unfinished import HEADER, UNITS
+from infer.measure.unfinished import HEADER, UNITS, read_header
 from infer.models.draft import told_as
 from infer.quality.answers import answer
 from infer.quality.batches import Batch
@@ -57,13 +57,13 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
         tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
     with crew.folder(out, {**made, **_place(sandbox)}, members) as partial:
         if members.first and not (partial / HEADER).is_file():
-            write_json(partial / HEADER, _header(config, work, sandbox))
+            write_json(partial / HEADER, sealed(_header(config, work, sandbox)))
         answered = Units(partial / UNITS, [batch.name for batch in work.batches])
         _answer(config, work, answered, members)
         judged = _judge(config, work, answered.read(), sandbox, partial / UNITS, members)
         if members.first:
-            header = json.loads((partial / HEADER).read_text(encoding="utf-8"))
-            write_json(partial / RESULT, result(header, answered.read() | judged))
+            header = read_header(partial / HEADER)
+            write_json(partial / RESULT, sealed(result(header, answered.read() | judged)))
             write_manifest(partial, "quality", made)
 
 

@@ -1,12 +1,12 @@
 """The parts of a report on disk, speed and quality: finished, or what an interrupted run has kept so far."""
 
-import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.sealed import read_result
 from conf.stage import MANIFEST, partial_of, read_manifest
 from infer.measure.unfinished import HEADER
 from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED
@@ -42,7 +42,7 @@ def _read(folder: Path, kind: str, setting: str) -> dict[str, Any] | None:
     if (place / MANIFEST).is_file():
         read_manifest(place, kind, setting)
         path = place / f"{kind}.json"
-        return checked(_load(path), kind, path)
+        return checked(read_result(path), kind, path)
     partial = partial_of(place)
     if not (partial / HEADER).is_file():  # not begun, or nothing measured yet
         return None
@@ -64,10 +64,3 @@ def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
     empty: dict[str, Any] = {name: [] for name in LISTS[kind]}
     rows = [dict.fromkeys(FIELDS[kind]) | row for row in part["rows"]]
     return {**empty, **part, "rows": rows}
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: wanted JSON, found {error}") from error

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from conf.sealed import sealed
 from conf.stage import commit, write_bytes, write_json
 from conf.tracker import TrackerConfig
 from infer.report.page import report_page
@@ -38,7 +39,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None) -> dict[str, Any]:
         if report[kind]:
             write_bytes(folder / f"{kind}.csv", sheet(report[kind]["rows"]).encode())
     write_bytes(folder / "index.html", report_page(report, images).encode("utf-8", "replace"))
-    write_json(folder / "report.json", report)
+    write_json(folder / "report.json", sealed(report))
     if tracker:
         log(tracker, folder, report, sorted(images))
     return report

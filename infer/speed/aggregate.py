@@ -3,7 +3,6 @@
 A partial report is the same function of the units that there are.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infer.measure.unfinished import HEADER, UNITS
+from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
 from infer.report.parts import SCHEMAS
 from infer.speed.config import PEERS
 from infer.speed.statistics import Weighed, estimate
@@ -43,10 +42,11 @@ class Pair(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The report of a folder, whether it is finished or not; its header must be there."""
-    header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    files = sorted((folder / UNITS).glob("[!.]*.json"))
-    return aggregate({file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}, header)
+    """The report of a folder, whether it is finished or not; its header must be there.
+
+    Raises UserError for a damaged file.
+    """
+    return aggregate(read_units(folder / UNITS), read_header(folder / HEADER))
 
 
 def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:

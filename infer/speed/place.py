@@ -1,12 +1,12 @@
 """Whether the folder of a run can be had, asked before any weight is read."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from conf import LoneError, UserError
 from conf.pages import ANOTHER
+from conf.sealed import read_result
 from conf.stage import BEGUN, begun, partial_of
 from infer.measure.crew import check_left
 
@@ -20,7 +20,7 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
     record = partial / BEGUN
     try:
         if record.is_file():
-            _check_threads(json.loads(record.read_text(encoding="utf-8")), made, partial)
+            _check_threads(read_result(record), made, partial)
         check_left(partial, made)
         with begun(out, made):
             pass
@@ -34,8 +34,9 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
 
 def _check_threads(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:
     """Of other threads, torchrun's one among them, it is told how to go on."""
-    was, now = (one["hardware"]["threads"] for one in (found, made))
-    if was != now:
+    machine, now = found.get("hardware"), made["hardware"]["threads"]
+    was = machine.get("threads") if isinstance(machine, Mapping) else None
+    if was is not None and was != now:
         raise UserError(
             f"out={partial}: wanted to go on with the {was} thread(s) that it was begun with, found {now}: "
             f"give threads={was}, choose another out, or remove the folder",

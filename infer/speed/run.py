@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from conf import LoneError
 from conf.pages import NOT_IDENTICAL
+from conf.sealed import sealed
 from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
 from infer.hardware import hardware
 from infer.measure.crew import Members, Units, folder, muster
@@ -61,12 +62,12 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
         if members.first and not (partial / HEADER).is_file():
             told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
             left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
-            write_json(partial / HEADER, {**told, "skipped": skipped, "left_out": left_out})
+            write_json(partial / HEADER, sealed({**told, "skipped": skipped, "left_out": left_out}))
         units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
         _do(units, found, worker, members)
         members.wait()
         if members.first:
-            write_json(partial / RESULT, read(partial))
+            write_json(partial / RESULT, sealed(read(partial)))
             write_manifest(partial, KIND, made)
 
 

@@ -1,6 +1,5 @@
 """A run of infer.study: its parts measured one after the other, written and told."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from rich.progress import Progress
 
 from conf import UserError
 from conf.pages import NOT_IDENTICAL
+from conf.sealed import read_result, sealed
 from conf.stage import is_finished, made_from, staged, with_manifest, write_json, write_manifest
 from infer.hardware import circumstances
 from infer.study.ablation import measure_ablation, measure_ranks
@@ -40,7 +40,7 @@ def run(config: StudyConfig) -> None:
     made = made_from(config, _inputs(config))
     if is_finished(config.out, "study", made):
         print(f"study: {config.out} is finished: nothing to do")
-        report = json.loads((Path(config.out) / "report.json").read_text(encoding="utf-8"))
+        report = read_result(Path(config.out) / "report.json")
     else:
         report = _measured(config, made)
     print_study(report)
@@ -60,7 +60,7 @@ def _measured(config: StudyConfig, made: dict[str, Any]) -> dict[str, Any]:
                 report[part] = MEASUREMENTS[part](bench)
                 PLOTS[part](report[part], out / f"{part}.png")
                 progress.advance(task)
-        write_json(out / "report.json", report)
+        write_json(out / "report.json", sealed(report))
         write_manifest(out, "study", made)
     return report
 

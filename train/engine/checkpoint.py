@@ -3,8 +3,6 @@
 Knows folders and checksums; needs no engine.
 """
 
-import json
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from conf import UserError
 from conf.pages import UNFINISHED
+from conf.sealed import Broken, sealed, unsealed
 from conf.stage import write_json
 from train.engine.files import BrokenFile, check_file
 
@@ -41,8 +40,7 @@ class Checkpoint:
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `checkpoint.json`, which says of itself what it says of the files."""
-    value = asdict(checkpoint)
-    write_json(folder / DESCRIBED, {"crc32": _sum_json(value), **value})
+    write_json(folder / DESCRIBED, sealed(asdict(checkpoint)))
 
 
 def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoint:
@@ -51,15 +49,14 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
     Raises BrokenFile.
     """
     try:
-        value = json.loads((folder / DESCRIBED).read_text(encoding="utf-8"))
-        intact = value.pop("crc32") == _sum_json(value)
-    except (OSError, ValueError, KeyError, AttributeError):
-        raise BrokenFile(f"{DESCRIBED} cannot be read") from None
-    if not intact:
-        raise BrokenFile(f"{DESCRIBED} is not what was written")
-    for name in sorted(value["files"])[rank::ranks]:
-        check_file(folder / name, **value["files"][name])
-    return Checkpoint(**value)
+        found = Checkpoint(**unsealed(folder / DESCRIBED))
+    except Broken as error:
+        raise BrokenFile(f"{DESCRIBED} {error}") from None
+    except TypeError:
+        raise BrokenFile(f"{DESCRIBED} has other fields than this version's") from None
+    for name in sorted(found.files)[rank::ranks]:
+        check_file(folder / name, **found.files[name])
+    return found
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -86,7 +83,3 @@ def find_whole(
             f"{next(iter(broken)).parent}: wanted a whole checkpoint, found none ({told})", page=UNFINISHED
         )
     return None, broken
-
-
-def _sum_json(value: Any) -> int:
-    return zlib.crc32(json.dumps(value, sort_keys=True).encode())

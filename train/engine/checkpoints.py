@@ -7,7 +7,6 @@
 Knows folders; the engine writes and reads the tensors.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
+from conf.sealed import read_result, sealed
 from conf.stage import check_same, lock, write_json
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints, read_checkpoint, write_checkpoint
 from train.engine.engine import Engine
@@ -47,9 +47,9 @@ class Checkpoints:
         self._on_first(self._hold)
         begun = out / RUN
         if first_ranks(begun.is_file()):
-            check_same(json.loads(begun.read_text(encoding="utf-8")), made, out)
+            check_same(read_result(begun), made, out)
         else:
-            self._on_first(partial(write_json, begun, made))
+            self._on_first(partial(write_json, begun, sealed(made)))
 
     def release(self) -> None:
         """Let other runs write the folder."""

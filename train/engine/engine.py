@@ -9,14 +9,16 @@ import socket
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from conf import UserError
 from train.config import TrainConfig
 from train.engine.chance import reseed
-from train.engine.files import write_file
+from train.engine.files import why_unread, write_file
 from train.engine.ranks import world_size
 from train.engine.settings import deepspeed_config, parameter_groups
 
@@ -29,6 +31,12 @@ os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+# All that our checkpoints hold beside tensors and plain values.
+KNOWN: list[Any] = [ZeroStageEnum, LossScaler, fragment_address]
 
 
 class Engine:
@@ -189,7 +197,12 @@ class _Files(CheckpointEngine):
                 self.failure = error
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        return torch.load(path, map_location=map_location, weights_only=False)
+        # A checkpoint may come from anywhere: a pickle of anything else is refused, not run.
+        try:
+            with torch.serialization.safe_globals(KNOWN):
+                return torch.load(path, map_location=map_location, weights_only=True)
+        except UnpicklingError as error:
+            raise UserError(f"{path}: wanted tensors and plain values, found {why_unread(error)}") from error
 
     def create(self, info: Any) -> None:
         pass

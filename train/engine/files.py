@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from conf.errors import in_one_line
+
 
 class BrokenFile(Exception):
     """What is wrong with a file."""
@@ -59,6 +61,12 @@ def check_file(path: Path, *, size: int, crc32: int) -> None:
         raise BrokenFile(f"{path.name}: {error.strerror}") from error
     if crc != crc32:
         raise BrokenFile(f"{path.name} holds other bytes than were written")
+
+
+def why_unread(error: Exception) -> str:
+    """Why `torch.load` of tensors and plain values alone refused a file, without its advice to trust it."""
+    foreign = re.search(r"GLOBAL (\w[\w.]*\w)", str(error))
+    return f"a pickle of {foreign[1]}" if foreign else in_one_line(error)
 
 
 class _Summed:

@@ -17,6 +17,7 @@ from transformers.integrations import HfDeepSpeedConfig
 from conf import UserError
 from train.config import TrainConfig
 from train.engine import engine  # noqa: F401 (before deepspeed: it sets what DeepSpeed reads then)
+from train.engine.byte_ranges import index
 from train.engine.ranks import first_ranks, world_size
 from train.engine.settings import deepspeed_config
 
@@ -54,9 +55,11 @@ def whole(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
 def to_universal(checkpoint: Path, out: Path) -> None:
     """Rewrite a checkpoint into `out` so that any number of ranks can load it. Called by every rank.
 
-    Raises UserError with the converter's last line.
+    Raises UserError with the converter's last line, and for files with more than tensors and plain values.
     """
     converter: subprocess.Popen[str] | None = None
+    for path in sorted(checkpoint.glob("*.pt")):
+        index(path)  # the converter would run any pickle
     if torch.distributed.get_rank() == 0:
         arguments = ["--input_folder", checkpoint, "--output_folder", out, "--inject_missing_state"]
         converter = subprocess.Popen(

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from conf import UserError
+from train.engine.byte_ranges import ByteRange, cut, index, locate, read
 from train.engine.checkpoint import SHARD
-from train.export.byte_ranges import ByteRange, cut, index, locate, read
 
 MODEL = "model_states.pt"  # how the name of a file ends that holds the model's own copy, or a rank's share
 

@@ -3,12 +3,12 @@
 Knows the files of a report; imports nothing of what wrote them.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.sealed import read_result
 from conf.stage import fingerprint, read_manifest
 
 SCHEMA = 2
@@ -23,11 +23,8 @@ def read_report(folder: str | Path, model: Path) -> dict[str, Any]:
     path = Path(folder) / "report.json"
     if not path.is_file():
         raise UserError(f"report={folder}: wanted a folder that infer.report wrote, found no {path.name} in it")
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: wanted JSON, found {error}") from error
-    schema = report.get("schema") if isinstance(report, dict) else None
+    report = read_result(path)
+    schema = report.get("schema")
     if schema != SCHEMA:
         raise UserError(f"{path}: wanted a report of schema {SCHEMA}, found schema {schema}")
     for kind in ("speed", "quality"):

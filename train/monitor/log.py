@@ -23,12 +23,12 @@ class StepLog:
 
 
 def _lines(path: Path, step: int) -> list[str]:
-    """The lines of the first steps; the last line of a run that was killed may be a part."""
+    """The lines of the first steps, without what is none: the last of a run that was killed may be a part."""
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
-        except ValueError:
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
     return kept

@@ -17,12 +17,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from tests.drills.fuzz.command import call
 from transformers import AutoModelForCausalLM
 
 from conf import UserError
 from infer import DecodeConfig, DraftConfig, Model, generate, load
 from tests.drills.fuzz import mutate
+from tests.drills.fuzz.command import call
 from tests.drills.fuzz.tiny import made
 
 COUNT = 2000

@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from tests.drills.fuzz.command import call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.text import SPACE
 from tests.drills.fuzz import mutate
+from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import costs, refused
 from tests.drills.fuzz.tiny import made
 

@@ -51,6 +51,10 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
             json.dumps(CPP | {"tests": "// no main"}),
             "line 1: wanted tests of cpp that can be told to end",
         ),
+        ("multipl_e", json.dumps(CPP | {"language": ["cpp"]}), r"a text 'language', found language=\['cpp'\]"),
+        ("multipl_e", json.dumps(CPP | {"canonical_solution": 3}), "a text 'canonical_solution', found"),
+        ("infilling", json.dumps(LINE | {"language": {}}), "a text 'language', found language={}"),
+        ("mbpp", json.dumps(task(11) | {"test_setup_code": 3}), "a text 'test_setup_code', found"),
         ("mbpp", json.dumps(task("x")), "a whole number 'task_id', found task_id='x'"),  # type: ignore[arg-type]
         (
             "infilling",
@@ -62,6 +66,7 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
 def test_a_malformed_row_is_named_by_file_and_line(
     tmp_path: Path, name: str, content: str | bytes, message: str
 ) -> None:
+    """A language that is a list was a TypeError, and a solution or setup that is a number was taken."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message) as told:

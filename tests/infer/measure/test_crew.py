@@ -1,10 +1,12 @@
 """Units of work: what is left of them, and who does it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conf import LoneError, UserError
+from conf.stage import BEGUN
 from infer.measure.crew import Members, Units, folder
 
 ALONE = Members(0, 1, 0)
@@ -28,12 +30,12 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None
 def test_what_other_settings_left_is_refused_and_stays(tmp_path: Path) -> None:
     out, other = tmp_path / "out", {"settings": {"x": 2}, "inputs": {}}
     with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
-        Units(partial, ["a"]).save("a", 1)
+        Units(partial, ["a"]).save("a", {"n": 1})
         raise KeyboardInterrupt
     told = "holds a result with x=1, now asked for with x=2"
     with pytest.raises(UserError, match=told), folder(out, other, ALONE):
         pass
-    assert Units(partial, ["a"]).read() == {"a": 1}
+    assert Units(partial, ["a"]).read() == {"a": {"n": 1}}
 
 
 def test_every_unit_has_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +62,34 @@ def test_a_mistake_that_one_rank_meets_is_told_by_that_rank(
         folder(tmp_path / "out", MADE, Members(rank, 2, rank)),
     ):
         raise UserError("model: wanted memory, found none")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-3], lambda data: data.replace(b"12", b"13"), lambda data: b""]
+)
+def test_a_damaged_unit_is_done_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+) -> None:
+    """Half of a record was a JSONDecodeError when all was done; one with another digit was another figure."""
+    units = Units(tmp_path, ["a", "b"])
+    for name in units.open(ALONE):
+        units.save(name, {"seconds": 0.125})
+    assert units.open(ALONE) == []
+    file = tmp_path / "a.json"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=r"a.json: wanted it whole, found that it .*: the run does it again"):
+        units.read()
+    assert Units(tmp_path, ["a", "b"]).open(ALONE) == ["a"]
+    assert "it is done again" in capsys.readouterr().out
+    units.save("a", {"seconds": 0.5})
+    assert units.read() == {"a": {"seconds": 0.5}, "b": {"seconds": 0.125}}
+
+
+def test_a_damaged_record_of_what_was_begun(tmp_path: Path) -> None:
+    """It was a JSONDecodeError."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
+        raise KeyboardInterrupt
+    (partial / BEGUN).write_text("{")
+    with pytest.raises(UserError, match="begun.json: wanted JSON, found"), folder(out, MADE, ALONE):
+        pass

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, run, settings
+from conf.sealed import sealed
 from conf.tracker import TrackerConfig
 from infer import hardware
 from infer.report.__main__ import main
@@ -252,7 +253,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
     for name in ("schema", "units", "rows", "samples"):
         del header[name]
     (tmp_path / ".speed.partial/units").mkdir(parents=True)
-    (tmp_path / ".speed.partial/header.json").write_text(json.dumps(header))
+    (tmp_path / ".speed.partial/header.json").write_text(json.dumps(sealed(header)))
     report = build(tmp_path)
     assert report["warnings"] == ["speed is partial: 0 of 60 units are done", "no decoder was measured"]
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from conf import UserError, settings
+from conf.sealed import sealed
+from conf.stage import write_json
 from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.config import TrainConfig
@@ -24,6 +26,7 @@ from train.engine.checkpoint import (
 from train.engine.checkpoints import prune
 from train.engine.files import BrokenFile, check_file, write_file
 from train.model.assemble import describe
+from train.monitor.log import StepLog
 
 
 def make(folder: Path, step: int) -> Path:
@@ -171,3 +174,22 @@ def test_an_unfinished_run_is_not_gone_on_with_unasked(data_folder: Path, tmp_pa
     arguments = ["model=demo", f"data.path={data_folder}", f"out={tmp_path}", "resume=false"]
     with pytest.raises(UserError, match=r"wanted a new folder for resume=false, found an unfinished run"):
         main(settings("train", TrainConfig, arguments))
+
+
+def test_a_record_with_other_fields(tmp_path: Path) -> None:
+    """One of another version, with the right sum, was a TypeError; now an earlier checkpoint is taken."""
+    make(tmp_path, 2)
+    path = make(tmp_path, 4)
+    write_json(path / DESCRIBED, sealed({"step": 4, "files": {}}))
+    found, broken = find_whole(list_checkpoints(tmp_path))
+    assert found is not None and found.step == 2
+    assert broken == {path: "checkpoint.json has other fields than this version's"}
+
+
+@pytest.mark.parametrize("line", [b"[3]", b"{}", b'{"step": "x"}', b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_line_of_the_log(tmp_path: Path, line: bytes) -> None:
+    """A run could not go on: TypeError, KeyError, UnicodeDecodeError, RecursionError."""
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n{"step": 3}\n')
+    StepLog(path, step=2)
+    assert path.read_text().splitlines() == ['{"step": 1}', '{"step": 2}']

@@ -156,3 +156,25 @@ def test_of_read_only_data_what_is_copied_can_be_written_again(data_folder: Path
     assert {path.name for path in out.iterdir()} > {path.name for path in (data / "tokenizer").iterdir()}
     assert all(path.stat().st_mode & 0o200 for path in (out, *out.iterdir()))
     (data / "tokenizer").chmod(0o755)
+
+
+class Foreign:
+    """A pickle that would run something."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.putenv, ("RAN", "1")
+
+
+def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
+    """Going on from a checkpoint ran whatever its pickles name; an export refused them already."""
+    setup = Setup(data_folder)
+    engine = Engine(setup.module(), setup.config)
+    (tmp_path / "step").mkdir()
+    engine.save(tmp_path, "step")
+    file = next((tmp_path / "step").glob("*model_states.pt"))
+    state = torch.load(file, weights_only=False)
+    torch.save(state | {"lr_scheduler": Foreign()}, file)
+    with pytest.raises(UserError, match="wanted tensors and plain values, found a pickle of posix.putenv"):
+        engine.load(tmp_path, "step")
+    with pytest.raises(UserError, match="wanted a file as DeepSpeed .* found .*putenv"):
+        partitions.to_universal(tmp_path / "step", tmp_path / "universal")

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from conf import UserError
+from train.engine.files import why_unread
 
 BLOCK = 2**22  # numbers that are held beside the result while their type changes
 
@@ -50,9 +50,9 @@ def index(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(KNOWN), FakeTensorMode():
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+    except Exception as error:  # whatever PyTorch meets first in a file that is none of ours
         raise UserError(
-            f"{path}: wanted a file as DeepSpeed 0.19 writes it, found {str(error).splitlines()[0]}"
+            f"{path}: wanted a file as DeepSpeed 0.19 writes it, found {why_unread(error)}"
         ) from error
 
 
