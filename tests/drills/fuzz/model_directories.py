@@ -27,6 +27,7 @@ from tests.drills.fuzz.tiny import made
 
 COUNT = 2000
 NEW = 12
+LARGE = 1e6  # no weight of a whole model is near
 NEAR = 1e-5  # two logits so alike are a tie, which either order of additions may decide
 PROMPTS = ([20, 30, 40, 51], [77, 20, 91])
 TEXT = "def f(x):\n    return"
@@ -110,7 +111,7 @@ def decoded(folder: Path, name: str, kind: str, rng: random.Random) -> str:
     assert texts(model, DecodeConfig("prompt_lookup", max_new_tokens=NEW)) == plain, (
         "prompt lookup changed a text"
     )
-    if model.adaptive:
+    if model.adaptive and not overflows(model.lm):
         probes = rng.choice(("root", "all"))
         try:
             drafted = texts(model, DecodeConfig("sdsat", max_new_tokens=NEW, probes=probes))
@@ -146,6 +147,15 @@ def as_draft(folder: Path, name: str, kind: str, rng: random.Random) -> str:
         return refused(error)
     assert found == untouched("model"), "a draft model changed a text"
     return "fine"
+
+
+def overflows(lm: torch.nn.Module) -> bool:
+    """Whether a probe's row may be beyond all numbers: nought times that is no number, so that a row which sees
+    nothing of it is none either. The one kind of damage that drafts can carry into a text.
+    """
+    return any(
+        not tensor.abs().max() < LARGE for tensor in lm.state_dict().values() if tensor.is_floating_point()
+    )
 
 
 def texts(model: Model, decode: DecodeConfig) -> list[list[int]]:
