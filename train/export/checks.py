@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from conf import UserError
+from conf.errors import in_one_line
 from conf.stage import fingerprint_file
 from data_prep.vocab import load_tokenizer
 from train.export.trained import Trained
@@ -24,9 +24,10 @@ def check_described(trained: Trained) -> None:
     _check_class(config)
     try:
         rows = trained.config.vocab_size
-    except (OSError, ValueError, AttributeError, StrictDataclassError) as error:
-        told = " ".join(str(error).split())
-        raise UserError(f"{place}: wanted a model's config.json in {described}, found {told}") from error
+    except Exception as error:  # whatever the library meets first
+        raise UserError(
+            f"{place}: wanted a model's config.json in {described}, found {in_one_line(error)}"
+        ) from error
     if rows < size:
         raise UserError(f"{place}: wanted a model of at least {size} embedding rows, found {rows}")
     # Folders of earlier versions do not say what either file was.
@@ -44,8 +45,8 @@ def _check_class(config: Path) -> None:
     """
     try:
         described = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{config}: wanted JSON, found {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{config}: wanted JSON, found {in_one_line(error)}") from error
     if not isinstance(described, dict) or described.get("model_type") not in CONFIG_MAPPING:
         found = described.get("model_type") if isinstance(described, dict) else type(described).__name__
         own = f", and code of its own (auto_map={described['auto_map']})" if "auto_map" in described else ""

@@ -14,11 +14,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from tests.drills.fuzz.command import call
 from torch import Tensor
 
 from conf import UserError
 from tests.drills.fuzz import mutate
+from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import refused
 from tests.drills.fuzz.tiny import TRAINING, made
 from train.engine.files import BrokenFile, write_file

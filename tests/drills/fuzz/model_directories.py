@@ -81,7 +81,7 @@ def damage(file: Path, rng: random.Random) -> None:
 def _changed_adaptive(data: bytes, rng: random.Random) -> bytes:
     """Most of the file is a provenance that nobody reads."""
     tree = json.loads(data)
-    inner = {name: tree[name] for name in ADAPTIVE}
+    inner = {name: tree[name] for name in ADAPTIVE if name in tree}
     for _ in range(rng.choice((1, 1, 2))):
         mutate.changed(inner, rng)
     others = {name: value for name, value in tree.items() if name not in ADAPTIVE}

@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.drills.fuzz.command import call
 
 from conf import UserError, settings
 from infer import DecodeConfig
@@ -32,6 +31,7 @@ from infer.report.write import build
 from infer.speed import __main__ as speed
 from infer.speed.config import SpeedConfig
 from tests.drills.fuzz import mutate
+from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import refused
 from tests.drills.fuzz.prompts import model, tokens
 from tests.drills.fuzz.tiny import made
