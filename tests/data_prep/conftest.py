@@ -53,7 +53,7 @@ def content(folder: Path) -> dict[str, bytes]:
     """Every file; of the manifest what does not tell of the run."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     found = {name: path.read_bytes() for name, path in files.items() if name != "manifest.json"}
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_manifest(folder, "shards", "out")
     kept = {key: value for key, value in manifest.items() if key not in ("created", "commit", "versions")}
     return {**found, "manifest": json.dumps(kept, sort_keys=True).encode()}
 

