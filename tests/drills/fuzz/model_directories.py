@@ -191,7 +191,7 @@ def by_library(folder: Path, model: Model) -> list[list[int]] | None:
             with torch.inference_mode():
                 logits = lm(torch.tensor([ids])).logits[0, -1]
             first, second = logits.topk(2).values
-            if not logits.isfinite().all() or first - second < NEAR * first.abs():
+            if not logits.isfinite().all() or first - second <= NEAR * first.abs():
                 return None
             ids.append(int(logits.argmax()))
             if ids[-1] in model.eos:
