@@ -12,7 +12,7 @@ A row that fills up sees the cache and itself; what it writes lies behind its se
 sequence that fills up has an empty cache, whose columns nobody uses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +25,14 @@ from infer.engine.pick import leaders, likeliest, pick
 from infer.engine.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
 from infer.engine.sampling import Sampling
 from infer.engine.target import Target
+from infer.recent import recent
 from infer.trees.layout import Layout, extent, lay_out
 from infer.trees.tree import Tree
 
 COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # leaders of every probe that are brought over
 WARM_UPS = 3
+SAMPLINGS = 8  # whose graphs are kept: each has its temperature in it, and the caller may know any number
 
 
 class Shape(NamedTuple):
@@ -57,7 +59,7 @@ class StaticForward:
             torch._dynamo.config.recompile_limit = 64
             self._hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
         self._pool = torch.cuda.graph_pool_handle() if target.device.type == "cuda" else None
-        self._graphs: dict[Shape, Graph] = {}
+        self._graphs = dict[Hashable, dict[Shape, Graph]]()  # by sampling
 
     @staticmethod
     def room(capacity: int, max_rows: int, batch: int) -> int:
@@ -91,9 +93,10 @@ class StaticForward:
             any(map(on_host, trees, requests)),
             fed is not None,
         )
-        if shape not in self._graphs:
-            self._graphs[shape] = Graph(shape, target, self._hidden, self._pool)
-        graph = self._graphs[shape]
+        graphs = recent(self._graphs, sampling, dict[Shape, Graph], most=SAMPLINGS)
+        if shape not in graphs:
+            graphs[shape] = Graph(shape, target, self._hidden, self._pool)
+        graph = graphs[shape]
         packed = graph.run(layout, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
             return PackedReading(packed, layout, trees, requests)

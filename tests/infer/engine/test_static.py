@@ -22,7 +22,7 @@ from infer.engine.gate import GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.engine.static import Inputs, additive_mask, bucket
+from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.loop import Limits, Step, decode
 from infer.models.adapter import gated_layers
 from infer.trees.layout import key_positions, lay_out, mask
@@ -119,6 +119,21 @@ def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
         for new in (PlainDrafter, TWO_FORWARDS)
     ]
     assert tokens[0] == tokens[1]
+
+
+def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrainedModel) -> None:
+    """The runner that is kept between texts got more graphs with each temperature that it had not met."""
+    runner = Runner(llama, capacity=75, max_rows=6, static=True)
+    graphs = runner._forward._graphs  # type: ignore[attr-defined]
+
+    def text(temperature: float) -> list[list[Step]]:
+        return list(decode(runner, requests(1), Each(TWO_FORWARDS), Limits(9), Sampling(temperature)))
+
+    first = text(0.5)
+    for number in range(SAMPLINGS + 3):
+        text(1 + number / 10)
+    assert len(graphs) == SAMPLINGS and Sampling(0.5) not in graphs
+    assert text(0.5) == first
 
 
 def test_processors_read_the_same_logits() -> None:
