@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from infer.engine.agreement import shares
+from infer.engine.attention import band
 from infer.engine.forward import DynamicForward, Forward
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
@@ -80,6 +81,7 @@ class Runner:
             target.cache.place(longest)
             positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
             target.hidden(ids.to(target.device), positions, None)
+            band.cache_clear()  # n x n bytes: of a long prompt a GiB, for no one else
         target.cache.commit([range(len(text)) for text in texts])
 
     @torch.inference_mode()

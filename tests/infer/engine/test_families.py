@@ -13,7 +13,7 @@ from conf import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.budget import FixedBudget
 from infer.drafters.protocol import Drafter, Each
-from infer.engine.attention import NAME, library_attention, register
+from infer.engine.attention import NAME, band, library_attention, register
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
@@ -115,6 +115,14 @@ def test_every_node_has_the_logits_of_its_path_decoded_alone(family: str) -> Non
         for node in range(len(TREE.tokens)):
             expected = by_library(lm, [*prompt, *(TREE.tokens[i] for i in path_to(TREE, node))])
             torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_mask_of_a_prompt_with_windows_is_not_kept() -> None:
+    """That of the last prompt stayed, n x n bytes of the device's memory, when the model was long freed."""
+    kind, settings = FAMILIES["mistral, window"]
+    runner = Runner(tiny(kind, **settings), capacity=64, max_rows=1)
+    runner.prefill([list(range(1, 30))])
+    assert band.cache_info().currsize == 0
 
 
 @pytest.mark.parametrize("family", KINDS_OF_POSITIONS)
