@@ -1,0 +1,70 @@
+"""The models that a soak decodes with: loaded, used, and now and then freed and loaded again."""
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from infer import DraftConfig, Model, load
+from infer.engine.runners import Runners
+
+ATTENTIONS = ("sdpa", "eager")
+
+
+class House:
+    """A model for each slot. `loaded` counts how often any was."""
+
+    def __init__(self, model: str, draft: str, base: str, seed: int) -> None:
+        self._rng, self.loaded = random.Random(seed), 0
+        float32 = partial(load, model, "float32", "cpu")
+        self._makers: dict[str, Callable[[], Any]] = {
+            "draft": partial(float32, draft=draft),
+            "adaptive draft": partial(float32, draft=DraftConfig(draft, adaptive=True)),
+            "self": lambda: float32(draft=f"self:{self._rng.choice([1, 2])}"),
+            "static": lambda: _static(float32(draft=draft)),
+            "base": partial(load, base, "float32", "cpu"),
+            "bfloat16": partial(load, model, "bfloat16", "cpu", draft=draft),
+            "library": lambda: _by_library(model, self._rng.choice(ATTENTIONS)),
+        }
+        self._held = {slot: self._load(slot) for slot in self._makers}
+
+    def model(self, slot: str) -> Model:
+        """The loaded directory of a slot; of the library's slot the one that says what plain decoding gives."""
+        return self._held["draft" if slot == "library" else slot]
+
+    @property
+    def lm(self) -> PreTrainedModel:
+        """The library's slot."""
+        return self._held["library"]
+
+    def renew(self) -> str | None:
+        """Free one of the models and load it again; its name, where something still held it."""
+        slot = self._rng.choice(list(self._makers))
+        held = self._held.pop(slot)
+        gone = weakref.ref(held if slot == "library" else held.lm)
+        del held
+        gc.collect()
+        leaked = gone() is not None
+        self._held[slot] = self._load(slot)
+        return slot if leaked else None
+
+    def _load(self, slot: str) -> Any:
+        self.loaded += 1
+        return self._makers[slot]()
+
+
+def _static(model: Model) -> Model:
+    """With forwards of fixed shapes and a runner kept between the texts, as on a GPU."""
+    return replace(model, runners=Runners(model.lm, static=True))
+
+
+def _by_library(folder: str, attention: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=attention
+    ).eval()
