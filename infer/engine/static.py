@@ -12,7 +12,7 @@ A row that fills up sees the cache and itself; what it writes lies behind its se
 sequence that fills up has an empty cache, whose columns nobody uses.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,6 @@ from infer.engine.pick import leaders, likeliest, pick
 from infer.engine.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
 from infer.engine.sampling import Sampling
 from infer.engine.target import Target
-from infer.recent import recent
 from infer.trees.layout import Layout, extent, lay_out
 from infer.trees.tree import Tree
 
@@ -59,7 +58,7 @@ class StaticForward:
             torch._dynamo.config.recompile_limit = 64
             self._hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
         self._pool = torch.cuda.graph_pool_handle() if target.device.type == "cuda" else None
-        self._graphs = dict[Hashable, dict[Shape, Graph]]()  # by sampling
+        self._graphs = dict[Sampling, dict[Shape, Graph]]()
 
     @staticmethod
     def room(capacity: int, max_rows: int, batch: int) -> int:
@@ -93,7 +92,9 @@ class StaticForward:
             any(map(on_host, trees, requests)),
             fed is not None,
         )
-        graphs = recent(self._graphs, sampling, dict[Shape, Graph], most=SAMPLINGS)
+        self._graphs[sampling] = graphs = self._graphs.pop(sampling, {})
+        if len(self._graphs) > SAMPLINGS:
+            del self._graphs[next(iter(self._graphs))]  # of the sampling unused for longest
         if shape not in graphs:
             graphs[shape] = Graph(shape, target, self._hidden, self._pool)
         graph = graphs[shape]

@@ -85,6 +85,8 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     runner = Runner(lm, capacity=len(context), max_rows=1)
     runner.prefill([context[:-1]])
     logits = runner.forward([Tree.chain(context[-1])], [request], sampling).logits[:1]
+    if request.processors:
+        logits = logits.replaced(request.processors(torch.tensor([context]), logits.whole().clone()))
     if sampling.temperature:
         values, ids = kept(logits, sampling)
         values = values + gumbel(torch.tensor([request.seed]), torch.tensor([len(context)]), ids)

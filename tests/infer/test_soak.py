@@ -30,10 +30,10 @@ def test_a_case_is_that_of_its_number_and_can_be_asked_for(model: Model) -> None
     [
         (0.0, 0.0, 0, []),
         (3.0, 0.0, 0, ["kib"]),
-        (0.0, 0.2, 0, ["objects"]),
+        (0.0, 1.5, 0, ["objects"]),
         (0.0, 0.0, 1, ["files"]),
     ],
-    ids=["flat", "a text each", "an object each fifth", "a file once"],
+    ids=["flat", "a text each", "an object each time", "a file once"],
 )
 def test_growth_is_told_from_noise(kib: float, objects: float, files: int, grows: list[str]) -> None:
     """Over 300 samples of a run: noise of 10 MiB, and 60 MiB more at once while it warms up."""
