@@ -4,9 +4,10 @@ The bound is 2 KiB for each request: about the least that a text leaves behind w
 ids of 200 tokens alone are that much), and 170 MB in a day of one request a second. A table that gets a row
 with each request is smaller than that and shows in the number of Python's objects: one for each request is too
 many. (What was learned for a temperature is some twenty objects, and the last 64 are kept, stores that take
-hours to fill: probably why a run of half an hour had 0.6 more a request.) Both are judged by Theil and Sen's slope, the median
-of all pairs', with its interval of 95 %: it grows where the interval lies above zero and reaches beyond the
-bound. Open files and threads may not change at all.
+hours to fill: probably why a run of half an hour had 0.6 more a request.)
+
+Both are judged by Theil and Sen's slope, the median of all pairs', with its interval of 95 %: it grows where
+the interval lies above zero and reaches beyond the bound. Open files and threads may not change at all.
 
 What is sampled is what is held: anonymous memory, after a collection and after glibc has given back what is
 free between the tensors, which would come and go by tens of MiB with the order of large requests. Pages of
