@@ -24,7 +24,7 @@ from conf.stage import commit, write_bytes
 
 OURS = ("infer", "conf")
 ENTRY = "infer.portable.custom_generate"
-REQUIREMENTS = ("torch>=2.13", "transformers>=5.23")  # NumPy is one of the library's own
+REQUIREMENTS = ("torch>=2.13,<3", "transformers>=5.23,<6")  # NumPy is one of the library's own
 INSTALLED = {"torch", "transformers", "numpy", *sys.stdlib_module_names}
 
 MADE_FROM = """\
