@@ -68,8 +68,7 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     # So do the settings by name, of those names that no YAML has.
     members = given.members(overrides, schema)
     ConfigStore.instance().store(group="members", name="members", node=members, package="_global_")
-    several = [group.name for group in chosen if group.several]
-    taken = [given.quoted(text, schema, several) for text in overrides if not given.is_default(text, chosen)]
+    taken = [given.quoted(text, schema, chosen) for text in overrides if not given.is_default(text, chosen)]
     for text in taken:
         _check_readable(text)
     try:

@@ -5,7 +5,7 @@ A prompt or a path is text, whatever brackets it has; a list needs none; setting
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -83,7 +83,7 @@ def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]
     return found
 
 
-def quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
+def quoted(override: str, schema: type, groups: Sequence[Group] = ()) -> str:
     """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
     a path with brackets, commas or spaces would be read as something else; a bare value for nested
     settings given to that field of theirs which is marked for it; a list, or several choices of a group,
@@ -93,8 +93,9 @@ def quoted(override: str, schema: type, several: Collection[str] = ()) -> str:
     key, equals, value = override.partition("=")
     if not equals:
         return override
-    if key in several:
-        return f"{key}={_bracketed(value)}"
+    for group in groups:
+        if group.name == key:  # also where the chosen YAML fills a library's own settings, as deepspeed's does
+            return f"{key}={_bracketed(value)}" if group.several else override
     kind = _kind(key, schema)
     if kind is Any or (get_origin(kind) is dict and get_args(kind)[1] is Any):
         return f"++{override}"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from safetensors import safe_open
-from train.engine.record import RECORD, read_checkpoint
 
 from conf.stage import MANIFEST
 from tests.drills.kill_stages import Stage
+from train.engine.checkpoint import DESCRIBED, read_checkpoint
 from train.engine.files import BrokenFile
 
 
@@ -71,7 +71,7 @@ def not_whole(stage: Stage, run: Path, wanted: Mapping[str, str]) -> Iterator[st
             read_checkpoint(checkpoint)
         except BrokenFile as broken:
             yield f"{checkpoint.name} is visible and broken: {broken}"
-        if f"out/checkpoints/{checkpoint.name}/{RECORD}" in wanted:
+        if f"out/checkpoints/{checkpoint.name}/{DESCRIBED}" in wanted:
             yield from difference(_part(facts_of(stage, run), checkpoint.name), _part(wanted, checkpoint.name))
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.sealed import SUM
+
 View = Callable[[Path], Any]
 TINY = [
     "model.shape.hidden_size=32",
@@ -27,7 +29,7 @@ QUIET = "tracker.mode=disabled"
 
 
 def less(*names: str) -> View:
-    """JSON, or JSON lines, less what has these names."""
+    """JSON, or JSON lines, less what has these names, and less the sum over all of it."""
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
@@ -37,7 +39,8 @@ def less(*names: str) -> View:
     def view(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         rows = [text] if path.suffix == ".json" else text.splitlines()
-        return [without(json.loads(row)) for row in rows]
+        found = [without(json.loads(row)) for row in rows]
+        return [{name: one for name, one in row.items() if name != SUM} for row in found]
 
     return view
 

@@ -15,13 +15,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from train.engine.record import list_checkpoints, read_checkpoint, write_record
 
 from conf import UserError
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import refused
 from tests.drills.fuzz.tiny import TRAINING, made
+from train.engine.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
 from train.engine.files import BrokenFile, write_file
 from train.export.checkpoint_weights import CheckpointWeights
 from train.export.trained import open_trained
@@ -115,7 +115,7 @@ def _forged(step: Path, rng: random.Random) -> None:
     else:
         record.files[name] = write_file(Foreign(), _fresh(step / name))
     _fresh(step / "checkpoint.json")
-    write_record(step, record)
+    write_checkpoint(step, record)
 
 
 def exported(training: Path, folder: Path, rng: random.Random) -> str:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from conf import UserError, settings
-from infer.gpu_check import __main__ as gpu_check
-from infer.gpu_check import parity, timing
+from infer.gpu_check import parity, run, timing
 from infer.gpu_check.__main__ import main
 from infer.gpu_check.config import GpuCheckConfig
 
@@ -65,7 +64,7 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
 
 def test_a_check_that_was_ended_early_says_so(tmp_path: Path, short: pytest.MonkeyPatch) -> None:
     """A kill between parity and times left a file that nothing told from a finished one but what it lacked."""
-    short.setattr(gpu_check, "bandwidth", Mock(side_effect=RuntimeError))
+    short.setattr(run, "bandwidth", Mock(side_effect=RuntimeError))
     with pytest.raises(RuntimeError):
         check(tmp_path / "check.json")
     report = json.loads((tmp_path / "check.json").read_text())
@@ -86,7 +85,7 @@ def test_a_place_that_cannot_be_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was a traceback after all had been measured, which was lost."""
-    monkeypatch.setattr("infer.gpu_check.__main__.check_parity", None)
+    monkeypatch.setattr(run, "check_parity", None)
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file" / "check.json", tmp_path / "file" / "deeper" / "check.json"):
         with pytest.raises(UserError, match=f"^out={out}: wanted a file in a folder that exists, found no"):
