@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from glob import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.files import write_json
 from conf.pages import ANOTHER, UNFINISHED
 from conf.sealed import read_result, sealed
 
@@ -242,47 +242,6 @@ def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts:
     write_json(Path(out) / MANIFEST, sealed(value))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_bytes` does."""
-    try:
-        text = json.dumps(value, indent=1, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a pair, such as a file's name that is no UTF-8 is read as
-        text = json.dumps(value, indent=1).encode()
-    write_bytes(path, text + b"\n")
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part. What writers of it that were
-    killed on this machine have left is removed.
-
-    Raises OSError that names the file, and leaves nothing else, where it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = f".{path.name}.{platform.node()}."
-    for left in path.parent.glob(f"{escape(begun)}*"):
-        if not _lives(left.name.removeprefix(begun)):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{begun}{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _lives(process: str) -> bool:
-    """Whether there is a process of this number; what is no number is nobody's."""
-    try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True
-
-
 def versions() -> dict[str, str]:
     """Python's and the main packages' versions."""
     found = {"python": platform.python_version()}
@@ -308,18 +267,3 @@ def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str,
             yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
     elif wanted != found:
         yield name.removeprefix("settings."), wanted, found
-
-
-def file_to_write(setting: str, name: str | None) -> Path | None:
-    """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
-    no place.
-    """
-    path = Path(name) if name else None
-    if path and (path.is_dir() or not path.parent.is_dir()):
-        found = "a folder" if path.is_dir() else f"no {path.parent}"
-        raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
-    if path and not os.access(path.parent, os.W_OK):
-        raise UserError(
-            f"{setting}={path}: wanted a folder that can be written, found that {path.parent} cannot"
-        )
-    return path

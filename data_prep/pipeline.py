@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.stage import begun, check_out, commit, fingerprint_file, is_finished, made_from, write_json
+from conf.files import write_json
+from conf.stage import begun, check_out, commit, fingerprint_file, is_finished, made_from
 from data_prep.config import DataPrepConfig
 from data_prep.document import hash64, is_held_out, order, split, told
 from data_prep.encode.encoder import Encoder

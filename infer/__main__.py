@@ -3,7 +3,7 @@
 import sys
 
 from conf import run
-from conf.stage import file_to_write
+from conf.files import file_to_write
 from infer.config import InferConfig
 
 

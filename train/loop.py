@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from conf import UserError
+from conf.files import write_json
 from conf.pages import DIVERGED, DOCS, QUALITY
-from conf.stage import fingerprint_file, write_json, write_manifest
+from conf.stage import fingerprint_file, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.checks import check_ranks

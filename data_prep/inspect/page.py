@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
-from conf.stage import write_bytes
+from conf.files import write_bytes
 from data_prep.encode.fim import Mode
 from data_prep.shards import Shards
 

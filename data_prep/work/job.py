@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conf.stage import write_json
+from conf.files import write_json
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop
 from data_prep.encode.encoder import Encoder

@@ -23,7 +23,8 @@ from typing import Any
 from uuid import uuid4
 
 from conf import UserError
-from conf.stage import lock, write_json
+from conf.files import write_json
+from conf.stage import lock
 from data_prep.document import Document, Drop, is_held_out, order, split, told
 from data_prep.encode.documents import encode
 from data_prep.held_out import HeldOutWriter

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from conf.files import write_json
 from conf.sealed import Broken, sealed, unsealed
-from conf.stage import write_json
 from infer.drafters.costs import Costs, measure_costs, measure_ratio, measured_at, work
 from infer.engine.agreement import agreed_value, shares
 from infer.engine.gate import GatedLinear

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from conf import UserError
+from conf.files import file_to_write, write_json
 from conf.pages import NOT_IDENTICAL
-from conf.stage import commit, file_to_write, versions, write_json
+from conf.stage import commit, versions
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig
 from infer.gpu_check.models import random_model

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
-from conf.stage import write_bytes
+from conf.files import write_bytes
 from infer.drafters.outcome import Fate, Outcome
 from infer.graph.view import spelled
 from infer.text import Text

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from conf import UserError
-from conf.stage import file_to_write
+from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
 from infer.draft_methods import NODES

@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 from conf import LoneError, UserError
+from conf.files import write_json
 from conf.sealed import Broken, read_result, sealed, unsealed
-from conf.stage import BEGUN, begun, check_same, partial_of, publish, write_json
+from conf.stage import BEGUN, begun, check_same, partial_of, publish
 from infer.measure.unfinished import read_unit
 from infer.models import parallel
 

@@ -10,9 +10,10 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
-from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
+from conf.stage import is_finished, made_from, with_manifest, write_manifest
 from infer.api import Model, load
 from infer.hardware import circumstances, hardware
 from infer.measure import crew

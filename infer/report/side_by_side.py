@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conf import UserError
-from conf.stage import write_bytes, write_json
+from conf.files import write_bytes, write_json
 from infer.report.comparison import compare
 from infer.report.page import render
 from infer.report.rows import Row, groups, label, number, percent, points, span, task

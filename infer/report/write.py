@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from conf.files import write_bytes, write_json
 from conf.sealed import sealed
-from conf.stage import commit, write_bytes, write_json
+from conf.stage import commit
 from conf.tracker import TrackerConfig
 from infer.report.page import report_page
 from infer.report.parts import read_parts

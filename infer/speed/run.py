@@ -9,9 +9,10 @@ import torch
 from rich.progress import Progress
 
 from conf import LoneError
+from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
-from conf.stage import is_finished, made_from, with_manifest, write_json, write_manifest
+from conf.stage import is_finished, made_from, with_manifest, write_manifest
 from infer.hardware import hardware
 from infer.measure.crew import Members, Units, folder, muster
 from infer.measure.unfinished import HEADER, UNITS

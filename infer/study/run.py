@@ -8,9 +8,10 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import read_result, sealed
-from conf.stage import is_finished, made_from, staged, with_manifest, write_json, write_manifest
+from conf.stage import is_finished, made_from, staged, with_manifest, write_manifest
 from infer.hardware import circumstances
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from conf.stage import write_bytes
+from conf.files import write_bytes
 from infer.api import TextStep
 from infer.view.coloured import STYLE, legend, safe, span
 from infer.view.summary import Summary

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError
+from conf.files import write_json
 from conf.sealed import Broken, read_result, sealed, unsealed
-from conf.stage import read_manifest, write_json, write_manifest
+from conf.stage import read_manifest, write_manifest
 
 VALUE: dict[str, Any] = {"a": [1, 2.5, None], "b": {10: "x", 9: "y"}, "half of a pair": "\udcff\ud800"}
 

@@ -9,11 +9,11 @@ from unittest.mock import Mock
 import pytest
 
 from conf import UserError
+from conf.files import file_to_write, write_json
 from conf.stage import (
     BEGUN,
     MANIFEST,
     begun,
-    file_to_write,
     fingerprint,
     is_finished,
     made_from,
@@ -21,7 +21,6 @@ from conf.stage import (
     publish,
     read_manifest,
     staged,
-    write_json,
     write_manifest,
 )
 from tests.full_disk import largest_file

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.files import write_json
 from conf.pages import UNFINISHED
 from conf.sealed import Broken, sealed, unsealed
-from conf.stage import write_json
 from train.engine.files import BrokenFile, check_file
 
 DESCRIBED = "checkpoint.json"

@@ -17,8 +17,9 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
+from conf.files import write_json
 from conf.sealed import read_result, sealed
-from conf.stage import check_same, lock, write_json
+from conf.stage import check_same, lock
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints, read_checkpoint, write_checkpoint
 from train.engine.engine import Engine
 from train.engine.files import BrokenFile

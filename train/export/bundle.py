@@ -20,7 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from conf.stage import commit, write_bytes
+from conf.files import write_bytes
+from conf.stage import commit
 
 OURS = ("infer", "conf")
 ENTRY = "infer.portable.custom_generate"

@@ -13,7 +13,8 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conf.stage import MANIFEST, commit, read_manifest, versions, write_bytes
+from conf.files import write_bytes
+from conf.stage import MANIFEST, commit, read_manifest, versions
 from data_prep.vocab import INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.report import measured_on, read_report, speed_rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
-from conf.stage import write_bytes, write_json
+from conf.files import write_bytes, write_json
 from data_prep.vocab import Vocab, load_tokenizer
 
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

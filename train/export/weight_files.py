@@ -11,7 +11,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from conf.stage import write_json
+from conf.files import write_json
 from train.engine.files import write_safetensors
 from train.model.families import skeleton
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from conf import UserError, settings
+from conf.files import write_json
 from conf.sealed import sealed
-from conf.stage import write_json
 from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.config import TrainConfig
