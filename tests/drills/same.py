@@ -18,16 +18,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from conf.sealed import SUM
+
 TIMES = {"tokens_per_second", "memory_gib", "mfu"}  # of a step
-BY_TIME = {"auto", "ssd", "tsd", "gsd"}  # decoders that weigh what they measured
+BY_TIME = {"auto", "ssd", "tsd", "gsd", "gsd probes"}  # decoders that weigh what they measured
 COUNTS = ("forwards", "rows", "drafted", "accepted", "judged", "right")
 
 Facts = Mapping[str, Any]  # by name; what two demos may not differ in
 
 
 def data(demo: Path) -> Facts:
-    """Every file of the token shards and the held-out texts."""
-    files = [*(demo / "data").glob("*.npy"), *(demo / "data").glob("*.jsonl")]
+    """Tokens, documents and names of the shards, and the held-out texts."""
+    patterns = ("*.tokens.npy", "*.spans.npy", "*.names.npy", "*.jsonl")
+    files = [path for pattern in patterns for path in (demo / "data").glob(pattern)]
     return {f"data/{path.name}": _digest(path) for path in files}
 
 
@@ -58,7 +61,18 @@ def quality(demo: Path) -> Facts:
     """Every answer and verdict, and the scores."""
     report = _json(demo / "report/quality/quality.json")
     found = {name: report[name] for name in ("rows", "differences", "same", "samples")}
-    return found | {path.name: _json(path) for path in (demo / "report/quality/units").glob("*.json")}
+    found |= {path.name: _json(path) for path in (demo / "report/quality/units").glob("*.json")}
+    return {name: _unmarked(value) for name, value in found.items()}
+
+
+def _unmarked(value: Any) -> Any:
+    """Texts in `pieces` whole: which of their tokens auto drafted is decided by times."""
+    if isinstance(value, Mapping):
+        return {
+            name: "".join(text for _, text in one) if name == "pieces" else _unmarked(one)
+            for name, one in value.items()
+        }
+    return [_unmarked(one) for one in value] if isinstance(value, list) else value
 
 
 def _texts(path: Path) -> Iterator[tuple[str, Any]]:
@@ -79,7 +93,7 @@ def _digest(path: Path) -> str:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if name != SUM}
 
 
 PARTS: Mapping[str, Callable[[Path], Facts]] = {
