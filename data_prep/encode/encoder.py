@@ -64,6 +64,12 @@ class Encoder:
 
     def check(self) -> None:
         """Raises UserError for a tokenizer that loses text, or cannot spell a control piece as text."""
+        by_id = dict[int, str]()
+        for piece, id in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if id in by_id:  # it would be decoded as the other
+                pieces = sorted((piece, by_id[id]))
+                raise UserError(f"tokenizer: wanted an id for each piece, found {id} for both of {pieces}")
+            by_id[id] = piece
         for text in (PROBE, " ".join(["", *self._spellings, ""])):
             back = self.decode(self.encode([text])[0])
             if back != text:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,18 @@ def test_no_text_yields_an_id_without_an_embedding_row(shared_data: Path) -> Non
 def test_control_ids_cannot_be_adaptive() -> None:
     with pytest.raises(UserError, match="none of a control piece"):
         find_vocab(TOKENIZER, VocabConfig(adaptive=[VOCAB.eos]))
+
+
+def test_a_tokenizer_with_one_id_for_two_pieces_is_refused(tmp_path: Path) -> None:
+    """One of them was decoded as the other: shards said "ouoted" where the text said "quoted"."""
+    path = tmp_path / "tokenizer.json"
+    TOKENIZER.save(str(path))
+    described = json.loads(path.read_text())
+    pieces = described["model"]["vocab"]
+    pieces["q"] = pieces["o"]
+    path.write_text(json.dumps(described))
+    with pytest.raises(UserError, match=rf"found {pieces['o']} for both of \['o', 'q'\]"):
+        Encoder(load_tokenizer(tmp_path), VOCAB).check()
 
 
 def test_a_tokenizer_that_loses_text_is_refused(shared_data: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -87,8 +88,12 @@ def _bytes_changed(file: Path, rng: random.Random) -> None:
     _fresh(file)
     if rng.random() < 0.1:
         return
-    structured = file.suffix == ".json" and rng.random() < 0.6
-    file.write_bytes(mutate.changed_json(data, rng) if structured else mutate.damaged(data, rng))
+    if file.suffix == ".json" and rng.random() < 0.6:
+        with suppress(ValueError):  # damaged by an earlier change
+            data = mutate.changed_json(data, rng)
+            file.write_bytes(data)
+            return
+    file.write_bytes(mutate.damaged(data, rng))
 
 
 def _swapped(step: Path, other: Path, rng: random.Random) -> None:

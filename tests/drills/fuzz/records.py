@@ -25,10 +25,10 @@ from infer import DecodeConfig
 from infer.benchmarks.config import PromptSetConfig
 from infer.benchmarks.prompts import load_prompts
 from infer.models.checkpoint import load_text
-from infer.quality import __main__ as quality
+from infer.quality import run as quality
 from infer.quality.config import QualityConfig
 from infer.report.write import build
-from infer.speed import __main__ as speed
+from infer.speed import run as speed
 from infer.speed.config import SpeedConfig
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.command import call
@@ -255,7 +255,7 @@ def _measure(out: Path, finished: bool) -> None:
             contextlib.nullcontext() if finished else patch.object(module, name, side_effect=KeyboardInterrupt)
         )
         with interrupted, stop:
-            module.main(settings(module.__name__.split(".")[1], schema, arguments))
+            module.run(settings(module.__name__.split(".")[1], schema, arguments))
 
 
 def speed_arguments(out: Path) -> list[str]:
