@@ -83,7 +83,7 @@ def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]
     return found
 
 
-def quoted(override: str, schema: type, groups: Sequence[Group] = ()) -> str:
+def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
     """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
     a path with brackets, commas or spaces would be read as something else; a bare value for nested
     settings given to that field of theirs which is marked for it; a list, or several choices of a group,
