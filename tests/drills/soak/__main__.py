@@ -138,12 +138,13 @@ class Soak:
 
     def _tell(self, minute: int) -> None:
         tally, last = self.tally, self.samples[-1]
-        found = verdict(self.samples).get("slopes")
-        slope = "{:+.2f} ({:+.2f} to {:+.2f})".format(*found["kib"]) if found else "yet unknown"
+        found = verdict(self.samples).get("slopes", {})
+        told = {what: "{:+.2f} ({:+.2f} to {:+.2f})".format(*slope) for what, slope in found.items()}
         done = f"{tally.cases} cases, {tally.texts} texts, {tally.tokens} tokens"
         wrong = f"{len(tally.wrong)} wrong, {len(tally.near_ties)} near-ties"
-        held = f"{last.kib / 1024:.1f} MiB, {slope} KiB a request"
-        counts = f"{last.objects} objects, {last.files} files, {last.threads} threads"
+        held = f"{last.kib / 1024:.1f} MiB, {told.get('kib', 'yet unknown')} KiB a request"
+        objects = f"{last.objects} objects, {told.get('objects', 'yet unknown')} a request"
+        counts = f"{objects}, {last.files} files, {last.threads} threads"
         print(f"{minute:4} min  {done}; {wrong}; {held}; {counts}", flush=True)
 
 
