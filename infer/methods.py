@@ -17,7 +17,7 @@ from transformers import (
 from conf import UserError
 from infer.config import BY_DRAFT_MODEL, DecodeConfig
 from infer.draft_methods import DraftMethods
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
 from infer.drafters.cost_tables import find_costs
 from infer.drafters.outcome import Watch
 from infer.drafters.plain import PlainDrafter
@@ -93,7 +93,7 @@ class Methods:
                 "in its directory (decode=plain and decode=prompt_lookup need none)"
             )
         try:
-            probe_ids(self._adaptive.ids, k)
+            check_probes(self._adaptive.ids, k)
         except ValueError as error:
             raise UserError(f"decode.{error}") from error
         return self._adaptive.ids

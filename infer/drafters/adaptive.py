@@ -110,14 +110,19 @@ def likeliest(drafts: Drafts, count: int) -> list[int]:
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
 
-def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
-    """One id serves any k (identical tokens); of several (diverse) the first k are used.
-
-    Raises ValueError for a k that is not positive or beyond the diverse ids.
-    """
+def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
+    """Raises ValueError for a k that is not positive, or beyond the diverse ids."""
     if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
         wanted = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
         raise ValueError(f"k: wanted {wanted} adaptive tokens, found {k}")
+
+
+def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
+    """One id serves any k (identical tokens); of several (diverse) the first k are used.
+
+    Raises ValueError for a k that is not possible.
+    """
+    check_probes(adaptive_ids, k)
     return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
 
 

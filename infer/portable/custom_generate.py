@@ -27,7 +27,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from conf.errors import UserError
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, probe_ids
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
 from infer.drafters.protocol import Each
 from infer.engine.attention import attending, register
 from infer.engine.reading import Request
@@ -63,7 +63,7 @@ class Drafting:
     def of(cls, ids: Sequence[int], k: Any, probes: Any, seed: Any) -> "Drafting":
         """By a call's arguments, of any type. Raises ValueError, naming the argument, for what cannot be."""
         k = whole("k", k)
-        probe_ids(ids, k)
+        check_probes(ids, k)
         if seed is not None and not 0 <= (seed := whole("seed", seed)) < SEEDS:
             raise ValueError(f"seed: wanted a number of up to 63 bits, found {seed}")
         if probes is not None and not isinstance(probes, str):
@@ -72,13 +72,23 @@ class Drafting:
             raise ValueError(f"probes: wanted auto, root, all or a number of nodes from 1 on, found {probes!r}")
         return cls(ids, k, probes, seed)
 
+    @property
+    def automatic(self) -> bool:
+        """Whether measurements decide how much is drafted; k bounds it then."""
+        return self.probes is None or self.probes == "auto"
+
     def policy(
         self, kept: Kept, lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling
     ) -> Policy:
         """How much is drafted, and where."""
-        if self.probes is None or self.probes == "auto":
+        if self.automatic:
             return kept.policy(lm, self.k, batch=batch, capacity=capacity, sampling=sampling)
         return FixedPolicy(self.k, self.probes)
+
+    def check_left(self, left: int) -> None:
+        """Raises ValueError for more drafts in a row than the context has room for; measurements draft less."""
+        if self.k > left and not self.automatic:
+            raise ValueError(f"k: wanted at most the {left} tokens that the context has left, found {self.k}")
 
     def seeds(self, sampling: Sampling, sequences: int) -> list[int]:
         """Another one for each sequence. Where none is given PyTorch's generator decides, as over the
@@ -166,7 +176,9 @@ def _decode(
     check_asked(generation_config, logits_processor, beside, sequences=B)
     prompts, limits = prompts_of(input_ids, mask, positions), limits_of(stopping_criteria, input_ids)
     pad: Any = generation_config._pad_token_tensor
-    check_length(prompts, limits.max_new_tokens, context_length(lm.config))
+    context = context_length(lm.config)
+    check_length(prompts, limits.max_new_tokens, context)
+    drafting.check_left(context - max(map(len, prompts)))
     _check_together(lm, drafting, limits, pad, streamer, sequences=B)
     sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)
     requests = [

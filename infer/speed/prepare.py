@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conf import UserError
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
-from infer.drafters.adaptive import probe_ids
+from infer.drafters.adaptive import check_probes
 from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
 from infer.models.draft import check_draft
@@ -67,7 +67,7 @@ def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
 def _possible(asked: Sequence[int], adaptive: Adaptive) -> list[int]:
     """Of diverse tokens a model has no more than it was trained with (SDSAT, Appendix B)."""
     try:
-        probe_ids(adaptive.ids, min(asked))
+        check_probes(adaptive.ids, min(asked))
     except ValueError as error:
         raise UserError(str(error)) from error
     return [k for k in asked if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]

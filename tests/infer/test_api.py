@@ -252,6 +252,12 @@ def test_k_beyond_the_diverse_ids_is_refused(model: Model) -> None:
         generate(other, "x", DecodeConfig(k=3))
 
 
+def test_k_is_a_bound_for_auto_and_takes_no_memory(model: Model) -> None:
+    """decode.k=4294967296 took the memory of as many ids of the one adaptive token."""
+    plain, auto = DecodeConfig("plain", max_new_tokens=8), DecodeConfig(k=2**32, max_new_tokens=8)
+    assert outcomes(model, "x", auto) == outcomes(model, "x", plain)
+
+
 def test_no_more_nodes_are_probed_than_there_are(model: Model) -> None:
     """decode.probes=1000000 took the memory of as many probed nodes; probes=2, a number, was a TypeError."""
     assert FixedPolicy(3, 1_000_000).max_rows == FixedPolicy(3, "all").max_rows

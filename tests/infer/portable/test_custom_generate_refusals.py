@@ -78,6 +78,14 @@ def test_the_context_may_be_filled_to_its_end(lm: PreTrainedModel, ours: Generat
         ours(**asked, max_length=513)
 
 
+def test_k_beyond_the_context_takes_no_memory(lm: PreTrainedModel) -> None:
+    """One adaptive token serves any k: 2^32 drafts in a row took the memory of as many ids."""
+    ours, asked = drafting(lm, 6), {"inputs": torch.tensor([PROMPT]), "max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(ValueError, match="k: wanted at most the 508 tokens .* found 4294967296"):
+        ours(**asked, k=2**32, probes="root")
+    assert torch.equal(ours(**asked, k=2**32), lm.generate(**asked))
+
+
 def test_numbers_of_other_libraries_are_numbers(ours: Generate) -> None:
     asked: dict[str, Any] = {"inputs": torch.tensor([PROMPT]), "max_new_tokens": 9, "do_sample": True}
     found = ours(**asked, k=np.int64(2), probes=torch.tensor(1), seed=np.uint8(5))
