@@ -47,7 +47,7 @@ from infer.portable.asked import (
 )
 from infer.portable.kept import Kept, kept_for
 
-PROBES = (None, "auto", "root", "all")
+PROBES = ("auto", "root", "all")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Drafting:
 
     ids: Sequence[int]
     k: int  # drafts in a row
-    probes: str | int | None  # under which drafts: "auto" (None), "root", "all" or a number
+    probes: str | int  # under which drafts: "auto", "root", "all" or a number
     seed: int | None
 
     @classmethod
@@ -66,7 +66,8 @@ class Drafting:
         check_probes(ids, k)
         if seed is not None and not 0 <= (seed := whole("seed", seed)) < SEEDS:
             raise ValueError(f"seed: wanted a number of up to 63 bits, found {seed}")
-        if probes is not None and not isinstance(probes, str):
+        probes = "auto" if probes is None else probes
+        if not isinstance(probes, str):
             probes = whole("probes", probes)
         if probes not in PROBES and (isinstance(probes, str) or probes < 1):
             raise ValueError(f"probes: wanted auto, root, all or a number of nodes from 1 on, found {probes!r}")
@@ -75,7 +76,7 @@ class Drafting:
     @property
     def automatic(self) -> bool:
         """Whether measurements decide how much is drafted; k bounds it then."""
-        return self.probes is None or self.probes == "auto"
+        return self.probes == "auto"
 
     def policy(
         self, kept: Kept, lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling
