@@ -66,9 +66,9 @@ def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
         return text.infill(prompt)
     if isinstance(prompt, str):
         return text.encode(prompt)
-    strange = next((id for id in prompt if not isinstance(id, Integral)), None)
-    if strange is not None:
-        raise UserError(f"{name}: wanted token ids, whole numbers, found {strange!r}")
+    strange = [id for id in prompt if not isinstance(id, Integral)]
+    if strange:
+        raise UserError(f"{name}: wanted token ids, whole numbers, found {strange[0]!r}")
     ids = [int(id) for id in prompt]
     beyond = next((id for id in ids if not 0 <= id < rows), None)
     if beyond is not None:

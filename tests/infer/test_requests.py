@@ -56,6 +56,8 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
         (["x", None], r"prompts\[1\]: wanted a text, an Infill or token ids, found NoneType"),
         ([1.5, 2.0], "prompt: wanted token ids, whole numbers, found 1.5"),
         ([3, "x"], "prompt: wanted token ids, whole numbers, found 'x'"),
+        # None, the mark for "nothing strange", was taken as that: a TypeError of int() came.
+        ([3, None], "prompt: wanted token ids, whole numbers, found None"),
         (["x", torch.tensor([0.5])], r"prompts\[1\]: wanted token ids, whole numbers, found 0.5"),
     ]:
         with pytest.raises(UserError, match=sentence):
