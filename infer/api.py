@@ -94,7 +94,7 @@ def load(
     not suffice.
     """
     if dtype not in DTYPES:
-        raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype}")
+        raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype or 'none'}")
     _check_device(device)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None

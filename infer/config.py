@@ -90,7 +90,9 @@ class DecodeConfig:
 
     def _check_drafts(self) -> None:
         if self.method not in (None, *METHODS):
-            raise ValueError(f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method}")
+            raise ValueError(
+                f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method or 'none'}"
+            )
         counts = ("k", "nodes", "width", "depth", "tau", "draft_rows")
         check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
@@ -142,7 +144,7 @@ class DecodeConfig:
 def check_dtype(value: str, *, name: str = "dtype") -> None:
     """Raises ValueError for what no weights are read as."""
     if value not in DTYPES:
-        raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value}")
+        raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value or 'none'}")
 
 
 def check_at_least(config: object, bounds: Mapping[str, int], *, group: str = "") -> None:

@@ -28,9 +28,11 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *self.kinds):
-            raise ValueError(f"{self.group}.kind: wanted one of {', '.join(self.kinds)}, found {self.kind}")
+            raise ValueError(
+                f"{self.group}.kind: wanted one of {', '.join(self.kinds)}, found {self.kind or 'none'}"
+            )
         if self.order not in (None, *ORDERS):
-            raise ValueError(f"{self.group}.order: wanted spm or psm, found {self.order}")
+            raise ValueError(f"{self.group}.order: wanted spm or psm, found {self.order or 'none'}")
         if self.shots is not None and not 0 <= self.shots <= 3:
             raise ValueError(f"{self.group}.shots: wanted 0 to 3, found {self.shots}")
         if self.languages is not None and not self.languages:

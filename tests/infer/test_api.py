@@ -186,6 +186,8 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
             {"method": "sdsd"},
             "decode.method: wanted one of plain, prompt_lookup, sdsat, ssd, tsd, gsd, found sdsd",
         ),
+        # What ends in "found " says nothing.
+        ({"method": ""}, "decode.method: wanted one of .* gsd, found none$"),
         ({"probes": "0"}, "decode.probes: wanted auto, root, all or a number of nodes from 1 on, found 0"),
         (
             {"method": "sdsat", "width": 4},
