@@ -62,7 +62,7 @@ class DecodeConfig:
         if not self.temperature and (self.top_k or self.top_p < 1):
             raise ValueError("decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0")
         if self.verify not in ("pick", "ratio"):
-            raise ValueError(f"decode.verify: wanted pick or ratio, found {self.verify}")
+            raise ValueError(f"decode.verify: wanted pick or ratio, found {self.verify or 'none'}")
         if self.verify == "ratio" and not self.temperature:
             raise ValueError("decode.temperature: wanted above 0 with decode.verify=ratio, found 0")
         if self.method in BY_DRAFT_MODEL:
