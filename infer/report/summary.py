@@ -1,6 +1,6 @@
 """What a report comes to: the fastest decoder that changes nothing, and differences of quality. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infer.report.rows import KEY, PLACE, Row, drafts, groups, label, place_of, span
@@ -95,10 +95,14 @@ def headline(best: Iterable[Row], scores: Iterable[Row]) -> str:
     return " ".join(told)
 
 
+def _span(pattern: str, values: Sequence[float]) -> str:
+    """Least and greatest as they are written, or the one that both are."""
+    return " to ".join(dict.fromkeys(pattern.format(end) for end in (min(values), max(values))))
+
+
 def _quality_told(gaps: list[Row]) -> str:
-    ends = sorted(100 * gap["difference"] for gap in gaps)
-    between = f"{ends[0]:+.1f} points" if len(gaps) == 1 else f"{ends[0]:+.1f} to {ends[-1]:+.1f} points"
-    told = f"The quality is the base model's {between} on {len(gaps)} benchmark{'s' * (len(gaps) > 1)}"
+    between = _span("{:+.1f}", [100 * gap["difference"] for gap in gaps])
+    told = f"The quality is the base model's {between} points on {len(gaps)} benchmark{'s' * (len(gaps) > 1)}"
     if all(gap["interval"] for gap in gaps):
         clear = sum(not gap["interval"][0] <= 0 <= gap["interval"][1] for gap in gaps)
         told += f", {clear or 'none'} of them beyond the difference's 95 % interval"
@@ -106,9 +110,8 @@ def _quality_told(gaps: list[Row]) -> str:
 
 
 def _speed_told(best: list[Row]) -> str:
-    ratios = sorted(row["speedup"] for row in best)
     names = list(dict.fromkeys(row["label"] for row in best))
-    span_of = f"{ratios[0]:.2f}" if len(best) == 1 else f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    span_of = _span("{:.2f}", [row["speedup"] for row in best])
     places = best[0]["prompt_set"] if len(best) == 1 else f"{len(best)} prompt sets"
     exact = all(row["exact"] for row in best)
     told = (
@@ -125,11 +128,11 @@ def _peers_told(best: list[Row]) -> str:
     """The same against the fastest peer, where there is one."""
     if not best:
         return ""
-    clear = sorted(row["over_peer"] for row in best if row["over_peer"])
+    clear = [row["over_peer"] for row in best if row["over_peer"]]
     sampled = ", which drew other texts" * bool(best[0]["temperature"])
     if not clear:
         return f", without a clear difference from the fastest peer{sampled}"
-    ends = f"{clear[0]:.2f}" if len(clear) == 1 else f"{clear[0]:.2f} to {clear[-1]:.2f}"
+    ends = _span("{:.2f}", clear)
     places = f" in {len(clear)} of them, and without a clear difference in the others"
     return f", and at {ends} times that of the fastest peer{sampled}{places * (len(clear) < len(best))}"
 

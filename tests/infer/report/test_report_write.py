@@ -14,7 +14,7 @@ from infer.report.__main__ import main
 from infer.report.config import ReportConfig
 from infer.report.plots import PLOTS
 from infer.report.rows import KEY
-from infer.report.summary import sentence
+from infer.report.summary import headline, sentence
 from infer.report.terminal import print_report
 from infer.report.write import build, write
 from tests.infer.report import report_fixture as fixture
@@ -151,6 +151,13 @@ def test_scores_of_nothing_are_no_headline(tmp_path: Path) -> None:
     report = build(fixture.write_parts(tmp_path, quality=quality))
     assert not report["summary"]["sentence"]
     assert report["warnings"] == ["no answer passed: these scores cannot tell models apart"]
+
+
+def test_equal_ends_are_told_once() -> None:
+    """A demo decoded "2 prompt sets at 1.42 to 1.42 times the speed of plain decoding"."""
+    row = {"label": "sdsat k=5", "temperature": 0.0, "speedup_interval": [1.2, 1.7], "exact": True, "peer": ""}
+    best = [row | {"prompt_set": name, "speedup": ratio} for name, ratio in (("a", 1.418), ("b", 1.421))]
+    assert headline(best, []).startswith("sdsat k=5 decodes 2 prompt sets at 1.42 times the speed of plain")
 
 
 def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None:
