@@ -18,10 +18,12 @@ from infer.engine.gate import GatedEmbedding, GatedLinear, ProbeGate
 ADAPTER = "default"  # peft's name for the only adapter
 
 
-def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool) -> PreTrainedModel:
-    """`lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
+def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool | None) -> PreTrainedModel:
+    """`lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read. `gated` is
+    what adaptive.json says, None where there is none.
 
-    Raises UserError for a folder that holds none, or one of another model.
+    Raises UserError for a folder that holds none, or one of another model, and where it is not known whether
+    the adapter of adaptive tokens is gated: ungated it would change every token.
     """
     weights = folder / SAFETENSORS_WEIGHTS_NAME
     if not weights.is_file() or not (folder / "adapter_config.json").is_file():
@@ -32,6 +34,10 @@ def with_adapter(lm: PreTrainedModel, folder: Path, *, gated: bool) -> PreTraine
         loaded: Any = set_peft_model_state_dict(adapted, load_file(weights))
     except Exception as error:  # whatever the libraries meet first in files that are none of their own
         raise UserError(f"{folder}: wanted a LoRA adapter of this model, found {in_one_line(error)}") from error
+    if gated is None and settings.trainable_token_indices:
+        raise UserError(
+            f"{folder.parent}: wanted adaptive.json, since the adapter trained adaptive tokens, found none"
+        )
     absent = [key for key in loaded.missing_keys if "lora_" in key or "trainable_tokens_delta" in key]
     if absent or loaded.unexpected_keys:
         name = [*absent, *loaded.unexpected_keys][0]

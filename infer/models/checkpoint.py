@@ -62,7 +62,7 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
         raise UserError(
             f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
         )
-    gated = has_adaptive(path) and load_adaptive(path).gated
+    gated = load_adaptive(path).gated if has_adaptive(path) else None
     adapted = gated or (path / "adapter").is_dir()
     if ranks > 1 and adapted:
         raise UserError(f"model={folder}: wanted a model without an adapter for {ranks} processes, found one")
@@ -139,9 +139,12 @@ def _check_weights(path: Path, found: dict[str, Any]) -> None:
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
-    """The ids that end a text; a model may have none, one or several."""
-    found = lm.generation_config.eos_token_id if lm.generation_config else None
-    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+    """The ids that end a text; a model may have none, one or several. Raises UserError for what is no id."""
+    found: Any = lm.generation_config.eos_token_id if lm.generation_config else None
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(id, int) for id in ids):
+        raise UserError(f"eos_token_id of generation_config.json: wanted token ids, found {found}")
+    return frozenset(ids)
 
 
 def load_text(folder: str | Path) -> Text:

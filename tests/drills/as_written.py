@@ -49,6 +49,7 @@ FILES = " ".join(f"{{0}}benchmarks.{name}.path={name.upper()}" for name in ("mbp
 COUNTS = " ".join(f"{{0}}benchmarks.{name}.count=2" for name in ("humaneval", "mbpp", "multipl_e", "infilling"))
 QUALITY = f"{FILES} {COUNTS} {{0}}benchmarks.multipl_e.languages=[cpp] {{0}}max_new_tokens=8 {{0}}threads=1"
 SMALLER = {  # what is set behind a command, by what it runs
+    r"-m data_prep experiment": "held_out=0.05",
     r"launch/train\.sh": STEPS,
     r"launch/evaluate\.sh": f"{SPEED.format('speed.')} {QUALITY.format('quality.')}",
     r"-m infer\.speed": SPEED.format(""),

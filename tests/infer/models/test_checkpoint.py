@@ -193,6 +193,15 @@ def test_what_the_library_meets_in_a_damaged_directory(
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("ids", [[None, ["a"]], "1", [1.5], {"id": 1}])
+def test_what_is_no_id_ends_no_text(model_dir: Path, tmp_path: Path, ids: Any) -> None:
+    """A list within the list of generation_config.json was a TypeError of frozenset()'s."""
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    changed("generation_config.json", eos_token_id=ids)(tmp_path)
+    with pytest.raises(UserError, match=r"eos_token_id.*wanted token ids, found|wanted a causal model"):
+        load(tmp_path, "float32")
+
+
 def _sharded(folder: Path, index: dict[str, Any]) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -93,3 +93,18 @@ def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(model_dir: P
     assert ProbeGate.of(short) is not ProbeGate.of(lm)
     found = said(short)
     assert torch.equal(found[:3], base[:3]) and not torch.equal(found[3], base[3])
+
+
+def test_an_adapter_of_adaptive_tokens_without_adaptive_json_is_refused(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """A gated adapter whose adaptive.json was lost acted on every token: another text, in silence."""
+    folder = copied(model_dir, tmp_path / "model")
+    settings = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[6], init_lora_weights=False)
+    get_peft_model(tiny_llama(vocab=ROWS), settings).save_pretrained(folder / "adapter")
+    load_model(folder, dtype="float32", device="cpu")
+    (folder / "adaptive.json").unlink()
+    with pytest.raises(
+        UserError, match="model: wanted adaptive.json, since the adapter trained adaptive tokens"
+    ):
+        load_model(folder, dtype="float32", device="cpu")
