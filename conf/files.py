@@ -8,7 +8,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, in_one_line
 
 
 def file_to_write(setting: str, name: str | None) -> Path | None:
@@ -24,6 +24,17 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
             f"{setting}={path}: wanted a folder that can be written, found that {path.parent} cannot"
         )
     return path
+
+
+def read_json(path: Path, wanted: str = "a JSON object") -> dict[str, Any]:
+    """A JSON object. Raises UserError for any other file, in the words for what it is wanted to be."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: wanted {wanted}, found {in_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:

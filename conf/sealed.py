@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError, in_one_line
+from conf.errors import UserError
+from conf.files import read_json
 
 SUM = "crc32"
 
@@ -51,12 +52,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """What a stage has written; earlier versions did without a sum. Raises UserError for what is no JSON
     object, and for one that was changed since.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted JSON, found {in_one_line(error)}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted a JSON object, found {type(value).__name__}")
+    value = read_json(path)
     if SUM in value and value.pop(SUM) != _sum(value):
         raise UserError(f"{path}: wanted it as it was written, found it changed since")
     return value

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from conf import UserError
+from conf.files import read_json
 from data_prep.config import VocabConfig
 
 FILES = (
@@ -129,12 +130,7 @@ def read_model(folder: str | Path) -> dict[str, Any]:
     none of a model's.
     """
     path = Path(folder) / "config.json"
-    try:
-        model = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted a model's JSON, found {error}") from error
-    if not isinstance(model, dict):
-        raise UserError(f"{path}: wanted a model's JSON, found a {type(model).__name__}")
+    model = read_json(path, "a model's JSON") if path.is_file() else {}
     rows = model.get("vocab_size")
     if rows is not None and (type(rows) is not int or not 0 < rows < 2**31):
         raise UserError(f"{path}: wanted vocab_size as a number of embedding rows, found {rows!r}")

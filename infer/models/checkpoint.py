@@ -3,7 +3,6 @@
 All that decoding knows of training comes from here.
 """
 
-import json
 from dataclasses import dataclass, fields
 from logging import getLogger
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers.utils import logging
 
 from conf import UserError
 from conf.errors import in_one_line
+from conf.files import read_json
 from infer.engine.attention import NAME, register
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
@@ -186,7 +186,7 @@ def load_adaptive(folder: str | Path) -> Adaptive:
             f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
         )
     try:
-        adaptive = _adaptive(_read(path, "adaptive_ids and L"))
+        adaptive = _adaptive(read_json(path, "adaptive_ids and L"))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     _check_adaptive(adaptive, path, _rows(path.parent))
@@ -246,17 +246,7 @@ def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
 def _rows(folder: Path) -> int | None:
     """Of the embedding, as config.json says."""
     path = folder / "config.json"
-    rows = _read(path, "a model's JSON").get("vocab_size")
+    rows = read_json(path, "a model's JSON").get("vocab_size")
     if rows is not None and type(rows) is not int:
         raise UserError(f"{path}: wanted vocab_size as a whole number, found {rows!r:.60}")
     return rows
-
-
-def _read(path: Path, wanted: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted {wanted}, found {in_one_line(error)}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
-    return value

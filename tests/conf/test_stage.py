@@ -71,7 +71,7 @@ def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.path=.*found no manifest\.json"):
         read_manifest(tmp_path, "shards", "data.path")
     (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(UserError, match="wanted JSON"):
+    with pytest.raises(UserError, match="wanted a JSON object"):
         read_manifest(tmp_path, "shards", "data.path")
     write_manifest(tmp_path, "model", {})
     with pytest.raises(UserError, match="wanted kind 'shards', found kind 'model'"):

@@ -1,6 +1,5 @@
 """What is refused before an export begins: a training folder that describes another model than was trained."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -8,6 +7,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from conf import UserError
 from conf.errors import in_one_line
+from conf.files import read_json
 from conf.stage import fingerprint_file
 from data_prep.vocab import load_tokenizer
 from train.export.trained import Trained
@@ -43,12 +43,8 @@ def _check_class(config: Path) -> None:
     `auto_map` beside a model_type that the library has is a hub's word for others, and the library's class is
     the one that was trained.
     """
-    try:
-        described = json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{config}: wanted JSON, found {in_one_line(error)}") from error
-    if not isinstance(described, dict) or described.get("model_type") not in CONFIG_MAPPING:
-        found = described.get("model_type") if isinstance(described, dict) else type(described).__name__
+    described = read_json(config)
+    if (found := described.get("model_type")) not in CONFIG_MAPPING:
         own = f", and code of its own (auto_map={described['auto_map']})" if "auto_map" in described else ""
         raise UserError(f"{config}: wanted a model_type that Transformers has, found {found}{own}")
 

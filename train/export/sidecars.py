@@ -5,7 +5,6 @@ tokenizer.json and what goes with it    control ids marked special
 adaptive.json                           what a decoder must know: absent for a model without adaptive tokens
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
-from conf.files import write_json
+from conf.files import read_json, write_json
 from conf.stage import fingerprint
 from data_prep.vocab import FILES, INFILLING, Vocab
 from train.export.adapter import trained_lora
@@ -43,14 +42,14 @@ def write_sidecars(
     # One mask token for all places is all that servers know, and no adapter that acts on it alone.
     drafts = adaptive and adaptive["identical"] and not adaptive["gated"]
     served = served_config(
-        _read(described / "config.json"),
+        read_json(described / "config.json"),
         architecture=_architecture(described),
         dtype=str(dtype).removeprefix("torch."),
         mask_id=adaptive["adaptive_ids"][0] if adaptive and drafts else None,
     )
     write_json(out / "config.json", served)
     generation = described / "generation_config.json"
-    found = _read(generation) if generation.is_file() else {}
+    found = read_json(generation) if generation.is_file() else {}
     write_json(out / generation.name, served_generation(found, bos=vocab.bos, eos=vocab.eos))
     write_tokenizer(out, vocab, manifest["adaptive"])
     if adaptive:
@@ -118,13 +117,3 @@ def _architecture(described: Path) -> str:
     config = AutoConfig.from_pretrained(described, local_files_only=True, trust_remote_code=False)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return found.__name__
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: wanted JSON, found {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted a JSON object, found {type(value).__name__}")
-    return value

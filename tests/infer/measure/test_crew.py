@@ -91,5 +91,5 @@ def test_a_damaged_record_of_what_was_begun(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
         raise KeyboardInterrupt
     (partial / BEGUN).write_text("{")
-    with pytest.raises(UserError, match="begun.json: wanted JSON, found"), folder(out, MADE, ALONE):
+    with pytest.raises(UserError, match="begun.json: wanted a JSON object, found"), folder(out, MADE, ALONE):
         pass

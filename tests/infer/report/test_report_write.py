@@ -225,7 +225,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("quality/quality.json")
                 .write_text("{")
             ),
-            "quality.json: wanted JSON, found",
+            "quality.json: wanted a JSON object, found",
         ),
         (
             lambda folder: (

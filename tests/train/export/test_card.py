@@ -195,7 +195,7 @@ def test_a_report_that_is_none_of_this_model_is_refused(
     (report / "report.json").write_text('{"schema": 1}')
     refused(report, r"report\.json: wanted a report of schema 2, found schema 1")
     (report / "report.json").write_text("{")
-    refused(report, r"report\.json: wanted JSON")
+    refused(report, r"report\.json: wanted a JSON object")
     assert (out / "README.md").read_bytes() == before
 
 

@@ -59,7 +59,7 @@ def test_another_architecture_is_refused(runs: Path, tmp_path: Path) -> None:
     change(config, vocab_size=300)
     assert "wanted a model of at least 400 embedding rows, found 300" in refused(run, out)
     config.write_text("no JSON")
-    assert f"{config}: wanted JSON, found" in refused(run, out)
+    assert f"{config}: wanted a JSON object, found" in refused(run, out)
     config.unlink()
     assert "wanted the model's config.json in" in refused(run, out)
 
