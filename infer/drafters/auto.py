@@ -16,6 +16,7 @@ Drafting lives on credit (credit.py), which bounds what it may lose against plai
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from infer.drafters.adaptive import likeliest
 from infer.drafters.costs import Costs
@@ -85,6 +86,13 @@ def slopes(ms: Sequence[float]) -> list[float]:
     return [min((ms[more] - ms[q]) / (more - q) for more in range(q + 1, len(ms))) for q in range(len(ms) - 1)]
 
 
+@lru_cache(maxsize=64)
+def priced(costs: Costs, rows: int) -> tuple[Sequence[float], Sequence[float]]:
+    """(L(q) by q, up to so many rows; `slopes` of it), made once for all that learn by the same costs."""
+    ms = (0.0, *(costs(q) for q in range(1, rows + 1)))
+    return ms, tuple(slopes(ms))
+
+
 class AutoPolicy:
     """Serves all sequences of a process, and goes on learning from one prompt to the next."""
 
@@ -94,8 +102,7 @@ class AutoPolicy:
         """`k` is the most probes under a node, as far as so many can be planned."""
         k = min(k, MOST)
         self._costs, self.most, self.max_rows = costs, k, max(costs.rows[-1], 1 + k)
-        self._ms = [0.0, *(costs(q) for q in range(1, self.max_rows + 1))]
-        self._slopes = slopes(self._ms)
+        self._ms, self._slopes = priced(costs, self.max_rows)
         self._calibration = Calibration()
         self._accepted, self._seen = [0.5] * k, [0.0] * k
         self._earned = self._spent = 0.0  # tokens and milliseconds of late

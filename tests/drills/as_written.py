@@ -39,13 +39,13 @@ ELSEWHERE = {
     r"train_multinode": "wants four machines",
     r"^vllm serve": "wants vLLM: tests.drills.serve_vllm",
     r"sglang": "wants SGLang",
+    r"compile=true": "wants a GPU",
 }
 STEPS = "steps=2 save_every=2 global_batch=2 micro_batch=1 validate_sequences=2 optimizer.warmup_steps=1"
-TEXTS = (
-    "{0}prompts.humaneval.count=2 {0}prompts.infilling.count=2 {0}prompts.infilling.path=INFILLING {0}rounds=2"
-)
+TEXTS = "{0}prompts.humaneval.count=2 {0}prompts.infilling.count=2 {0}prompts.infilling.path=infilling.jsonl.gz {0}rounds=2"
 SPEED = f"{TEXTS} {{0}}max_new_tokens=8 {{0}}k=[1,3] {{0}}temperatures=[0] {{0}}threads=1"
-FILES = " ".join(f"{{0}}benchmarks.{name}.path={name.upper()}" for name in ("mbpp", "multipl_e", "infilling"))
+PATHS = {"mbpp": "mbpp.json", "multipl_e": "FOLDER", "infilling": "infilling.jsonl.gz"}
+FILES = " ".join(f"{{0}}benchmarks.{name}.path={path}" for name, path in PATHS.items())
 COUNTS = " ".join(f"{{0}}benchmarks.{name}.count=2" for name in ("humaneval", "mbpp", "multipl_e", "infilling"))
 QUALITY = f"{FILES} {COUNTS} {{0}}benchmarks.multipl_e.languages=[cpp] {{0}}max_new_tokens=8 {{0}}threads=1"
 SMALLER = {  # what is set behind a command, by what it runs
@@ -62,6 +62,8 @@ SMALLER = {  # what is set behind a command, by what it runs
 }
 # On as many cores as there are, on a model of three layers.
 OTHERWISE = {"--nproc_per_node 8": "--nproc_per_node 2", "self:8": "self:1"}
+# Two commands of a block that are two ways to one result: the second begins anew.
+ANEW = {r"torchrun .*infer\.speed": "DIR", r"verify=false": "DIR2"}
 DEMO = {"DIR": "runs/demo/model", "DIR2": "runs/demo/draft", "MODEL": "runs/demo/model"}
 PLACES = {  # what a page's names are
     "export": {"DIR": "runs/demo/tuned", "DATA": "runs/demo/data"},
@@ -112,10 +114,9 @@ class Clone:
             "STARCODER": "starcoder_sample",
             "languages.csv": "starcoderdata/languages.csv",
             "mbpp.jsonl": "mbpp/mbpp.jsonl",
-            "MBPP": "mbpp/sanitized-mbpp.json",
+            "mbpp.json": "mbpp/sanitized-mbpp.json",
             "FOLDER": "multipl_e",
-            "MULTIPL_E": "multipl_e",
-            "INFILLING": "humaneval_infilling/HumanEval-SingleLineInfilling.jsonl.gz",
+            "infilling.jsonl.gz": "humaneval_infilling/HumanEval-SingleLineInfilling.jsonl.gz",
         }
         for name, path in inputs.items():
             (self.place / name).symlink_to((shared / path).resolve())
@@ -144,22 +145,33 @@ class Clone:
 
     def furnish(self, page: str) -> None:
         """The names of this page alone; a way from the start begins without the last one's results."""
-        for name in ("DIR", "DIR2", "MODEL", "BASE", "HELD_OUT", *(("DATA",) if page == "export" else ())):
-            path = self.place / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        names = {name for places in PLACES.values() for name in places} - {"DATA"}
+        for name in names:
+            self._remove(name)
         for name, path in PLACES.get(page, {}).items():
             if path is not None:
+                self._remove(name)
                 (self.place / name).symlink_to(path)
         if page == "codellama_7b":
-            shutil.rmtree(self.place / "runs" / "7b")
+            self._remove("runs/7b")
         if page == "data":
-            (self.place / "DATA").unlink()
+            self._remove("DATA")
+
+    def _remove(self, name: str) -> None:
+        path = self.place / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
     def run(self, page: str, command: str, number: int) -> Ran:
         """In the clone's own environment, as a user has it after `launch/setup.sh`."""
         for pattern, reason in ELSEWHERE.items():
             if re.search(pattern, command):
                 return Ran(page, command, None, left_out=reason)
+        for pattern, name in ANEW.items():
+            if re.search(pattern, command):
+                self._remove(name)
         small = next((more for pattern, more in SMALLER.items() if re.search(pattern, command)), "")
         line = f"{command} {small}"
         for written, instead in OTHERWISE.items():
