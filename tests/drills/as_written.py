@@ -42,8 +42,8 @@ ELSEWHERE = {
     r"compile=true": "wants a GPU",
 }
 STEPS = "steps=2 save_every=2 global_batch=2 micro_batch=1 validate_sequences=2 optimizer.warmup_steps=1"
-TEXTS = "{0}prompts.humaneval.count=2 {0}prompts.infilling.count=2 {0}prompts.infilling.path=infilling.jsonl.gz {0}rounds=2"
-SPEED = f"{TEXTS} {{0}}max_new_tokens=8 {{0}}k=[1,3] {{0}}temperatures=[0] {{0}}threads=1"
+TEXTS = "{0}prompts.humaneval.count=2 {0}prompts.infilling.count=2 {0}prompts.infilling.path=infilling.jsonl.gz"
+SPEED = f"{TEXTS} {{0}}rounds=2 {{0}}max_new_tokens=8 {{0}}k=[1,3] {{0}}temperatures=[0] {{0}}threads=1"
 PATHS = {"mbpp": "mbpp.json", "multipl_e": "FOLDER", "infilling": "infilling.jsonl.gz"}
 FILES = " ".join(f"{{0}}benchmarks.{name}.path={path}" for name, path in PATHS.items())
 COUNTS = " ".join(f"{{0}}benchmarks.{name}.count=2" for name in ("humaneval", "mbpp", "multipl_e", "infilling"))
