@@ -74,7 +74,7 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(FOLDER / entry), version_base=None):
             return compose("config", overrides=[*taken, "+members=members"] if members else taken)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:  # the last: no float is so large
         raise UserError(explain(error, schema, [group.name for group in chosen])) from error
 
 

@@ -209,6 +209,7 @@ def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message:
         ("objective.w=inf", "objective.w: wanted a finite number, found inf"),
         ("deepspeed.mine={x:[-inf]}", "deepspeed.mine.x: wanted a finite number, found -inf"),
         ("steps=1" + 30 * "0", "steps: wanted a number of up to 63 bits, found 1000"),
+        ("optimizer.clip=1" + 400 * "0", "setting 'optimizer.clip': int too large to convert to float"),
         ("model.compile=8", "model.compile: wanted true or false, found 8"),
         ("lora.targets=[{a:1}]", "lora.targets: wanted a list of single values, found {'a': 1} in it"),
         ("steps=null", "steps: wanted a value, found null"),
@@ -217,7 +218,8 @@ def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message:
 )
 def test_no_value_arrives_that_nothing_can_go_on_with(override: str, message: str) -> None:
     """`objective.w=nan` was in no range and out of none, `model.compile=8` was true, and a list of texts took
-    mappings: all were accepted. Hydra told of sweeps, in three lines.
+    mappings: all were accepted. Hydra told of sweeps, in three lines; of a number beyond all floats came an
+    OverflowError.
     """
     with pytest.raises(UserError) as error:
         settings("train", TrainConfig, ["experiment=demo", override])
