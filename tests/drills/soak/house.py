@@ -1,9 +1,13 @@
-"""The models that a soak decodes with: loaded, used, and now and then freed and loaded again."""
+"""The models that a soak decodes with: loaded, used, and now and then freed and loaded again.
+
+What is learned is kept for so many kinds of sampling and no more. A model is loaded with these stores full:
+they would take hours to fill, and their growth could not be told from that of a leak.
+"""
 
 import gc
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from infer import DraftConfig, Model, load
+from infer import DecodeConfig, DraftConfig, Model, generate, load
+from infer.drafters.policies import MOST
 from infer.engine.runners import Runners
 
 ATTENTIONS = ("sdpa", "eager")
@@ -21,7 +26,7 @@ class House:
     """A model for each slot. `loaded` counts how often any was."""
 
     def __init__(self, model: str, draft: str, base: str, seed: int) -> None:
-        self._rng, self.loaded = random.Random(seed), 0
+        self._rng, self._folder, self.loaded = random.Random(seed), model, 0
         float32 = partial(load, model, "float32", "cpu")
         self._makers: dict[str, Callable[[], Any]] = {
             "draft": partial(float32, draft=draft),
@@ -56,7 +61,29 @@ class House:
 
     def _load(self, slot: str) -> Any:
         self.loaded += 1
-        return self._makers[slot]()
+        found = self._makers[slot]()
+        if slot == "library":
+            _fill_librarys(found, self._folder)
+        elif slot != "base":
+            _fill(found)
+        return found
+
+
+def _temperatures() -> Iterator[float]:
+    """As many as are kept, and none that a case draws."""
+    yield from (3 + number / 100 for number in range(MOST))
+
+
+def _fill(model: Model) -> None:
+    for temperature in _temperatures():
+        for method in ("sdsat", *(("gsd",) if model.draft else ())):
+            list(generate(model, [20, 30], DecodeConfig(method, temperature=temperature, max_new_tokens=2)))
+
+
+def _fill_librarys(lm: PreTrainedModel, folder: str) -> None:
+    ask = partial(lm.generate, torch.tensor([[20, 30]]), do_sample=True, max_new_tokens=2, pad_token_id=2)
+    for temperature in _temperatures():
+        ask(temperature=temperature, seed=0, custom_generate=folder, trust_remote_code=True)
 
 
 def _static(model: Model) -> Model:
