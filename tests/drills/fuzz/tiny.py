@@ -6,6 +6,7 @@ model, sharded        its export, in one file of weights and in several
 gated_training, gated gated LoRA over that model, and the export with the adapter kept
 """
 
+import atexit
 import functools
 import os
 import shutil
@@ -39,6 +40,7 @@ GATED = ["model=pretrained", "lora.rank=2", "lora.gated=true", "objective=branch
 def made() -> Path:
     """The folder with all of them. Made in a process of its own: a training leaves its engine behind."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-models-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     command = [sys.executable, "-m", "tests.drills.fuzz.tiny", folder]
     subprocess.run(command, check=True, env=environment, stdout=sys.__stderr__)
