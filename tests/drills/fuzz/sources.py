@@ -12,7 +12,7 @@ COUNT = 700
 
 def run(rng: random.Random, folder: Path) -> str:
     """One folder through data_prep."""
-    root = folder / "in"
+    root = folder.resolve() / "in"
     root.mkdir()
     expected: dict[str, tuple[str | None, str]] = {}
     for _ in range(rng.choice((0, 1, 5, 20))):
@@ -20,6 +20,7 @@ def run(rng: random.Random, folder: Path) -> str:
         text, data = content(rng)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
+            place = place.parent.resolve() / place.name  # links to folders are not followed
             if place.exists() or place.is_symlink():
                 continue
             kind = rng.random()
