@@ -5,11 +5,13 @@ import sys
 from conf import run
 from conf.files import file_to_write
 from infer.config import InferConfig
+from infer.models.directory import check_directory
 
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
     page = file_to_write("html", config.html)
+    check_directory(config.model)
     # Imported late: a mistake in the settings is told without waiting for PyTorch.
     import torch
     from rich.console import Console

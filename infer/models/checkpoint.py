@@ -22,6 +22,7 @@ from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
 from infer.models.adapter import with_adapter
+from infer.models.directory import check_directory
 from infer.text import Infilling, Text
 
 T = TypeVar("T")
@@ -37,15 +38,6 @@ class Adaptive:
     infilling: Infilling | None = None
     bos: int | None = None  # what opened every document in training
     control: frozenset[int] | None = None  # ids that no text became in training
-
-
-def check_directory(folder: str | Path) -> Path:
-    """The directory, if it can be a model. Raises UserError at once: the hub is never asked."""
-    path = Path(folder)
-    if not (path / "config.json").is_file():
-        found = "no config.json in it" if path.is_dir() else "no such directory"
-        raise UserError(f"model={folder}: wanted a Transformers model directory, found {found}")
-    return path
 
 
 def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:

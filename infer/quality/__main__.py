@@ -7,11 +7,13 @@ result is DIR/quality. In float32 every answer of SDSAT must be that of plain de
 """
 
 from conf import run
+from infer.models.directory import check_directory
 from infer.quality.config import QualityConfig
 
 
 def main(config: QualityConfig) -> None:
     """Answer, judge and report, unless the folder already holds the result."""
+    check_directory(config.model)
     # Imported late: a mistake in the settings is told without waiting for PyTorch.
     from infer.quality.run import run as measure
 

@@ -8,11 +8,13 @@ every text of ours must be that of plain decoding, or the run fails, once its re
 """
 
 from conf import run
+from infer.models.directory import check_directory
 from infer.speed.config import SpeedConfig
 
 
 def main(config: SpeedConfig) -> None:
     """Measure and report, unless the folder already holds the measurements."""
+    check_directory(config.model)
     # Imported late: a mistake in the settings is told without waiting for PyTorch.
     from infer.speed.run import run as measure
 

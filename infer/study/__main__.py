@@ -7,11 +7,13 @@ measured again.
 """
 
 from conf import run
+from infer.models.directory import check_directory
 from infer.study.config import StudyConfig
 
 
 def main(config: StudyConfig) -> None:
     """Measure and report, unless the folder already holds the report."""
+    check_directory(config.model)
     # Imported late: a mistake in the settings is told without waiting for PyTorch.
     from infer.study.run import run as measure
 

@@ -142,6 +142,26 @@ def test_settings_are_read_without_torch() -> None:
     assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr
 
 
+def test_a_mistaken_model_is_told_without_torch() -> None:
+    """The sentence on a path that does not exist came behind seven to nine seconds of imports."""
+    calls = {
+        "infer": ["prompt=x"],
+        "graph": ["prompt=x", "draft=self:1", "out=g.svg"],
+        "study": ["draft=self:1"],
+    }
+    out, code = ["out=absent/out"], "import runpy, sys\ntold = []\n"
+    for entry, given in (calls | {"study": [*calls["study"], *out], "speed": out, "quality": out}).items():
+        name = entry if entry == "infer" else f"infer.{entry}"
+        code += f"sys.argv = {[name, 'model=absent', *given]}\n"
+        code += f"try: runpy.run_module({name!r}, run_name='__main__')\n"
+        code += "except SystemExit as ended: told.append(ended.code)\n"
+    answer = subprocess.run(
+        [sys.executable, "-c", f"{code}print(told, 'torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert answer.stdout.strip() == "[2, 2, 2, 2, 2] False", answer.stderr
+    assert answer.stderr.count("error: model=absent: wanted a Transformers model directory, found no such") == 5
+
+
 def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     first = [f"model={model_dir}", FLOAT, "decode.max_new_tokens=20"]
     printed = {}
