@@ -33,7 +33,7 @@ drill() {
         portable) run portable "$model" "$held_out" --new 32 ;;
         kills) run kills "$out/kills" ;;
         fuzz) run fuzz --folder "$out/fuzz" ;;
-        places) run places "$demo" "$out/places" ;;
+        places) run places "$out/places" ;;
         demo_places) run demo_places "$out/demo_places" one-core memory+no-home offline+homeless+umlauts --like "$demo" ;;
         repeatability) run repeatability "$out/repeatability" "model=$model" "draft=$draft" prompts=humaneval ;;
         versions) run versions "$out/versions" --pythons python3.11 python3.12 ;;

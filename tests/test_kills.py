@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drills.kill_check import difference, facts_of, not_whole
-from tests.drills.kill_stages import STAGES
+from tests.drills.facts import difference, facts_of, not_whole
+from tests.drills.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 STAGE = STAGES["study"]

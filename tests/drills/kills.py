@@ -2,7 +2,7 @@
 
     python -m tests.drills.kills FOLDER [STAGE ...] [--kills 20] [--when moment late write] [--seed 0]
 
-Every stage (kill_stages.py) runs once undisturbed, by its command; then it is killed until it has been so often
+Every stage (stages.py) runs once undisturbed, by its command; then it is killed until it has been so often
 enough, one to three times in a row, and run to its end. A kill comes at a moment of the whole run or in its
 last tenth, or right before or shortly after a write that is chosen among all of the run's
 (killer/sitecustomize.py). It hits all processes, the first alone, or one of its children. After each:
@@ -31,8 +31,8 @@ from typing import Any
 
 import psutil
 
-from tests.drills.kill_check import difference, facts_of, not_whole
-from tests.drills.kill_stages import STAGES, Stage
+from tests.drills.facts import difference, facts_of, not_whole
+from tests.drills.stages import STAGES, Stage
 
 ROOT = Path(__file__).parents[2]
 KILLER = Path(__file__).parent / "killer"
@@ -87,10 +87,7 @@ class Command:
         launch = (
             ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"] if ranks > 1 else []
         )
-        words = [
-            *self.stage.command(self.folder / "whole"),
-            f"{self.stage.setting}={self.run / self.stage.out}",
-        ]
+        words = self.stage.words(self.folder / "whole", self.run)
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -168,6 +165,13 @@ def whole(command: Command) -> Whole:
         shutil.copytree(command.run, kept)
         record.write_text(json.dumps(vars(found)))
     return Whole(**json.loads(record.read_text()))
+
+
+def made(name: str, folder: Path) -> Whole:
+    """The same of a stage by its name, behind those that it needs."""
+    for one in STAGES[name].needs:
+        made(one, folder)
+    return whole(Command(STAGES[name], folder))
 
 
 def strike(command: Command, wanted: Whole, chance: random.Random, found: Found) -> bool:
@@ -263,13 +267,8 @@ def main() -> None:
     args = parser.parse_args()
     folder, results = args.folder.resolve(), dict[str, Any]()
 
-    def made(name: str) -> Whole:
-        for one in STAGES[name].needs:
-            made(one)
-        return whole(Command(STAGES[name], folder))
-
     for name in args.stages or STAGES:
-        command, wanted = Command(STAGES[name], folder, args.when), made(name)
+        command, wanted = Command(STAGES[name], folder, args.when), made(name, folder)
         found = drill(command, wanted, args.kills, random.Random(f"{args.seed} {name}"))
         print(told(STAGES[name], found, wanted), *found.faults, sep="\n    ", flush=True)
         results[name] = vars(found) | {"seconds": wanted.seconds, "writes": wanted.writes}

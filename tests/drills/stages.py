@@ -1,7 +1,7 @@
-"""The stages that kills.py kills: their commands on tiny inputs, and what of their results must be the same.
+"""Every stage that writes: its command on tiny inputs, and what of its result must be the same each time.
 
 All results must be the same byte for byte, but for what is named here: dates, times that were measured and what
-follows from them, and the counters of a machine's memory.
+follows from them, the counters of a machine's memory, and the commit, which git tells its owner alone.
 """
 
 import json
@@ -50,7 +50,7 @@ def present(path: Path) -> Any:
     return True
 
 
-MANIFEST = less("created")
+MANIFEST = less("created", "commit")
 LOG = less("tokens_per_second", "memory_gib")  # of the machine
 LEARNING = ("auto",)  # its drafts hang on measured times, and on what it has seen since its process began
 COUNTED = ("tokens", "forwards", "drafted", "rows_per_forward", "acceptance_rate", "acceptance_by_position")
@@ -80,14 +80,14 @@ def turn(path: Path) -> Any:
 def parity(path: Path) -> Any:
     """Of gpu_check's file: all but dates and times."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    return {name: found[name] for name in ("parity", "hardware", "versions", "settings")} | {
-        "shapes": sorted(found["shapes"])
-    }
+    hardware = {name: value for name, value in found["hardware"].items() if name != "commit"}
+    kept = {name: found[name] for name in ("parity", "versions", "settings")}
+    return kept | {"hardware": hardware, "shapes": sorted(found["shapes"])}
 
 
 def page(path: Path) -> Any:
     """A page less its date and its times."""
-    told = r"Made .* by commit|\d+ tokens/s, |first token after [\d.]+ s"
+    told = r"Made .* by commit \S+|\d+ tokens/s, |first token after [\d.]+ s"
     return re.sub(told, "", path.read_text(encoding="utf-8"))
 
 
@@ -109,6 +109,15 @@ class Stage:
     passing: tuple[str, ...] = ()
     growing: tuple[str, ...] = ()
     begin: Callable[[Path, Path], None] | None = None  # puts into the run's folder what is there before
+
+    def words(self, whole: Path, run: Path) -> list[str]:
+        """The module and its settings, for a result in the folder `run`."""
+        return [*self.command(whole), f"{self.setting}={run / self.out}"]
+
+    @property
+    def result(self) -> str:
+        """The file or folder below `run` that is there when it has ended well."""
+        return self.folders[0] if len(self.folders) == 1 else self.out
 
 
 def _data(workers: int) -> Stage:
@@ -207,9 +216,9 @@ MEASURED = {
     "*/manifest.json": MANIFEST,
     "*/speed.json": speed,
     "*/speed/units/*": turn,
-    "*/speed/header.json": less("date", "costs", "limits"),
-    "*/quality.json": less("date"),
-    "*/quality/header.json": less("date"),
+    "*/speed/header.json": less("date", "commit", "costs", "limits"),
+    "*/quality.json": less("date", "commit"),
+    "*/quality/header.json": less("date", "commit"),
 }
 ON_MODEL = ("export", "data_prep-1")
 CHECK = ["infer.gpu_check", "device=cpu", "shapes=[tiny]", "k=[3]", "context=64", "rounds=3", "prompts=2"]
@@ -238,7 +247,7 @@ def _shown() -> Iterator[Stage]:
         "report",
         lambda whole: ["infer.report", QUIET],
         ("speed", "quality"),
-        views={"out/index.html": page, "out/report.json": less("date")},
+        views={"out/index.html": page, "out/report.json": less("date", "commit")},
         folders=("out/speed", "out/quality"),
         begin=_both,
     )
@@ -257,7 +266,9 @@ def _stages() -> Iterator[Stage]:
         name = "speed" if ranks == 1 else f"speed-{ranks}"
         yield Stage(name, _speed, ON_MODEL, ranks, views=MEASURED, folders=("out/speed",))
     yield Stage("quality", _quality, ON_MODEL, views=MEASURED, folders=("out/quality",))
-    yield Stage("study", _study, ON_MODEL, views={"*/manifest.json": MANIFEST, "*/report.json": less("date")})
+    yield Stage(
+        "study", _study, ON_MODEL, views={"*/manifest.json": MANIFEST, "*/report.json": less("date", "commit")}
+    )
     yield from _shown()
 
 

@@ -1,4 +1,4 @@
-"""What a killed stage has left, held against what an undisturbed run left. Knows folders; starts nothing."""
+"""What a stage has left, held against what an undisturbed run left. Knows folders; starts nothing."""
 
 import hashlib
 import json
@@ -11,18 +11,19 @@ from PIL import Image
 from safetensors import safe_open
 
 from conf.stage import MANIFEST
-from tests.drills.kill_stages import Stage
+from tests.drills.stages import Stage
 from train.engine.checkpoint import DESCRIBED, read_checkpoint
 from train.engine.files import BrokenFile
 
 
 def facts_of(stage: Stage, run: Path) -> dict[str, str]:
     """Of every file below a folder, hidden ones too, a hash of what is compared; empty folders by name."""
-    return {name: fact for name, path in _files(run) if (fact := fact_of(stage, name, path)) is not None}
+    return {name: fact for name, _ in _files(run) if (fact := fact_of(stage, name, run)) is not None}
 
 
-def fact_of(stage: Stage, name: str, path: Path) -> str | None:
-    """None of what is not compared."""
+def fact_of(stage: Stage, name: str, run: Path) -> str | None:
+    """None of what is not compared; the folder's own name may stand in it."""
+    path = run / name
     if path.is_dir():
         return "an empty folder"
     for pattern, view in stage.views.items():
@@ -33,7 +34,7 @@ def fact_of(stage: Stage, name: str, path: Path) -> str | None:
             break
     else:
         content = path.read_bytes()
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content.replace(str(run).encode(), b"RUN")).hexdigest()
 
 
 def difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
@@ -55,7 +56,7 @@ def not_whole(stage: Stage, run: Path, wanted: Mapping[str, str]) -> Iterator[st
             continue
         if why := _unreadable(path):
             yield f"{name} is visible and cannot be read: {why}"
-        elif (fact := fact_of(stage, name, path)) is not None and name not in wanted:
+        elif (fact := fact_of(stage, name, run)) is not None and name not in wanted:
             yield f"{name} is visible and belongs to no result"
         elif fact is not None and fact != wanted[name]:
             yield f"{name} is visible and is not the result's"
