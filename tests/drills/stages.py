@@ -80,9 +80,9 @@ def turn(path: Path) -> Any:
 def parity(path: Path) -> Any:
     """Of gpu_check's file: all but dates and times."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    hardware = {name: value for name, value in found["hardware"].items() if name != "commit"}
-    kept = {name: found[name] for name in ("parity", "versions", "settings")}
-    return kept | {"hardware": hardware, "shapes": sorted(found["shapes"])}
+    return {name: found[name] for name in ("parity", "hardware", "versions", "settings")} | {
+        "shapes": sorted(found["shapes"])
+    }
 
 
 def page(path: Path) -> Any:
