@@ -28,7 +28,7 @@ import random
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ class Soak:
         self._rng = random.Random(args.seed)
         self.house = House(args.model, args.draft, args.base, args.seed)
         self._exact = load_model(args.model, dtype="float64", device="cpu")
-        self.tally, self.samples = Tally(), list[Sample]()
+        # Tuples of numbers, which the collector does not follow: as objects the drill's own notes would be growth.
+        self.tally, self._noted = Tally(), list[tuple[Any, ...]]()
         model = self.house.model("draft")
         self._source = Source.of(model.text, args.held_out, model.context, self._exact.config.vocab_size)
 
@@ -97,6 +98,11 @@ class Soak:
     def seconds(self) -> float:
         """Since the start."""
         return time.monotonic() - self._began
+
+    @property
+    def samples(self) -> list[Sample]:
+        """So far."""
+        return [Sample(*noted) for noted in self._noted]
 
     def end(self, *_: Any) -> None:
         """With this case."""
@@ -122,7 +128,7 @@ class Soak:
         if self._rng.random() < RENEWED and (slot := self.house.renew()):
             self.tally.fail(number, f"{slot}: still held by somebody when it was freed")
         if number % EVERY == 0:
-            self.samples.append(sample(self.seconds, self.tally.requests))
+            self._noted.append(astuple(sample(self.seconds, self.tally.requests)))
 
     def run(self) -> None:
         """Until the time is up."""
@@ -137,8 +143,8 @@ class Soak:
                 return
 
     def _tell(self, minute: int) -> None:
-        tally, last = self.tally, self.samples[-1]
-        found = verdict(self.samples).get("slopes", {})
+        tally, samples = self.tally, self.samples
+        last, found = samples[-1], verdict(samples).get("slopes", {})
         told = {what: "{:+.2f} ({:+.2f} to {:+.2f})".format(*slope) for what, slope in found.items()}
         done = f"{tally.cases} cases, {tally.texts} texts, {tally.tokens} tokens"
         wrong = f"{len(tally.wrong)} wrong, {len(tally.near_ties)} near-ties"
