@@ -89,7 +89,7 @@ class Soak:
         self._rng = random.Random(args.seed)
         self.house = House(args.model, args.draft, args.base, args.seed)
         self._exact = load_model(args.model, dtype="float64", device="cpu")
-        # Tuples of numbers, which the collector does not follow: as objects the drill's own notes would be growth.
+        # Tuples of numbers, which the collector does not follow: as objects these notes would be growth.
         self.tally, self._noted = Tally(), list[tuple[Any, ...]]()
         model = self.house.model("draft")
         self._source = Source.of(model.text, args.held_out, model.context, self._exact.config.vocab_size)
