@@ -44,7 +44,8 @@ def _check_class(config: Path) -> None:
     the one that was trained.
     """
     described = read_json(config)
-    if (found := described.get("model_type")) not in CONFIG_MAPPING:
+    found = described.get("model_type")
+    if not isinstance(found, str) or found not in CONFIG_MAPPING:
         own = f", and code of its own (auto_map={described['auto_map']})" if "auto_map" in described else ""
         raise UserError(f"{config}: wanted a model_type that Transformers has, found {found}{own}")
 

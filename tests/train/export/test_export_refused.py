@@ -58,6 +58,8 @@ def test_another_architecture_is_refused(runs: Path, tmp_path: Path) -> None:
     assert refused(run, out, "verify=false") == told
     change(config, vocab_size=300)
     assert "wanted a model of at least 400 embedding rows, found 300" in refused(run, out)
+    change(config, model_type=["llama"])  # was a TypeError: lists are no keys
+    assert "wanted a model_type that Transformers has, found ['llama']" in refused(run, out)
     config.write_text("no JSON")
     assert f"{config}: wanted a JSON object, found" in refused(run, out)
     config.unlink()
