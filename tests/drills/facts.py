@@ -24,16 +24,13 @@ def facts_of(stage: Stage, run: Path) -> dict[str, str]:
 def fact_of(stage: Stage, name: str, run: Path) -> str | None:
     """None of what is not compared; the folder's own name may stand in it."""
     path = run / name
+    views = [view for pattern, view in stage.views.items() if fnmatch(name, pattern)]
+    if None in views:
+        return None
     if path.is_dir():
         return "an empty folder"
-    for pattern, view in stage.views.items():
-        if fnmatch(name, pattern):
-            if view is None:
-                return None
-            content = json.dumps(view(path), sort_keys=True).encode()
-            break
-    else:
-        content = path.read_bytes()
+    view = views[0] if views else None
+    content = json.dumps(view(path), sort_keys=True).encode() if view else path.read_bytes()
     return hashlib.sha256(content.replace(str(run).encode(), b"RUN")).hexdigest()
 
 
