@@ -41,7 +41,6 @@ def test_growth_is_told_from_noise(kib: float, objects: float, files: int, grows
     for n in range(300):
         requests = 40 * n
         held = 400e3 + rng.gauss(0, 5e3) + (60e3 if n > 60 else 0) + kib * requests
-        samples.append(
-            Sample(n, requests, held, held, round(4e5 + objects * requests), 6 + files * (n > 200), 1)
-        )
+        found = round(4e5 + objects * requests)
+        samples.append(Sample(n, requests, held, held, found, 4 * found, 6 + files * (n > 200), 1))
     assert verdict(samples)["grows"] == grows

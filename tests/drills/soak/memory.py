@@ -17,6 +17,7 @@ all of it.
 
 import ctypes
 import gc
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,13 +33,16 @@ WARM = 0.25  # of the time: until caches, pools and policies have what they will
 
 @dataclass(frozen=True)
 class Sample:
-    """`kib` is anonymous memory; `rss`, in KiB too, all that is mapped in, before anything was given back."""
+    """`kib` is anonymous memory; `rss`, in KiB too, all that is mapped in, before anything was given back.
+    `blocks` are Python's own pieces of memory, numbers and texts too: growth without them is a library's.
+    """
 
     seconds: float
     requests: int
     kib: float
     rss: float
     objects: int
+    blocks: int
     files: int
     threads: int
 
@@ -52,7 +56,16 @@ def sample(seconds: float, requests: int) -> Sample:
         C.malloc_trim(0)
     memory = process.memory_info()
     held = (memory.rss - memory.shared) / 1024
-    return Sample(seconds, requests, held, rss, len(gc.get_objects()), process.num_fds(), process.num_threads())
+    return Sample(
+        seconds,
+        requests,
+        held,
+        rss,
+        len(gc.get_objects()),
+        sys.getallocatedblocks(),
+        process.num_fds(),
+        process.num_threads(),
+    )
 
 
 def slope(samples: list[Sample], what: str) -> tuple[float, float, float]:
@@ -67,7 +80,7 @@ def verdict(samples: list[Sample]) -> dict[str, Any]:
     if len(warm) < LEAST:
         return {"samples": len(warm), "grows": []}
     bounds = {"kib": KIB_A_REQUEST, "objects": OBJECTS_A_REQUEST}
-    slopes = {what: slope(warm, what) for what in (*bounds, "rss")}
+    slopes = {what: slope(warm, what) for what in (*bounds, "blocks", "rss")}
     grows = [what for what, bound in bounds.items() if slopes[what][1] > 0 and slopes[what][2] > bound]
     grows += [what for what in ("files", "threads") if len({getattr(one, what) for one in warm}) > 1]
     most = max(one.kib for one in warm)
