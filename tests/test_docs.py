@@ -125,7 +125,8 @@ def check(command: Command) -> str | None:
 
 
 def _of_drill(command: Command) -> str | None:
-    path = ROOT / f"{command.program.replace('.', '/')}.py"
+    place = ROOT / command.program.replace(".", "/")
+    path = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
     if not path.is_file():
         return "no such module"
     text = path.read_text(encoding="utf-8")
