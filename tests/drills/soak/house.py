@@ -7,7 +7,7 @@ they would take hours to fill, and their growth could not be told from that of a
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from infer.drafters.policies import MOST
 from infer.engine.runners import Runners
 
 ATTENTIONS = ("sdpa", "eager")
+TEMPERATURES = [3 + number / 100 for number in range(MOST)]  # as many as are kept, and none that a case draws
 
 
 class House:
@@ -69,20 +70,15 @@ class House:
         return found
 
 
-def _temperatures() -> Iterator[float]:
-    """As many as are kept, and none that a case draws."""
-    yield from (3 + number / 100 for number in range(MOST))
-
-
 def _fill(model: Model) -> None:
-    for temperature in _temperatures():
+    for temperature in TEMPERATURES:
         for method in ("sdsat", *(("gsd",) if model.draft else ())):
             list(generate(model, [20, 30], DecodeConfig(method, temperature=temperature, max_new_tokens=2)))
 
 
 def _fill_librarys(lm: PreTrainedModel, folder: str) -> None:
     ask = partial(lm.generate, torch.tensor([[20, 30]]), do_sample=True, max_new_tokens=2, pad_token_id=2)
-    for temperature in _temperatures():
+    for temperature in TEMPERATURES:
         ask(temperature=temperature, seed=0, custom_generate=folder, trust_remote_code=True)
 
 
