@@ -57,6 +57,17 @@ def test_what_is_visible_and_not_whole_is_told(run: Path) -> None:
     assert "out/more.json is visible and belongs to no result" in list(not_whole(STAGE, run, wanted))
 
 
+def test_a_folder_that_is_to_be_filled_may_be_seen_empty(run: Path) -> None:
+    """Training was told of its model's folder, which a kill had met right before its first file."""
+    wanted = facts_of(STAGE, run) | {"out/model/config.json": "of the result"}
+    (run / "out" / "manifest.json").unlink()
+    (run / "out" / "report.json").unlink()
+    (run / "out" / "model").mkdir()
+    assert list(not_whole(STAGE, run, wanted)) == ["out is visible and has no manifest"]
+    (run / "out" / "other").mkdir()
+    assert "out/other is visible and belongs to no result" in list(not_whole(STAGE, run, wanted))
+
+
 def test_data_preparation_killed_at_a_write_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.drills.kills", str(tmp_path), "data_prep-1"]
     run = subprocess.run(
