@@ -8,6 +8,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from conf.errors import UserError, in_one_line
 
 
@@ -68,11 +70,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _lives(process: str) -> bool:
-    """Whether there is a process of this number; what is no number is nobody's."""
+    """Whether a process of this number can still write; what is no number is nobody's."""
     try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
+        return psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE
+    except (ValueError, psutil.NoSuchProcess):
         return False
-    except PermissionError:  # another user's
-        pass
-    return True
+    except psutil.AccessDenied:  # another user's
+        return True

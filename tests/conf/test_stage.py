@@ -2,10 +2,12 @@ import errno
 import os
 import platform
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from conf import UserError
@@ -160,6 +162,18 @@ def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Pa
         (tmp_path / name).write_text('{"half')
     write_json(tmp_path / "report.json", {"whole": True})
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
+
+
+def test_a_killed_writer_is_dead_before_its_parent_has_heard_of_it(tmp_path: Path) -> None:
+    """A rerun right after a kill took the zombie for alive, and a unit's hidden file stayed in the result."""
+    zombie = subprocess.Popen(["sleep", "100"])
+    zombie.kill()
+    while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    (tmp_path / f".unit.json.{platform.node()}.{zombie.pid}").write_text('{"half')
+    write_json(tmp_path / "unit.json", {"whole": True})
+    zombie.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
 
 
 def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(

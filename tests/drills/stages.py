@@ -29,10 +29,13 @@ QUIET = "tracker.mode=disabled"
 
 
 def less(*names: str) -> View:
-    """JSON, or JSON lines, less what has these names, and less the sum over all of it."""
+    """JSON, or JSON lines, less what has these names, and less the sum over all of it. Of a text in pieces the
+    text: which of them were drafted hangs on what a policy has learned since its process began.
+    """
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
+            value = value | {"pieces": text_of(value)} if "pieces" in value else value
             return {name: without(one) for name, one in value.items() if name not in names}
         return [without(one) for one in value] if isinstance(value, list) else value
 
@@ -43,6 +46,11 @@ def less(*names: str) -> View:
         return [{name: one for name, one in row.items() if name != SUM} for row in found]
 
     return view
+
+
+def text_of(sample: dict[str, Any]) -> str:
+    """Of a text that is kept in pieces."""
+    return "".join(text for _, text in sample["pieces"])
 
 
 def present(path: Path) -> Any:
@@ -64,7 +72,7 @@ def speed(path: Path) -> Any:
         {name: row[name] for name in (*KEYS, *COUNTED[: 1 if row["decoder"] in LEARNING else None])}
         for row in found["rows"]
     ]
-    texts = [{**one, "pieces": "".join(text for _, text in one["pieces"])} for one in found["samples"]]
+    texts = [{**one, "pieces": text_of(one)} for one in found["samples"]]
     return rows, texts, found["units"], found["settings"]
 
 
@@ -219,6 +227,7 @@ MEASURED = {
     "*/speed/header.json": less("date", "commit", "costs", "limits"),
     "*/quality.json": less("date", "commit"),
     "*/quality/header.json": less("date", "commit"),
+    "*/quality/units/*": less(),
 }
 ON_MODEL = ("export", "data_prep-1")
 CHECK = ["infer.gpu_check", "device=cpu", "shapes=[tiny]", "k=[3]", "context=64", "rounds=3", "prompts=2"]
