@@ -38,7 +38,7 @@ import torch
 from infer.models.checkpoint import load_model
 from tests.drills.soak.cases import Case, Source, draw
 from tests.drills.soak.house import House
-from tests.drills.soak.memory import Sample, sample, verdict
+from tests.drills.soak.memory import Sample, large_apart, sample, verdict
 from tests.drills.soak.refusals import refused
 from tests.drills.soak.ways import Found, run
 
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    large_apart()
     soak = Soak(args)
     signal.signal(signal.SIGINT, soak.end)
     if args.only is None:

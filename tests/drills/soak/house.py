@@ -1,11 +1,13 @@
 """The models that a soak decodes with: loaded, used, and now and then freed and loaded again.
 
-What is learned is kept for so many kinds of sampling and no more. A model is loaded with these stores full:
-they would take hours to fill, and their growth could not be told from that of a leak.
+What is learned is kept for so many kinds of sampling and no more, and a tokenizer keeps so many words that it
+has split. A model is loaded with these stores full: they would take hours to fill, and their growth could not
+be told from that of a leak.
 """
 
 import gc
 import random
+import string
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +22,7 @@ from infer.drafters.policies import MOST
 from infer.engine.runners import Runners
 
 ATTENTIONS = ("sdpa", "eager")
+WORDS = 10_000  # the most of which `tokenizers` keeps the tokens
 TEMPERATURES = [3 + number / 100 for number in range(MOST)]  # as many as are kept, and none that a case draws
 
 
@@ -65,9 +68,16 @@ class House:
         found = self._makers[slot]()
         if slot == "library":
             _fill_librarys(found, self._folder)
-        elif slot != "base":
+        else:
+            _fill_tokenizer(found)
+        if slot not in ("library", "base"):
             _fill(found)
         return found
+
+
+def _fill_tokenizer(model: Model) -> None:
+    rng = random.Random(0)
+    model.text.encode(" ".join("".join(rng.choices(string.ascii_lowercase, k=8)) for _ in range(WORDS)))
 
 
 def _fill(model: Model) -> None:

@@ -10,9 +10,10 @@ Both are judged by Theil and Sen's slope, the median of all pairs', with its int
 the interval lies above zero and reaches beyond the bound. Open files and threads may not change at all.
 
 What is sampled is what is held: anonymous memory, after a collection and after glibc has given back what is
-free between the tensors, which would come and go by tens of MiB with the order of large requests. Pages of
-files are left out: whose they are hangs on the other processes that have the same libraries open. `rss` has
-all of it.
+free between the tensors, which would come and go by tens of MiB with the order of large requests. For the same
+reason `large_apart` gives every tensor of any size pages of its own: in the heap the small pieces between them
+hold pages that are nearly empty, and of these there are more and more for hours. Pages of files are left out:
+whose they are hangs on the other processes that have the same libraries open. `rss` has all of it.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ import psutil
 from scipy.stats import theilslopes
 
 C = ctypes.CDLL(None)
+MMAP_THRESHOLD = -3, 64 * 1024  # M_MMAP_THRESHOLD of malloc.h, in bytes
 KIB_A_REQUEST = 2.0
 OBJECTS_A_REQUEST = 0.1
 LEAST = 10  # samples
@@ -45,6 +47,12 @@ class Sample:
     blocks: int
     files: int
     threads: int
+
+
+def large_apart() -> None:
+    """Has glibc take large pieces of memory out of the heap, from now on."""
+    if hasattr(C, "mallopt"):
+        C.mallopt(*MMAP_THRESHOLD)
 
 
 def sample(seconds: float, requests: int) -> Sample:
