@@ -230,6 +230,7 @@ MEASURED = {
     "*/quality/units/*": less(),
 }
 ON_MODEL = ("export", "data_prep-1")
+UNMEASURED = ["decode=sdsat", "decode.probes=all", "decode.k=2", "dtype=float32"]  # the page shows its drafts
 CHECK = ["infer.gpu_check", "device=cpu", "shapes=[tiny]", "k=[3]", "context=64", "rounds=3", "prompts=2"]
 
 
@@ -243,7 +244,7 @@ def _shown() -> Iterator[Stage]:
     )
     yield Stage(
         "page",
-        lambda whole: ["infer", f"model={whole}/export/out", "prompt=import torch", "dtype=float32"],
+        lambda whole: ["infer", f"model={whole}/export/out", "prompt=import torch", *UNMEASURED],
         ("export",),
         out="page.html",
         setting="html",
