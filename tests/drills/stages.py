@@ -86,7 +86,7 @@ def turn(path: Path) -> Any:
 
 
 def parity(path: Path) -> Any:
-    """Of gpu_check's file: all but dates, times, the commit. It is there, and says so, before it is finished."""
+    """Of gpu_check's file: all but dates, times, the commit. It is there before it is finished, and says so."""
     found = json.loads(path.read_text(encoding="utf-8"))
     del found["versions"]["commit"]
     return {name: found[name] for name in ("finished", "parity", "hardware", "versions", "settings")} | {
