@@ -53,7 +53,7 @@ def full(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
             if not size:
                 (place / "ballast").write_bytes(bytes(4096))
             end = drill.run(stage, place)
-            told = good(drill, name, place, end) if not end.code else refused(name, place, end)
+            told = good(drill, name, place, end) if not end.code else refused(drill, name, place, end)
             enlarge(place, ROOM)
             yield f"room for {share:.0%} of {need:,} bytes", told
             yield "then with room", good(drill, name, place, drill.run(stage, place))
@@ -71,7 +71,7 @@ def readonly(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
     other = drill.place(f"readonly-{name}-out")
     drill.give(stage, other)
     with read_only(other):
-        yield "read-only result", refused(name, other, drill.run(stage, other))
+        yield "read-only result", refused(drill, name, other, drill.run(stage, other))
 
 
 def _again(drill: Drill, name: str, place: Path) -> str:
@@ -96,12 +96,12 @@ def stranger(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
         yield what, good(drill, name, place, drill.run(stage, place, user=user, **env))
     place = drill.place(f"stranger-{name}-root")
     drill.give(stage, place)
-    yield "root's folder", refused(name, place, drill.run(stage, place, user=NOBODY))
+    yield "root's folder", refused(drill, name, place, drill.run(stage, place, user=NOBODY))
     if name in BEGUN:
         place.chmod(0o777)
         partial = begun_at(stage, place)
         partial.mkdir(parents=True, mode=0o700)
-        yield "root's unfinished folder", refused(name, place, drill.run(stage, place, user=NOBODY))
+        yield "root's unfinished folder", refused(drill, name, place, drill.run(stage, place, user=NOBODY))
 
 
 def _give_away(place: Path, user: int) -> None:
@@ -158,7 +158,7 @@ def twice(drill: Drill, name: str) -> Iterator[tuple[str, str]]:
         ("alike", []),
         ("with other settings", ["shard_size=30KB" if name == "export" else "seed=7"]),
     ):
-        yield f"a second run, {what}", refused(name, place, drill.run(stage, place, *more))
+        yield f"a second run, {what}", refused(drill, name, place, drill.run(stage, place, *more))
     os.kill(first.pid, signal.SIGCONT)
     yield "the first", good(drill, name, place, ended(first))
     place = drill.place(f"twice-{name}-together")

@@ -12,7 +12,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.drills.facts import difference, facts_of
+from conf.stage import MANIFEST
+from tests.drills.facts import difference, facts_of, not_whole
 from tests.drills.hostile import Ended, disk, ended, environment, start
 from tests.drills.kills import made
 from tests.drills.stages import STAGES, Stage
@@ -91,13 +92,18 @@ def _watch(place: Path, most: list[int], done: threading.Event) -> None:
         most[0] = max(most[0], used(place))
 
 
-def refused(name: str, place: Path, end: Ended) -> str:
-    """What was told, in one sentence; or what is wrong with it."""
-    result, told = place / STAGES[name].result, SENTENCE.search(end.err)
+def refused(drill: Drill, name: str, place: Path, end: Ended) -> str:
+    """What was told, in one sentence; or what is wrong with it. Where a report is made of a stage's result, and
+    has no place, the result is kept.
+    """
+    stage, told = STAGES[name], SENTENCE.search(end.err)
     if end.code != 2 or told is None or "Traceback" in end.err:
         return f"FAILED: code {end.code}: {(end.err or end.out)[-2000:]}"
-    if result.is_file() or (result / "manifest.json").is_file():
-        return f"FAILED: a result is there: {end.err}"
+    result = place / stage.result
+    if result.is_file() or (result / MANIFEST).is_file():
+        faults = list(not_whole(stage, place, drill.wanted(name)[0]))
+        if stage.result == stage.out or faults:
+            return f"FAILED: a result is there: {end.err}{', '.join(faults)}"
     return told[1].replace(str(place), "DIR")
 
 
