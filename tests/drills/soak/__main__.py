@@ -42,7 +42,7 @@ from tests.drills.soak.memory import Sample, large_apart, sample, verdict
 from tests.drills.soak.refusals import refused
 from tests.drills.soak.ways import Found, run
 
-EVERY = 2  # cases between two samples
+EVERY = 4  # cases between two samples
 REFUSED, RENEWED = 0.3, 0.02  # of all cases, behind them
 
 
@@ -128,6 +128,7 @@ class Soak:
         if self._rng.random() < RENEWED and (slot := self.house.renew()):
             self.tally.fail(number, f"{slot}: still held by somebody when it was freed")
         if number % EVERY == 0:
+            self.house.rest()
             self._noted.append(astuple(sample(self.seconds, self.tally.requests)))
 
     def run(self) -> None:

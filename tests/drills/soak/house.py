@@ -52,6 +52,10 @@ class House:
         """The library's slot."""
         return self._held["library"]
 
+    def rest(self) -> None:
+        """Free what the static slot keeps of its last text: as large as that was, up to 24 MiB that come and go."""
+        self._held["static"] = _static(self._held["static"])
+
     def renew(self) -> str | None:
         """Free one of the models and load it again; its name, where something still held it."""
         slot = self._rng.choice(list(self._makers))
