@@ -53,7 +53,7 @@ class House:
         return self._held["library"]
 
     def rest(self) -> None:
-        """Free what the static slot keeps of its last text: as large as that was, up to 24 MiB that come and go."""
+        """Free what the static slot keeps of its last text, up to 24 MiB by its size, which come and go."""
         self._held["static"] = _static(self._held["static"])
 
     def renew(self) -> str | None:
