@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from infer import DecodeConfig, DraftConfig, Model, generate, load
 from infer.drafters.policies import MOST
 from infer.engine.runners import Runners
+from infer.text import Text
 
 ATTENTIONS = ("sdpa", "eager")
 WORDS = 10_000  # the most of which `tokenizers` keeps the tokens
@@ -41,6 +42,7 @@ class House:
             "bfloat16": partial(load, model, "bfloat16", "cpu", draft=draft),
             "library": lambda: _by_library(model, self._rng.choice(ATTENTIONS)),
         }
+        self._texts = dict[str, Text]()
         self._held = {slot: self._load(slot) for slot in self._makers}
 
     def model(self, slot: str) -> Model:
@@ -72,9 +74,12 @@ class House:
         found = self._makers[slot]()
         if slot == "library":
             _fill_librarys(found, self._folder)
-        else:
+            return found
+        if slot not in self._texts:
             _fill_tokenizer(found)
-        if slot not in ("library", "base"):
+        # `tokenizers` 0.23.3 frees the words of a tokenizer that is gone when the thread ends, and not before.
+        found = replace(found, text=self._texts.setdefault(slot, found.text))
+        if slot != "base":
             _fill(found)
         return found
 
