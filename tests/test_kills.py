@@ -68,6 +68,15 @@ def test_a_folder_that_is_to_be_filled_may_be_seen_empty(run: Path) -> None:
     assert "out/other is visible and belongs to no result" in list(not_whole(STAGE, run, wanted))
 
 
+def test_what_is_seen_before_it_is_finished_can_be_read(tmp_path: Path) -> None:
+    """The file of gpu_check grows, and half of one would have passed."""
+    (tmp_path / "check.json").write_text('{"finished": false, "par')
+    (told,) = not_whole(STAGES["gpu_check"], tmp_path, {})
+    assert told.startswith("check.json is visible and cannot be read")
+    (tmp_path / "check.json").write_text('{"finished": false}')
+    assert not list(not_whole(STAGES["gpu_check"], tmp_path, {}))
+
+
 def test_data_preparation_killed_at_a_write_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.drills.kills", str(tmp_path), "data_prep-1"]
     run = subprocess.run(

@@ -12,8 +12,8 @@ the interval lies above zero and reaches beyond the bound. Open files and thread
 What is sampled is what is held: anonymous memory, after a collection and after glibc has given back what is
 free between the tensors, which would come and go by tens of MiB with the order of large requests. For the same
 reason `large_apart` gives every tensor of any size pages of its own: in the heap the small pieces between them
-hold pages that are nearly empty, and of these there are more and more for hours. Pages of files are left out:
-whose they are hangs on the other processes that have the same libraries open. `rss` has all of it.
+hold pages that are nearly empty. Pages of files are left out: whose they are hangs on the other processes that
+have the same libraries open. `rss` has all of it.
 """
 
 import ctypes
