@@ -8,8 +8,6 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from conf.errors import UserError, in_one_line
 
 
@@ -71,6 +69,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def _lives(process: str) -> bool:
     """Whether a process of this number can still write; what is no number is nobody's."""
+    import psutil  # late: 40 ms, which only those pay who find what a killed run left
+
     try:
         return psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE
     except (ValueError, psutil.NoSuchProcess):
