@@ -33,7 +33,7 @@ class DecodeConfig:
     probes: str = "auto"
     nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
-    # the tree is the candidates' lattice, unrolled best first, as ever of auto; false: of fixed shape
+    # the tree is the candidates' lattice, unrolled best first (auto's always is); false: of fixed shape
     graph: bool = False
     depth: int | None = None  # levels that a draft model draws; null: 10
     theta_prob: float | None = None  # a node less likely than this gets no children; null: 0.2

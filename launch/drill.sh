@@ -27,7 +27,7 @@ drill() {
         canonical) run canonical --mbpp "$shared/mbpp/sanitized-mbpp.json" --mutants 1 ;;
         as_written) run as_written "$demo" "$out/as_written" --shared "$shared" ;;
         graphs) run graphs "$model" "$draft" "$held_out" ;;
-        near_ties) run near_ties "$model" "$held_out" --count 60 ;;
+        near_ties) run near_ties "$model" "$held_out" ;;
         soak) run soak "$model" "$held_out" --draft "$draft" --base "$base" --minutes 120 ;;
         resume | round_trip) run "$1" "$demo/data" "$out/$1" ;;
         portable) run portable "$model" "$held_out" --new 32 ;;

@@ -13,7 +13,7 @@ class ReportConfig:
     Raises ValueError for anything but two folders to compare.
     """
 
-    out: str  # the folder with speed.json or quality, where the page is written too
+    out: str  # the folder with speed/ and quality/, or one of them; the page is written there too
     compare: str | None = None  # two reports' folders, A,B; null: a report of `out` itself
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
