@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bash launch/setup.sh
 source .venv/bin/activate
-ranks=$(python -c 'import os; print(min(2, len(os.sched_getaffinity(0))))')
+ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), torch.cuda.device_count() or 2))')
 export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
 # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import UserError
+from conf import LoneError, UserError
 from conf.pages import MEMORY
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
@@ -33,11 +33,21 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     check_adaptive(config.data.path, vocab, config.objective)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     config.accumulations(ranks)
+    check_devices()
     if config.memory_check:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
         cuda = torch.cuda.is_available()
         memory = estimate_memory(architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda)
         check_memory(memory, cuda=cuda)
+
+
+def check_devices() -> None:
+    """Raises LoneError on a rank for which the machine has no GPU, where it has any."""
+    found = torch.cuda.device_count()
+    if found and int(os.environ.get("LOCAL_RANK", "0")) >= found:
+        raise LoneError(
+            f"torchrun: wanted at most as many processes on a machine as it has GPUs, found {found} of these"
+        )
 
 
 def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:

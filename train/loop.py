@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conf import UserError
+from conf import LoneError, UserError
+from conf.errors import in_one_line
 from conf.files import write_json
-from conf.pages import DIVERGED, DOCS, QUALITY
+from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
 from conf.stage import fingerprint_file, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
@@ -86,12 +87,19 @@ class Trainer:
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; returns the validations, oldest first.
 
-        Raises Stopped, after saving, when a signal came, and UserError when another rank is gone.
+        Raises Stopped, after saving, when a signal came, and UserError when memory ran out or another rank is
+        gone.
         """
         # From here on no read of a file keeps a rank from telling that it lives.
         pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         try:
             validation = self._run()
+        except torch.OutOfMemoryError as error:
+            raise LoneError(
+                f"out of memory: wanted room for micro_batch={self.config.micro_batch} in step {self.step + 1}, found "
+                f"{in_one_line(error)}; step {self.saved} is saved",
+                page=MEMORY,
+            ) from error
         except RuntimeError as error:
             if not is_lost_rank(error):
                 raise
@@ -128,7 +136,8 @@ class Trainer:
         self.tracker.finish()
         dist.barrier()
         if self.step < config.steps:
-            raise Stopped(f"stopped by a signal; step {self.saved} is saved: start it again to go on")
+            kept = f"step {self.saved} is saved" if self.saved else "before the first step was saved"
+            raise Stopped(f"stopped by a signal; {kept}: start it again to go on")
         return self.validation
 
     def _train_step(self) -> dict[str, float]:

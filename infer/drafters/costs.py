@@ -73,8 +73,10 @@ class Bench:
         context: int,
         sampling: Sampling = GREEDY,
         drafts: bool = False,
+        static: bool | None = None,
     ) -> None:
-        self._lm, self._runner = lm, Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch)
+        self._lm = lm
+        self._runner = Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch, static=static)
         self._sampling, self._drafts = sampling, drafts
         # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
         self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH, graph=True))
@@ -132,9 +134,13 @@ class Bench:
         return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
 
 
-def measure_costs(lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling) -> Costs:
-    """Times of the rows in turns, so that a change of the machine's speed meets them alike."""
-    bench = Bench(lm, batch=batch, context=context, sampling=sampling)
+def measure_costs(
+    lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling, static: bool | None = None
+) -> Costs:
+    """Times of the rows in turns, so that a change of the machine's speed meets them alike. `static` is the
+    Runner's.
+    """
+    bench = Bench(lm, batch=batch, context=context, sampling=sampling, static=static)
     rows, first = list[int](), 0.0
     for q in ROWS:
         last = min(bench.step(q) for _ in range(3))  # the first warms up

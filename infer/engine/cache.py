@@ -88,10 +88,15 @@ class TreeCache(Cache):
         super().__init__(layers=[TreeCacheLayer(keys, values, self.slots) for keys, values in zip(*self._kv)])
         self.capacity = capacity
         self.lengths: list[int] = []
+        self._used = False
 
     def clear(self, sequences: int) -> None:
-        """Forget every row, for so many sequences."""
-        self.lengths = [0] * sequences
+        """Forget every row, for so many sequences. Fixed shapes and batches look at columns behind a text with
+        weight 0, and 0 times what is no number is none: an overflow must not outlive its text.
+        """
+        if self._used:
+            self._kv.zero_()
+        self._used, self.lengths = True, [0] * sequences
 
     def place(self, rows: int, fed: Sequence[int] | None = None) -> None:
         """The next forward has so many rows in each sequence, behind `fed[b]` that are not committed yet."""
@@ -137,9 +142,8 @@ class TreeCache(Cache):
         """Forget a sequence; the last one takes its place."""
         last = len(self.lengths) - 1
         if b != last:
-            n = self.lengths[last]
-            self._kv[:, :, b, :, :n] = self._kv[:, :, last, :, :n]
-            self.lengths[b] = n
+            self._kv[:, :, b] = self._kv[:, :, last]  # whole: what lay behind was the forgotten one's
+            self.lengths[b] = self.lengths[last]
         self.lengths.pop()
 
 

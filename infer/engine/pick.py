@@ -58,14 +58,14 @@ def likeliest(
     """(n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
 
     Greedy: the model's own probabilities. Of sampled text the noise is known, and a chance is a
-    token's share of the perturbed scores of those that may be drawn.
+    token's share of the perturbed scores of those that may be drawn. Of scores beyond all numbers it is 0.
     """
     if not sampling.temperature:
         return top(logits.chances(), min(m, logits.vocabulary))
     values, ids = kept(logits, sampling, most=WIDE)
     noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
     found, ids = _best(noisy, ids, m)
-    return (found - noisy.logsumexp(-1, keepdim=True)).exp(), ids
+    return (found - noisy.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0), ids
 
 
 def probabilities(logits: Logits, sampling: Sampling) -> Tensor:

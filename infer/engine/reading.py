@@ -234,7 +234,9 @@ class PackedReading:
         first = probes[0] - tree.probes_from
         rows = slice(first, first + len(probes))
         scores = torch.from_numpy(packed.scores[b, rows, : max(width, LEADERS)])
-        return Candidates(packed.ids[b, rows, :width].tolist(), scores.softmax(-1)[:, :width].tolist())
+        return Candidates(
+            packed.ids[b, rows, :width].tolist(), scores.softmax(-1).nan_to_num(0.0)[:, :width].tolist()
+        )
 
     def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """See Reading."""

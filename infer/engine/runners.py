@@ -12,7 +12,7 @@ class Runners:
     """Lends a runner to one text at a time; `static` and `compile` are the runner's."""
 
     def __init__(self, lm: PreTrainedModel, *, static: bool | None = None, compile: bool = False) -> None:
-        self._lm, self._static, self._compile = lm, static, compile
+        self.static, self._lm, self._compile = static, lm, compile
         self._kept: Runner | None = None
 
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
@@ -26,7 +26,7 @@ class Runners:
             capacity=capacity,
             max_rows=max_rows,
             batch=batch,
-            static=self._static,
+            static=self.static,
             compile=self._compile,
         )
 

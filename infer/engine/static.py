@@ -57,7 +57,9 @@ class StaticForward:
             # One row and one sequence are compiled by themselves, for each model: more than PyTorch expects.
             torch._dynamo.config.recompile_limit = 64
             self._hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
-        self._pool = torch.cuda.graph_pool_handle() if target.device.type == "cuda" else None
+        # PyTorch's own stream for captures is on the current device, which need not be the model's.
+        self._stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        self._pool = torch.cuda.graph_pool_handle() if self._stream else None
         self._graphs = dict[Sampling, dict[Shape, Graph]]()
 
     @staticmethod
@@ -96,7 +98,7 @@ class StaticForward:
         if len(self._graphs) > SAMPLINGS:
             del self._graphs[next(iter(self._graphs))]  # of the sampling unused for longest
         if shape not in graphs:
-            graphs[shape] = Graph(shape, target, self._hidden, self._pool)
+            graphs[shape] = Graph(shape, target, self._hidden, self._stream, self._pool)
         graph = graphs[shape]
         packed = graph.run(layout, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
@@ -108,8 +110,16 @@ class StaticForward:
 class Graph:
     """One shape's buffers and, on CUDA, its kernels."""
 
-    def __init__(self, shape: Shape, target: Target, hidden: Callable[..., Tensor], pool: Any) -> None:
-        self._shape, self._target, self._hidden, self._pool = shape, target, hidden, pool
+    def __init__(
+        self,
+        shape: Shape,
+        target: Target,
+        hidden: Callable[..., Tensor],
+        stream: torch.cuda.Stream | None,
+        pool: Any,
+    ) -> None:
+        self._shape, self._target, self._hidden = shape, target, hidden
+        self._stream, self._pool = stream, pool
         self._inputs = Inputs(shape.sequences, shape.drafts + shape.probes, shape.width, target.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._width = 0  # leaders of a row
@@ -119,28 +129,28 @@ class Graph:
     def run(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> Packed:
         """The picks and leaders of these rows; returns when they have arrived."""
         self._inputs.fill(layout, lengths, seeds)
-        if self._pool is None:
+        if self._stream is None:
             self._packed = self._compute()
         else:
             if self._graph is None:
-                self._graph = self._capture()
+                self._graph = self._capture(self._stream)
             self._graph.replay()
         assert self._packed is not None
         B, D, P = self._shape[:3]
         picks, led = (0, D + P) if self._shape.draws else (D, P)
         return Packed.unpack(self._target.agree(self._packed).cpu().numpy(), (B, picks), (B, led, self._width))
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         # Runs ahead of the capture allocate what libraries keep, and compile. They write what the
         # replay will write again.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream(self._target.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 self._compute()
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             self._packed = self._compute()
         return graph
 

@@ -1,6 +1,7 @@
 """Work in units, divided over the processes of torchrun, each unit kept on disk as soon as it is done.
 
-    with crew.folder(out, made) as (partial, members):      all see one folder, which rank 0 made
+    members = crew.muster()
+    with crew.folder(out, made, members) as partial:        all see one folder, which rank 0 made
         units = Units(partial / "units", names)
         for name in units.open(members):                    this rank's share of what is left
             units.save(name, work(name))

@@ -33,7 +33,8 @@ class Kept:
         self, lm: PreTrainedModel, k: int, *, batch: int, capacity: int, sampling: Sampling
     ) -> AutoPolicy:
         """The one that learns, for such texts; what rows cost is measured for the first of them."""
-        measure = partial(measure_costs, lm, batch=batch, context=measured_at(capacity, lm), sampling=sampling)
+        context, static = measured_at(capacity, lm), self.runners.static
+        measure = partial(measure_costs, lm, batch=batch, context=context, sampling=sampling, static=static)
         return self.policies.auto(k, batch=batch, capacity=capacity, sampling=sampling, measure=measure)
 
 

@@ -24,6 +24,7 @@ from train.validation import laid_out, validated, window_seed
 LEVEL = 0.95
 CHUNK = 256  # positions whose logits exist at once
 SPEED = {"cpu": 1e11, "cuda": 3e14}  # FLOP/s, roughly, of a small machine
+READ = 2e9  # bytes/s of a disk, roughly
 SECONDS = 200  # of measuring, unless a setting says on how many sequences
 FEWEST = 4  # sequences, however long they take
 # How far a mean on the same sequences may lie off by rounding, by other kernels or in another type: a share of
@@ -67,17 +68,19 @@ def announce(trained: Trained, shards: Shards, *, count: int, every: int, device
     seconds = count * _seconds(trained, shards, device)
     if seconds <= 2 * SECONDS:
         return told
+    rates = f"{SPEED[device.type] / 1e12:g} TFLOP/s on the {device.type} and {READ / 1e9:g} GB/s from the disk"
     return (
-        f"{told}: about {seconds / 3600:.1f} hours at {SPEED[device.type] / 1e12:g} TFLOP/s on the "
-        f"{device.type}; verify_sequences=2 is the least, verify=false leaves it out"
+        f"{told}: about {seconds / 3600:.1f} hours at {rates}; verify_sequences=2 is the least, verify=false "
+        "leaves it out"
     )
 
 
 def _seconds(trained: Trained, shards: Shards, device: torch.device) -> float:
     """For one sequence, roughly: a token costs 2 FLOP per parameter, and about one adaptive token is laid out
-    beside it.
+    beside it; all weights are read from the disk, in float32.
     """
-    return 4 * int(trained.manifest["parameters"]) * shards[0].tokens.size / SPEED[device.type]
+    parameters = int(trained.manifest["parameters"])
+    return 4 * parameters * (shards[0].tokens.size / SPEED[device.type] + 1 / READ)
 
 
 @torch.no_grad()

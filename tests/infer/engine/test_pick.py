@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from infer.engine.head import Logits, top
-from infer.engine.pick import _hashed, candidates, gumbel, pick, probabilities
+from infer.engine.pick import _hashed, candidates, gumbel, likeliest, pick, probabilities
 from infer.engine.sampling import Sampling
 
 HEAD = nn.Identity()
@@ -87,6 +87,12 @@ def test_a_draw_depends_on_its_own_seed_position_and_logits_alone() -> None:
     for row in range(5):
         alone = pick(rows(values[row : row + 1]), sampling, torch.tensor([row]), torch.tensor([3]))
         assert alone == together[row]
+
+
+def test_of_scores_beyond_all_numbers_no_chance_is_known() -> None:
+    """NaN, which a draft model's budget could not weigh: a traceback at temperature 1e-40."""
+    found, _ = likeliest(rows(torch.randn(3, 300)), Sampling(1e-40), *keys(3), 4)
+    assert found.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,29 @@ def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrained
     assert text(0.5) == first
 
 
+def test_an_overflow_does_not_outlive_its_text(llama: PreTrainedModel) -> None:
+    """Rows of NaN stayed behind a text, in the runner that is kept and where a batch had dropped a sequence:
+    they have weight 0 there, and 0 times NaN is NaN, so that every later text was spoilt.
+    """
+    sampling, first, second = Sampling(), [PROMPT], [[7, 8, 9]]
+    for static in (False, True):
+        runner = Runner(llama, capacity=75, max_rows=6, batch=3, static=static)
+
+        def picked(n: int, runner: Runner = runner) -> list[int]:
+            reading = runner.forward([Tree.chain(11)] * n, [Request(PROMPT)] * n, sampling)
+            return [reading.chooser(b, ())(0) for b in range(n)]
+
+        runner.prefill(second)
+        right = picked(1)
+        runner.prefill([first[0] * 5, first[0] * 3, second[0]])
+        runner._target.cache._kv[:, :, 0] = float("nan")
+        runner.drop(0)
+        assert picked(2)[0] == right[0]
+        runner._target.cache._kv.fill_(float("nan"))
+        runner.prefill(second)
+        assert picked(1) == right
+
+
 def test_processors_read_the_same_logits() -> None:
     lm, sampling = tiny_llama(), Sampling(0.8, top_k=10)
     assert steps(lm, A_TREE, requests(2, PENALTY), sampling, static=True) == steps(

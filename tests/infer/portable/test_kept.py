@@ -36,9 +36,9 @@ def test_what_was_measured_is_kept_until_the_model_moves(monkeypatch: pytest.Mon
     ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
     for _ in range(2):
         ours(prompt, max_new_tokens=5, do_sample=False)
-    assert asked == [{"batch": 1, "context": 128, "sampling": Sampling()}]
+    assert asked == [{"batch": 1, "context": 128, "sampling": Sampling(), "static": None}]
     ours(prompt, max_new_tokens=5, do_sample=True, top_k=3, num_return_sequences=2)
-    assert asked[1:] == [{"batch": 2, "context": 128, "sampling": Sampling(1.0, 3)}]
+    assert asked[1:] == [{"batch": 2, "context": 128, "sampling": Sampling(1.0, 3), "static": None}]
     lm.double()
     ours(prompt, max_new_tokens=5, do_sample=False)
     assert len(asked) == 3
@@ -86,15 +86,25 @@ def test_a_runner_of_fixed_shapes_serves_the_next_call(
 
 
 def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter may be switched off between two calls; a graph would go on with it."""
+    """An adapter may be switched off between two calls; a graph would go on with it. What rows cost was
+    measured in graphs all the same, which layers that ask the device in their forward do not bear.
+    """
 
     class Adapted(torch.nn.Linear):
         pass
 
-    lm, places = tiny("llama"), []
-    monkeypatch.setattr("infer.portable.kept.Runners", lambda lm, static: places.append(static))
+    lm, asked, costs = tiny("llama"), [], Costs((1, 64), (1.0, 2.0))
+    monkeypatch.setattr(
+        "infer.portable.kept.measure_costs", lambda *_, static, **more: asked.append(static) or costs
+    )
     lm.set_attn_implementation("tree")
-    kept_for(lm)
+
+    def static() -> bool | None:
+        kept = kept_for(lm)
+        kept.policy(lm, 3, batch=1, capacity=7, sampling=Sampling())
+        return kept.runners.static
+
+    assert static() is None
     lm.model.layers[0].mlp.up_proj = Adapted(32, 64)
-    kept_for(lm)
-    assert places == [None, False]
+    assert static() is False
+    assert asked == [None, False]
