@@ -96,8 +96,8 @@ class Trainer:
             validation = self._run()
         except torch.OutOfMemoryError as error:
             raise LoneError(
-                f"out of memory: wanted room for micro_batch={self.config.micro_batch} in step {self.step + 1}, found "
-                f"{in_one_line(error)}; step {self.saved} is saved",
+                f"out of memory: wanted room for micro_batch={self.config.micro_batch} in step "
+                f"{self.step + 1}, found {in_one_line(error)}; step {self.saved} is saved",
                 page=MEMORY,
             ) from error
         except RuntimeError as error:
