@@ -22,9 +22,7 @@ class SourceConfig:
 
     kind: str | None = None  # what the problems are; null: the set's own name, else jsonl
     path: str | None = None  # a file; of multipl_e a folder too; null: the kind's package or dataset
-    languages: list[str] | None = (
-        None  # of multipl_e, infilling, lines; null: all there are, of multipl_e on the hub the paper's six
-    )
+    languages: list[str] | None = None  # of multipl_e, infilling, lines; null: all, on the hub the paper's six
     order: str | None = None  # of infilling: spm or psm; null: spm
     shots: int | None = None  # of mbpp: solved tasks in the prompt, 0 to 3; null: 0
 
