@@ -78,10 +78,12 @@ class Peers:
     def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
         k = adaptive.L if adaptive else 0
         found = load_engines(self._config.model, adaptive, k, dtype=dtype, capacity=self._capacity)
-        if isinstance(found, Engines):
-            return found
-        self._leave_out(VLLM, found)
-        return None
+        if isinstance(found, str):
+            self._leave_out(VLLM, found)
+            return None
+        if found.undrafted:
+            self._leave_out(f"{VLLM} with drafts", found.undrafted)
+        return found
 
     def _leave_out(self, name: str, reason: str) -> None:
         if name not in self.left_out and is_first():

@@ -22,6 +22,7 @@ from infer.models import parallel
 from infer.models.checkpoint import Adaptive
 
 VLLM = "vllm"
+SHARE = 0.2  # of the GPU's memory, for weights and cache once: our own models lie there too
 COUNTED = ("drafts", "draft_tokens", "accepted_tokens")  # of vLLM's metrics vllm:spec_decode_num_...
 # In 0.32.0 and 0.33.0: vllm-project/vllm issue 55005.
 UNSAMPLED = (
@@ -46,9 +47,12 @@ def missing(adaptive: Adaptive | None) -> str | None:
 
 @dataclass(frozen=True)
 class Engines:
-    """An engine by number k of adaptive tokens, 0 of plain decoding; loaded once for all samplings."""
+    """An engine by number k of adaptive tokens, 0 of plain decoding; loaded once for all samplings. `undrafted`
+    says why there is none but the plain one.
+    """
 
     by_k: Mapping[int, Any]
+    undrafted: str | None = None
 
     def decoders(
         self, *, sampling: Sampling, max_new_tokens: int, seed: int = 0
@@ -67,20 +71,12 @@ class Engines:
 
         right = not sampling.temperature or torch.cuda.is_available()
         found = {k: decoder(engine) for k, engine in self.by_k.items() if right or not k}
-        return found, None if right else UNSAMPLED
+        return found, None if len(found) == len(self.by_k) else UNSAMPLED
 
 
-def load_engines(
-    model: str,
-    adaptive: Adaptive | None,
-    k: int,
-    *,
-    dtype: str,
-    capacity: int,
-    gpu_memory_utilization: float = 0.3,
-) -> Engines | str:
-    """Two, for texts of up to `capacity` tokens, each with that share of the GPU's memory, that have decoded a
-    prompt; or why there are none.
+def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, capacity: int) -> Engines | str:
+    """Two, for texts of up to `capacity` tokens, that have decoded a prompt, or the plain one alone; or why
+    there are none.
     """
     reason = missing(adaptive)
     if reason:
@@ -92,17 +88,20 @@ def load_engines(
         "parallel_drafting": True,
     }
 
-    settings = {
-        "model": model,
-        "dtype": dtype,
-        "max_model_len": capacity,
-        "gpu_memory_utilization": gpu_memory_utilization,
-    }
+    settings = {"model": model, "dtype": dtype, "max_model_len": capacity}
     try:
-        return Engines({0: _load(settings, None), k: _load(settings, drafting)})
+        plain = _load(settings | {"gpu_memory_utilization": SHARE}, None)
     except Exception as error:  # whatever vLLM lacks or calls otherwise: the others' figures are not lost
-        told = next(iter(str(error).splitlines()), "")
-        return f"wanted vLLM to load the model and decode a prompt, found {type(error).__name__}: {told}"
+        return _why(error)
+    try:
+        return Engines({0: plain, k: _load(settings | {"gpu_memory_utilization": 2 * SHARE}, drafting)})
+    except Exception as error:
+        return Engines({0: plain}, undrafted=_why(error))
+
+
+def _why(error: Exception) -> str:
+    told = next(iter(str(error).splitlines()), "")
+    return f"wanted vLLM to load the model and decode a prompt, found {type(error).__name__}: {told}"
 
 
 def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> Any:

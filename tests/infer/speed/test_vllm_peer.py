@@ -118,6 +118,30 @@ def test_an_engine_that_cannot_load_is_told(
     assert str(load()).startswith(f"{told} ImportError: cannot import name 'SamplingParams'")
 
 
+def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that fit once and not twice cost vLLM's plain row too, after minutes of loading. And both engines
+    had the same share of the memory, though one of them holds the weights twice.
+    """
+    real = sys.modules["vllm"].LLM
+
+    def twice(**settings: Any) -> Any:
+        if settings["speculative_config"]:
+            raise ValueError("no room for the cache")
+        return real(**settings)
+
+    assert isinstance(load(), Engines)
+    plain, drafting = (one["gpu_memory_utilization"] for one in asked if "model" in one)
+    assert drafting == 2 * plain
+    monkeypatch.setattr(sys.modules["vllm"], "LLM", twice)
+    engines = load()
+    assert isinstance(engines, Engines) and "no room for the cache" in str(engines.undrafted)
+    for sampling in (Sampling(), Sampling(0.2)):
+        decoders, reason = engines.decoders(sampling=sampling, max_new_tokens=7)
+        assert (list(decoders), reason) == ([0], None)
+
+
 def test_an_engine_without_metrics_has_no_time_of_the_first_token(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
