@@ -66,9 +66,10 @@ def asked(resolution: str, pins: Sequence[str] = ()) -> list[str]:
 
 def install(tree: Path, python: str, resolution: str, pins: Sequence[str]) -> dict[str, str]:
     """A clone with an environment that its scripts take for up to date; returns what was installed."""
-    if not tree.exists():
+    if tree.exists():
+        subprocess.run(["git", "-C", tree, "pull", "--quiet", "--ff-only"], check=True)
+    else:  # of a checkout without a branch too, which cannot be pulled from
         subprocess.run(["git", "clone", "--quiet", ROOT, tree], check=True)
-    subprocess.run(["git", "-C", tree, "pull", "--quiet", "--ff-only"], check=True)
     subprocess.run([python, "-m", "venv", tree / ".venv"], check=True)
     newest = ["--upgrade", "--upgrade-strategy", "eager"] if resolution == "newest" else []
     pip = [tree / ".venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir", *newest]
