@@ -211,6 +211,12 @@ def _quality(whole: Path) -> list[str]:
     return ["infer.quality", f"model={whole}/export/out", *problems, "samples=2", "k=[1]", *sizes]
 
 
+def _measured(name: str, kind: str, command: Callable[[Path], list[str]], ranks: int = 1) -> Stage:
+    folder = f"out/{kind}"
+    begun = f"{folder}/begun.json"  # swept by the last act, or by the next run
+    return Stage(name, command, ON_MODEL, ranks, views=MEASURED, folders=(folder,), passing=(begun,))
+
+
 def _study(whole: Path) -> list[str]:
     texts = [*_texts(whole, "prompts", 2), "prompts.held_out.key=content", "prompts.held_out.share=0.5"]
     parts = ["parts=[recurrence,merging]", "max_new_tokens=8", "draft=self:1"]  # those without a clock
@@ -285,8 +291,8 @@ def _stages() -> Iterator[Stage]:
     yield _export("export-lora", "train-lora", "lora=kept")
     for ranks in (1, 2):
         name = "speed" if ranks == 1 else f"speed-{ranks}"
-        yield Stage(name, _speed, ON_MODEL, ranks, views=MEASURED, folders=("out/speed",))
-    yield Stage("quality", _quality, ON_MODEL, views=MEASURED, folders=("out/quality",))
+        yield _measured(name, "speed", _speed, ranks)
+    yield _measured("quality", "quality", _quality)
     yield Stage(
         "study", _study, ON_MODEL, views={"*/manifest.json": MANIFEST, "*/report.json": less("date", "commit")}
     )
