@@ -1,21 +1,17 @@
 """Every stage that writes: its command on tiny inputs, and what of its result must be the same each time.
 
-All results must be the same byte for byte, but for what is named here: dates, times that were measured and what
-follows from them, the counters of a machine's memory, and the commit, which git tells its owner alone.
+All results must be the same byte for byte, but for what views.py leaves out: dates, times that were measured
+and what follows from them, the counters of a machine's memory, and the commit, which git tells its owner alone.
 """
 
-import json
-import re
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from conf.sealed import SUM
+from tests.drills.views import LOG, MANIFEST, View, less, page, parity, present, speed, turn, uncommitted
 
-View = Callable[[Path], Any]
 TINY = [
     "model.shape.hidden_size=32",
     "model.shape.intermediate_size=48",
@@ -26,83 +22,6 @@ TINY = [
 SHORT = ["steps=12", "save_every=3", "validate_every=4", "validate_sequences=4", "optimizer.warmup_steps=1"]
 BATCH = ["global_batch=4", "micro_batch=2", "keep_last=2"]
 QUIET = "tracker.mode=disabled"
-
-
-def less(*names: str) -> View:
-    """JSON, or JSON lines, less what has these names, and less the sum over all of it. Of a text in pieces the
-    text: which of them were drafted hangs on what a policy has learned since its process began.
-    """
-
-    def without(value: Any) -> Any:
-        if isinstance(value, dict):
-            value = value | {"pieces": text_of(value)} if "pieces" in value else value
-            return {name: without(one) for name, one in value.items() if name not in names}
-        return [without(one) for one in value] if isinstance(value, list) else value
-
-    def view(path: Path) -> Any:
-        text = path.read_text(encoding="utf-8")
-        rows = [text] if path.suffix == ".json" else text.splitlines()
-        found = [without(json.loads(row)) for row in rows]
-        return [{name: one for name, one in row.items() if name != SUM} for row in found]
-
-    return view
-
-
-def text_of(sample: dict[str, Any]) -> str:
-    """Of a text that is kept in pieces."""
-    return "".join(text for _, text in sample["pieces"])
-
-
-def present(path: Path) -> Any:
-    """That it is there and whole: its content is measured."""
-    return True
-
-
-MANIFEST = less("created", "commit")
-LOG = less("tokens_per_second", "memory_gib")  # of the machine
-LEARNING = ("auto",)  # its drafts hang on measured times, and on what it has seen since its process began
-COUNTED = ("tokens", "forwards", "drafted", "rows_per_forward", "acceptance_rate", "acceptance_by_position")
-KEYS = ("prompt_set", "dtype", "temperature", "decoder", "k", "prompts", "rounds", "identical", "compared")
-
-
-def speed(path: Path) -> Any:
-    """Of speed.json what no clock decides: tokens and steps of every row, and the texts shown."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    rows = [
-        {name: row[name] for name in (*KEYS, *COUNTED[: 1 if row["decoder"] in LEARNING else None])}
-        for row in found["rows"]
-    ]
-    texts = [{**one, "pieces": text_of(one)} for one in found["samples"]]
-    return rows, texts, found["units"], found["settings"]
-
-
-def turn(path: Path) -> Any:
-    """Of a unit of speed: what each decoder wrote."""
-    groups = json.loads(path.read_text(encoding="utf-8")).get("groups", [])
-    runs = [
-        (run["decoder"], run["k"], run["tokens"], run["text"]) for g in groups for b in g["blocks"] for run in b
-    ]
-    return sorted(runs)
-
-
-def parity(path: Path) -> Any:
-    """Of gpu_check's file: all but dates, times, the commit. It is there before it is finished, and says so."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    del found["versions"]["commit"]
-    return {name: found[name] for name in ("finished", "parity", "hardware", "versions", "settings")} | {
-        "shapes": sorted(found.get("shapes", ()))
-    }
-
-
-def page(path: Path) -> Any:
-    """A page less its date and its times."""
-    told = r"Made .* by commit \S+|\d+ tokens/s, |first token after [\d.]+ s"
-    return re.sub(told, "", path.read_text(encoding="utf-8"))
-
-
-def uncommitted(path: Path) -> Any:
-    """A text less the commit that it was made by."""
-    return re.sub(r"commit \w+", "", path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
