@@ -8,10 +8,13 @@ between, so that case, indentation, punctuation and comment signs do not hide a 
 
 A benchmark's text of 13 words or more is found by any 13 of them in a row (Brown et al.
 2020, App. C, as used for StarCoder); a shorter one, whole, by an Aho-Corasick automaton.
-13-grams of numbers and single letters alone are ignored, and so are texts of fewer than 5 words.
+13-grams of numbers and single letters alone are ignored, and so are texts of fewer than 5 words, and
+13-grams that many tasks of one benchmark share: the imports before each of MultiPL-E's C# and Java tasks
+stand at the head of ordinary files too.
 """
 
 import string
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +24,7 @@ from ahocorasick_rs import BytesAhoCorasick
 
 NGRAM = 13
 LEAST_WORDS = 5
+SHARED = 30  # tasks of one file or configuration; the same task in MultiPL-E's languages is not counted together
 BORDER = b"\x01"  # between documents; no word of any text holds it
 WORD_BYTES = (string.ascii_lowercase + string.digits + "_").encode()
 LOWER = bytes(
@@ -52,19 +56,37 @@ def word_stream(texts: Sequence[str]) -> bytes:
 def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
     """What an Index searches for, from (task, text): {"ngrams": {words: task}, "strings": {words: task}}.
 
-    Of equal words the first task is named.
+    Of equal words the first task is named. A task is called "source/name"; a text whose 13-grams are all shared
+    by SHARED tasks of its source keeps them.
     """
     ngrams: dict[str, str] = {}
     strings: dict[str, str] = {}
-    for task, text in entries:
-        words = word_stream([text]).decode().split()[1:]
+    texts = [(task, word_stream([text]).decode().split()[1:]) for task, text in entries]
+    boilerplate = _boilerplate(texts)
+    for task, words in texts:
         if LEAST_WORDS <= len(words) < NGRAM:
             strings.setdefault(" ".join(words), task)
-        for start in range(len(words) - NGRAM + 1):
-            ngram = words[start : start + NGRAM]
-            if not all(len(word) == 1 or word.isdigit() for word in ngram):
-                ngrams.setdefault(" ".join(ngram), task)
+        found = _ngrams(words)
+        for ngram in [ngram for ngram in found if ngram not in boilerplate] or found:
+            ngrams.setdefault(ngram, task)
     return {"ngrams": ngrams, "strings": strings}
+
+
+def _ngrams(words: list[str]) -> list[str]:
+    """All 13 words in a row that say something."""
+    windows = (words[start : start + NGRAM] for start in range(len(words) - NGRAM + 1))
+    return [" ".join(one) for one in windows if not all(len(word) == 1 or word.isdigit() for word in one)]
+
+
+def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
+    """The 13-grams that SHARED tasks of one source have."""
+    by_task: defaultdict[str, set[str]] = defaultdict(set)
+    for task, words in texts:
+        by_task[task].update(_ngrams(words))
+    counts: Counter[tuple[str, str]] = Counter()
+    for task, found in by_task.items():
+        counts.update((task.rpartition("/")[0], ngram) for ngram in found)
+    return {ngram for (_, ngram), tasks in counts.items() if tasks >= SHARED}
 
 
 class Index:

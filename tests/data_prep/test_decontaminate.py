@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conf import UserError
 from data_prep.config import DecontaminateConfig
 from data_prep.select.benchmarks import entries
-from data_prep.select.decontaminate import LEAST_WORDS, NGRAM, Index, index_entries, word_stream
+from data_prep.select.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, index_entries, word_stream
 
 VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
 WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)
@@ -71,6 +71,25 @@ def test_ngrams_of_numbers_alone_are_ignored() -> None:
     """Tables of numbers were dropped for the numbers in a benchmark's tests."""
     numbers = ", ".join(map(str, range(40)))
     assert index_entries([("t", numbers)]) == {"ngrams": {}, "strings": {}}
+
+
+def test_what_many_tasks_of_a_benchmark_share_drops_nothing() -> None:
+    """C# files were dropped for the `using` lines that stand before each of MultiPL-E's C# tasks, Java's likewise."""
+    names = "Numerics", "Diagnostics", "Collections.Generic", "Linq", "Text", "Security.Cryptography"
+    header = "using System;\n" + "".join(f"using System.{name};\n" for name in names)
+    tasks = [f"{header}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n" for i in range(SHARED)]
+    index = Index(**index_entries((f"humaneval-cs/{i}", task) for i, task in enumerate(tasks)))
+    assert index.search([header + "class Login : Form {"]) == [None]
+    assert None not in index.search(tasks)
+    few = Index(**index_entries((f"humaneval-cs/{i}", task) for i, task in enumerate(tasks[1:])))
+    assert few.search([header]) != [None]
+
+
+def test_a_text_that_many_tasks_repeat_whole_is_still_found() -> None:
+    """Of a benchmark with several samples a task and no names, each sample counts as a task."""
+    text = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
+    index = Index(**index_entries((f"samples/{i}", text) for i in range(SHARED)))
+    assert index.search([text]) != [None]
 
 
 @pytest.fixture(scope="module")
