@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import resource
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -24,6 +25,12 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
             f"{setting}={path}: wanted a folder that can be written, found that {path.parent} cannot"
         )
     return path
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files at once as the system permits, where a shell permits it fewer."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def read_json(path: Path, wanted: str = "a JSON object") -> dict[str, Any]:

@@ -133,8 +133,8 @@ def staged(out: str | Path) -> Iterator[Path]:
 def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """The folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
-    What an interrupted run left there is kept if it was begun with the same `made`.
-    Raises UserError as `staged` does.
+    What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
+    with another `made`.
     """
     _check_place(out)
     _check_empty(out)
@@ -147,7 +147,9 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     try:
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
-        if made is None or not record.is_file() or read_result(record) != made:
+        if made is not None and record.is_file():
+            check_same(read_result(record), made, partial)
+        else:
             _empty(partial)
         if made is not None:
             write_json(record, sealed(made))
@@ -254,10 +256,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The project's git commit, or "unknown" outside a checkout."""
-    answer = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    """The project's git commit, or "unknown" outside a checkout, or without git."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return "unknown"
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
 
 

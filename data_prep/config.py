@@ -26,6 +26,7 @@ class DataConfig:
     path: str  # a folder, or the hub's name of a dataset
     kind: str = "source"  # source (files of source code below `path`), parquet, or jsonl (also .gz and .zst)
     include: list[str] = field(default_factory=lambda: ["**/*"])  # which files are read: globs below `path`
+    exclude: list[str] = field(default_factory=list)  # which of these are not: globs, of which * matches / too
     text: str = "content"  # the column of the text, for parquet and jsonl
     id: list[str] = field(default_factory=list)  # the columns that name a document; []: its file and row
     language: str | None = None  # its column; null: the folder below `path`, or a source file's suffix

@@ -51,7 +51,8 @@ def prepare(config: DataPrepConfig) -> str | None:
     """Make the folder `config.out`, unless it is finished; what remains to be said to the user.
 
     An interrupted preparation goes on where it stopped. Raises UserError for anything that
-    makes a result impossible; nothing is visible then.
+    makes a result impossible, nothing is visible then, and where it was begun with other settings,
+    other files or another commit of this project.
     """
     out = Path(config.out)
     if out.absolute().is_relative_to(Path(config.data.path).absolute()):
@@ -64,7 +65,9 @@ def prepare(config: DataPrepConfig) -> str | None:
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
-    with begun(out, {**made, "commit": commit(), "modified": _modified(parts, place)}) as folder:
+    # What is done can be gone on with by the same code alone, and with the same files.
+    times = {"inputs": {**made["inputs"], "data.path (times of its files)": _modified(parts, place)}}
+    with begun(out, {**made, **times, "commit": commit()}) as folder:
         job = Job(config, folder.absolute())
         if not job.is_planned:
             _plan(job, parts, place)

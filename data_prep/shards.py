@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from conf import LoneError, UserError
+from conf.files import allow_many_files
 from conf.stage import fingerprint_file, read_manifest
 from data_prep.packing import Packed
 
@@ -155,6 +156,7 @@ class Shards(Sequence[PackedSequence]):
         if len(listed) != len(paths):
             wanted = f"the {len(listed)} shards of split '{split}' that its manifest has"
             raise UserError(f"{folder}: wanted {wanted}, found {len(paths)}")
+        allow_many_files()  # each of a shard's memory maps has one open
         opened = [_open(path, facts, manifest["seq_len"]) for path, facts in zip(paths, listed)]
         self._paths, (self._tokens, self._spans, self._names, self._sums) = paths, zip(*opened)
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])

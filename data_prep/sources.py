@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf import UserError
+from conf.pages import MEMORY
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
 from data_prep.hub import hub_files, hub_open
@@ -53,10 +54,12 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
         files = [f for f in listed if any(fnmatch(f[0], p) or fnmatch(f"./{f[0]}", p) for p in data.include)]
     else:
         raise UserError(f"data.path={data.path}: wanted a folder or a hub dataset's name, found no such folder")
+    files = [one for one in files if not any(fnmatch(one[0], pattern) for pattern in data.exclude)]
     if data.kind != "source":
         files = [(name, size) for name, size in files if name.endswith(SUFFIXES[data.kind])]
     if not files:
-        wanted = f"{data.kind} files ({', '.join(data.include)})"
+        besides = f", and none of {', '.join(data.exclude)}" if data.exclude else ""
+        wanted = f"{data.kind} files ({', '.join(data.include)}{besides})"
         raise UserError(f"data.path={data.path}: wanted {wanted}, found none")
     if data.kind != "source":
         return [Part((name,), size) for name, size in files], place
@@ -85,13 +88,27 @@ def _grouped(files: list[tuple[str, int]]) -> list[Part]:
 
 
 def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
-    """Every row of a part, in order."""
+    """Every row of a part, in order.
+
+    Raises UserError where the machine cannot read a file, which must not be passed over as a broken one is.
+    """
     reader = {"source": _source, "parquet": _parquet, "jsonl": _jsonl}[data.kind]
     for file in part.files:
         try:
             with _open(place, file) as stream:
                 yield from reader(stream, file, data)
+        except MemoryError as error:  # Arrow's is an ArrowException too
+            raise UserError(
+                f"{place}/{file}: wanted memory to read it, found too little: rerun the command with fewer "
+                "workers to go on from there",
+                page=MEMORY,
+            ) from error
         except (OSError, *BROKEN) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the system's, not of a format
+                raise UserError(
+                    f"{place}/{file}: wanted to read it, found {error.strerror}: rerun the command to go on "
+                    "from there"
+                ) from error
             # What came before the broken place is kept; the rest of the file is not.
             yield Drop("unreadable file", file, detail=str(error).strip().split("\n")[0][:200])
 

@@ -67,8 +67,9 @@ def choose(
     """Thresholds that take `amount` tokens or bytes (`unit`), `shares` of it, `by` bytes or files, each.
 
     `shares` of languages without data are spread over the others; a language that has less
-    than its share is taken whole, and the others fill the budget.
+    than its share is taken whole, and the others fill the budget. Of one whose share is 0 nothing is taken.
     """
+    left_out = {name for name, share in shares.items() if name in measures and share == 0}
     known = {language: share for language, share in shares.items() if language in measures and share > 0}
     total = sum(known.values())
     wanted = {language: share / total for language, share in known.items()}
@@ -87,7 +88,7 @@ def choose(
             middle = (low + high) / 2
             low, high = (middle, high) if cost(middle) <= amount else (low, middle)
         high = low if amount - cost(low) <= cost(high) - amount else high
-    return {
+    return {name: Chosen(0, 0.0, 0, 0, exhausted=False) for name in left_out} | {
         name: Chosen(
             threshold,
             wanted[name],

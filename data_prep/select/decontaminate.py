@@ -24,7 +24,9 @@ from ahocorasick_rs import BytesAhoCorasick
 
 NGRAM = 13
 LEAST_WORDS = 5
-SHARED = 30  # tasks of one file or configuration; the same task in MultiPL-E's languages is not counted together
+SHARED = (
+    30  # tasks of one file or configuration; the same task in MultiPL-E's languages is not counted together
+)
 BORDER = b"\x01"  # between documents; no word of any text holds it
 WORD_BYTES = (string.ascii_lowercase + string.digits + "_").encode()
 LOWER = bytes(

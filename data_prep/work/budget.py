@@ -4,6 +4,7 @@ Knows tasks and files; what is chosen is data_prep.select.choice's to say.
 """
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -75,7 +76,11 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
         with open(path, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         column = next(name for name in COLUMNS[by] if rows and name in rows[0])
-        return {next(iter(row.values())): float(row[column]) for row in rows}
+        sizes = {next(iter(row.values())): float(row[column]) for row in rows}
+        for language, size in sizes.items():
+            if not 0 <= size < math.inf:
+                raise ValueError(f"{column}={size:g} of {language}")
+        return sizes
     except (OSError, ValueError, TypeError, StopIteration) as error:
         wanted = f"a CSV file with languages and a column '{COLUMNS[by][0]}' or '{COLUMNS[by][1]}'"
         raise UserError(f"proportion.table={path}: wanted {wanted}, found {error or 'none'}") from error

@@ -138,15 +138,19 @@ def run_ray(job: Job) -> None:
     logger.disable("datatrove")  # its tasks' logs are in files
     if " " in sys.executable:  # Ray would try for ever to start its workers
         raise UserError(f"executor=ray: wanted a Python whose path has no space, found {sys.executable}")
+    join = partial(
+        ray.init,
+        ignore_reinit_error=True,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        include_dashboard=False,
+        runtime_env=_environment(),
+    )
     try:
-        ray.init(
-            ignore_reinit_error=True,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            include_dashboard=False,
-            num_cpus=_local_cpus(job),
-            runtime_env=_environment(),
-        )
+        try:
+            join(num_cpus=_local_cpus(job))
+        except ValueError:  # Ray knows of a cluster on this machine, whose cores are its own
+            join()
     except ConnectionError as error:
         raise UserError(f"executor=ray: wanted the cluster of RAY_ADDRESS, found {error}") from error
     for phase in wanted_phases(job):

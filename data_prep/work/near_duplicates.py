@@ -6,13 +6,13 @@ The three phases before the filter: signatures of a part, pairs in a bucket, clu
 
 import os
 import re
-import resource
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from conf.files import allow_many_files
 from data_prep.document import Document, Drop
 from data_prep.select.screen import drop
 from data_prep.work.job import Job, documents_of
@@ -105,6 +105,4 @@ def _begin() -> None:
     from loguru import logger
 
     logger.disable("datatrove")
-    # It opens a file of every part at once.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()  # it opens one of every part at once

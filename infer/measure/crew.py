@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from conf import LoneError, UserError
 from conf.files import write_json
-from conf.sealed import Broken, read_result, sealed, unsealed
-from conf.stage import BEGUN, begun, check_same, partial_of, publish
+from conf.sealed import Broken, sealed, unsealed
+from conf.stage import begun, partial_of, publish
 from infer.measure.unfinished import read_unit
 from infer.models import parallel
 
@@ -80,12 +80,10 @@ def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterat
     """The folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
     becomes `out` when the block ends well on every rank.
 
-    Raises UserError as `begun` does, and where what was left is of another `made`. One that a rank meets in
-    the block is told by that rank, whichever it is.
+    Raises UserError as `begun` does. One that a rank meets in the block is told by that rank, whichever it is.
     """
     with _told_by_its_rank():
         if members.first:
-            check_left(partial_of(out), made)
             with begun(out, made) as partial:
                 members.wait()
                 yield partial
@@ -104,13 +102,6 @@ def _told_by_its_rank() -> Iterator[None]:
         yield
     except UserError as error:
         raise LoneError(str(error), page=error.page) from error
-
-
-def check_left(partial: Path, made: Mapping[str, Any]) -> None:
-    """Raises UserError where an unfinished folder was begun with another `made`."""
-    record = partial / BEGUN
-    if record.is_file():
-        check_same(read_result(record), made, partial)
 
 
 class Units:

@@ -8,7 +8,6 @@ from conf import LoneError, UserError
 from conf.pages import ANOTHER
 from conf.sealed import read_result
 from conf.stage import BEGUN, begun, partial_of
-from infer.measure.crew import check_left
 
 
 def check_place(out: Path, made: Mapping[str, Any]) -> None:
@@ -21,7 +20,6 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
     try:
         if record.is_file():
             _check_threads(read_result(record), made, partial)
-        check_left(partial, made)
         with begun(out, made):
             pass
     except UserError as error:

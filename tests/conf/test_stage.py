@@ -16,6 +16,7 @@ from conf.stage import (
     BEGUN,
     MANIFEST,
     begun,
+    commit,
     fingerprint,
     is_finished,
     made_from,
@@ -208,3 +209,24 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path)
         file_to_write("html", f"{tmp_path}/x.html")
     tmp_path.chmod(0o755)
     assert file_to_write("html", f"{tmp_path}/x.html") == tmp_path / "x.html"
+
+
+def test_what_was_begun_is_kept_for_its_own_settings_alone(tmp_path: Path) -> None:
+    """What others had begun in the folder was deleted without a word."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), begun(out, {"settings": {"seed": 0}}) as partial:
+        (partial / "work").write_text("of hours")
+        raise KeyboardInterrupt
+    with (
+        pytest.raises(UserError, match="with seed=0, now asked for with seed=1"),
+        begun(out, {"settings": {"seed": 1}}),
+    ):
+        pass
+    with begun(out, {"settings": {"seed": 0}}) as partial:
+        assert (partial / "work").read_text() == "of hours"
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a FileNotFoundError, in training at the very end."""
+    monkeypatch.setenv("PATH", "")
+    assert commit() == "unknown"

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.select.choice import BINS, Measure, bin_of, choose, own_shares
+from data_prep.select.choice import BINS, Chosen, Measure, bin_of, choose, own_shares
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
@@ -90,3 +90,11 @@ def test_bins_are_uniform() -> None:
     places = np.array([bin_of(0, str(i)) for i in range(20_000)])
     counts, _ = np.histogram(places, bins=20, range=(0, BINS))
     assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
+
+
+def test_of_a_language_whose_share_is_0_nothing_is_taken() -> None:
+    """A 0 in the proportion table left it without a threshold: all of it was taken, beyond the budget."""
+    chosen = choose(measures(SIZES), {"python": 1, "c": 1, "go": 0}, amount=2_000_000, by="bytes", unit="bytes")
+    assert chosen["go"] == Chosen(0, 0.0, 0, 0, exhausted=False)
+    kept = taken(SIZES, {name: part.threshold for name, part in chosen.items()})
+    assert kept["go"] == [] and sum(map(sum, kept.values())) == pytest.approx(2_000_000, rel=0.01)

@@ -74,10 +74,12 @@ def test_ngrams_of_numbers_alone_are_ignored() -> None:
 
 
 def test_what_many_tasks_of_a_benchmark_share_drops_nothing() -> None:
-    """C# files were dropped for the `using` lines that stand before each of MultiPL-E's C# tasks, Java's likewise."""
+    """C# and Java files were dropped for the imports that stand before each of MultiPL-E's tasks."""
     names = "Numerics", "Diagnostics", "Collections.Generic", "Linq", "Text", "Security.Cryptography"
     header = "using System;\n" + "".join(f"using System.{name};\n" for name in names)
-    tasks = [f"{header}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n" for i in range(SHARED)]
+    tasks = [
+        f"{header}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n" for i in range(SHARED)
+    ]
     index = Index(**index_entries((f"humaneval-cs/{i}", task) for i, task in enumerate(tasks)))
     assert index.search([header + "class Login : Form {"]) == [None]
     assert None not in index.search(tasks)

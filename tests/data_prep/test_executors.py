@@ -4,11 +4,14 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from conf import UserError
-from data_prep.work.executors import _environment, _shell_setup
+from data_prep.work.executors import _environment, _shell_setup, run_ray
+from data_prep.work.job import Job
+from tests.conftest import data_settings
 from tests.data_prep.conftest import arguments, content, run
 
 needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
@@ -31,6 +34,19 @@ def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_pa
     with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed: see .*out\.logs"):
         run(bad)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_that_ray_start_made_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside `ray start --head`, and without RAY_ADDRESS, it was a ValueError about num_cpus."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python")
+    joined = Mock(
+        side_effect=[ValueError("num_cpus and num_gpus must not be provided"), ConnectionError("here")]
+    )
+    monkeypatch.setattr(ray, "init", joined)
+    with pytest.raises(UserError, match="found here"):
+        run_ray(Job(data_settings("out"), Path("out")))
+    assert "num_cpus" in joined.call_args_list[0].kwargs and "num_cpus" not in joined.call_args_list[1].kwargs
 
 
 def test_a_python_that_ray_cannot_start_is_refused(

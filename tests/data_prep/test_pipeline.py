@@ -9,9 +9,11 @@ import sysconfig
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from conf import UserError, settings
 from conf.stage import lock, read_manifest
@@ -20,6 +22,7 @@ from data_prep.encode.encoder import Encoder
 from data_prep.encode.fim import Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
+from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
 from data_prep.work.job import Job
 from data_prep.work.phases import sweep
@@ -119,6 +122,41 @@ def test_a_budget_takes_its_part_of_every_language(
     assert manifest["languages"] == ["lang0", "lang1"]
     assert manifest["drops"]["unknown language"] > 0 and manifest["counts"]["not chosen"] > 0
     assert manifest["chosen"]["lang0"]["share"] == 0.75
+
+
+def test_a_language_with_0_in_the_table_is_left_out(
+    jsonl: Path, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was taken whole, and then the summary was a KeyError."""
+    table = tmp_path / "table.csv"
+    wanted = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=1", "budget=10K")
+    table.write_text("language,bytes\nlang0,3\nlang1,1\nlang2,0\n")
+    run([*wanted, f"proportion.table={table}"])
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["languages"] == ["lang0", "lang1"] and manifest["chosen"]["lang2"]["threshold"] == 0
+    print_summary(manifest, Console())
+    assert "lang2" not in capsys.readouterr().out
+    table.write_text("language,bytes\nlang0,3\nlang1,-1\n")
+    with pytest.raises(UserError, match=r"'bytes' or 'characters', found bytes=-1 of lang1"):
+        run([*wanted, f"proportion.table={table}"])
+
+
+def test_what_was_begun_with_other_settings_is_kept(
+    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of an unfinished preparation were deleted, without a word, for another seed or a commit since."""
+    wanted = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.pipeline.finish", Mock(side_effect=KeyboardInterrupt))
+        run(wanted)
+    done = sorted((tmp_path / ".out.partial").rglob("facts.json"))
+    with pytest.raises(UserError, match=r"with seed=0, now asked for with seed=1: choose another out"):
+        run([*wanted, "seed=1"])
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="now asked for with commit=another"):
+        patch.setattr("data_prep.pipeline.commit", lambda: "another")
+        run(wanted)
+    assert done and sorted((tmp_path / ".out.partial").rglob("facts.json")) == done
+    run(wanted)
 
 
 def test_a_budget_counts_the_pieces_of_split_documents(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:

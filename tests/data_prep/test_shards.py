@@ -1,7 +1,10 @@
 """What is read of a data folder is what was written."""
 
 import json
+import os
+import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +73,28 @@ def test_a_folder_of_before_there_were_sums_is_read(data_folder: Path, tmp_path:
     manifest.pop("crc32", None)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert [one.ids for one in Shards(folder, "train")] == [one.ids for one in Shards(data_folder, "train")]
+
+
+@pytest.fixture
+def few_open_files() -> Iterator[int]:
+    """As few more open files as the soft limit gives this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + few, hard))
+    yield few
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_shards_than_a_shell_lets_a_process_open(
+    data_folder: Path, tmp_path: Path, few_open_files: int
+) -> None:
+    """From 255 shards on, 17B tokens, training ended with "Too many open files"."""
+    folder = copied(data_folder, tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["train"]["shards"] *= few_open_files // 2
+    manifest.pop("crc32")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for path in list(folder.glob("train-00000.*.npy")):
+        for index in range(1, few_open_files // 2):
+            (folder / path.name.replace("00000", f"{index:05d}")).symlink_to(path)
+    assert len(Shards(folder, "train")) == few_open_files // 2 * len(Shards(data_folder, "train"))

@@ -2,7 +2,9 @@ import gzip
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -223,3 +225,30 @@ def test_no_input_at_all_is_refused(tmp_path: Path) -> None:
         list_parts(DataConfig(path=str(tmp_path), kind="parquet"))
     with pytest.raises(UserError, match="found no such folder"):
         list_parts(DataConfig(path=str(tmp_path / "absent")))
+
+
+def test_a_file_that_the_machine_cannot_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows were lost for good: a lack of memory, or of open files, was counted as a broken file."""
+    write_parquet(tmp_path / "a.parquet", content=["x = 1\n"])
+    data = DataConfig(path=str(tmp_path), kind="parquet")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="a.parquet: wanted memory to read it"):
+        patch.setattr(pq, "ParquetFile", Mock(side_effect=pa.ArrowMemoryError("malloc of size 8 failed")))
+        rows(data)
+    parts, place = list_parts(data)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(UserError, match="a.parquet: wanted to read it, found No such file or directory: rerun"):
+        list(read(parts[0], place, data))
+
+
+def test_files_are_left_out_by_globs(tmp_path: Path) -> None:
+    """StarCoder's commits have other columns: its documented command was refused after all had been read."""
+    write_parquet(tmp_path / "python" / "a.parquet", content=["x = 1\n"])
+    write_parquet(tmp_path / "git-commits-cleaned" / "a.parquet", message=["m"])
+    data = DataConfig(path=str(tmp_path), kind="parquet", exclude=["git-commits-*/*"])
+    assert seen(data) == ["x = 1\n"]
+    with pytest.raises(
+        UserError, match=r"wanted parquet files \(\*\*/\*, and none of git-\*, p\*\), found none"
+    ):
+        list_parts(replace(data, exclude=["git-*", "p*"]))
