@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Train on all GPUs of this machine: launch/train.sh experiment=sdsat_7b_l5 data.path=... model.path=... out=...
-# SIGTERM, SIGUSR1 and SIGINT save and end it with code 75: the same command goes on with the run.
+# SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP save and end it with code 75: the same command goes on with the run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source .venv/bin/activate
-signals=(TERM USR1 INT)
+signals=(TERM USR1 INT HUP)
+handled=SIGTERM,SIGINT,SIGQUIT,SIGUSR1
+ignored=0x$(awk '/^SigIgn/ { print $2 }' "/proc/$$/status")
+((ignored & 1)) || handled+=,SIGHUP # torchrun would handle even what nohup ignores
 read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"
 # torchrun has exit codes of its own, so the trainer leaves its own in a file.
 TRAIN_EXIT_FILE=$(mktemp)
 export TRAIN_EXIT_FILE
 trap 'rm -f "$TRAIN_EXIT_FILE"' EXIT
 torchrun "${rendezvous[@]}" --nproc_per_node "${RANKS:-gpu}" \
-    --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout "${SHUTDOWN_TIMEOUT:-600}" \
+    --signals-to-handle "$handled" --shutdown-timeout "${SHUTDOWN_TIMEOUT:-600}" \
     -m train "$@" &
 torchrun=$!
 for signal in "${signals[@]}"; do trap "kill -$signal $torchrun 2>/dev/null || true" "$signal"; done

@@ -55,10 +55,10 @@ def main(config: TrainConfig) -> None:
         from train.checks import check_start
 
         check_start(config, data)
-        from train.loop import Trainer
+        from train.loop import train
 
         try:
-            validation = Trainer(config, made, data).run()
+            validation = train(config, made, data)
         except Stopped as stop:
             _tell(str(stop))
             sys.exit(EXIT_STOPPED)

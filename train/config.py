@@ -94,7 +94,7 @@ class OptimizerConfig:
     """AdamW with linear warm-up and a cosine to a floor."""
 
     lr: float = 5e-5  # learning rate after the warm-up
-    min_lr: float = 1e-5  # learning rate in the last step
+    min_lr: float = 1e-5  # learning rate in the last step, where the warm-up has ended before
     warmup_steps: int = 400  # steps in which the learning rate rises from 0
     beta1: float = 0.9  # decay of the mean of gradients
     beta2: float = 0.95  # decay of the mean of their squares
@@ -105,6 +105,9 @@ class OptimizerConfig:
         for name in ("lr", "min_lr", "warmup_steps", "weight_decay", "clip"):
             if getattr(self, name) < 0:
                 raise ValueError(f"optimizer.{name}: wanted at least 0, found {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name}: wanted from 0 to below 1, found {getattr(self, name)}")
 
 
 @dataclass
@@ -153,6 +156,16 @@ class TrainConfig:
         for name in ("keep_every", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: wanted at least 0, found {getattr(self, name)}")
+        for name in ("zero_optimization", "bf16", "fp16", "checkpoint"):
+            if not isinstance(found := self.deepspeed.get(name, {}), dict):
+                raise ValueError(f"deepspeed.{name}: wanted settings below it, found {found}")
+        for name in ("optimizer", "scheduler"):
+            if name in self.deepspeed:
+                raise ValueError(
+                    f"deepspeed.{name}: wanted no such setting: optimizer.* says how the weights move"
+                )
+        if self.stage not in (0, 1, 2, 3):
+            raise ValueError(f"deepspeed.zero_optimization.stage: wanted 0, 1, 2 or 3, found {self.stage}")
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
         if not 0 < self.plan_utilisation <= 1:

@@ -22,7 +22,7 @@ from train.checks import check_ranks
 from train.config import TrainConfig
 from train.data import TRAINING, adaptive_ids, global_order, load_batch, rank_batches
 from train.engine.checkpoints import Checkpoints
-from train.engine.engine import Engine, start
+from train.engine.engine import Abandoned, Engine, check_zero, start
 from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
 from train.folder import DESCRIBED, DIAGNOSTICS, LOG
 from train.model.assemble import assemble, describe
@@ -38,6 +38,24 @@ from train.plan.flops import peak_flops, step_flops
 from train.provenance import base_model, trained_on
 from train.schedule import learning_rate
 from train.validation import Validation
+
+
+def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
+    """One rank of a run, from its start, or from its newest checkpoint; returns the validations, oldest first.
+
+    Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
+    DeepSpeed does not take.
+    """
+    check_zero(config.zero)
+    try:
+        trainer = Trainer(config, made, data)
+    except torch.OutOfMemoryError as error:
+        raise LoneError(
+            f"out of memory: wanted room for weights, gradients and optimizer, found {in_one_line(error)}; "
+            "plan=true shows what each takes",
+            page=MEMORY,
+        ) from error
+    return trainer.run()
 
 
 class Trainer:
@@ -116,10 +134,17 @@ class Trainer:
         config = self.config
         if not self.validation:
             self._validate()
-        name = config.objective.name
+        name, warmup = config.objective.name, config.optimizer.warmup_steps
+        if config.steps <= warmup:
+            self.tracker.tell(
+                f"warning: in steps={config.steps} the learning rate only rises: its warm-up is {warmup}"
+            )
         with self.tracker.progress(name, done=self.step, total=config.steps) as show:
             while self.step < config.steps and not self.stop.agreed(self.engine.device):
-                metrics = self._train_step()
+                try:
+                    metrics = self._train_step()
+                except Abandoned:
+                    break
                 self.step += 1
                 self.tracker.log(self.step, metrics)
                 if self.log:
@@ -152,7 +177,10 @@ class Trainer:
             for part in parts
         ]
         lr = learning_rate(self.step, config.steps, config.optimizer)
-        losses, tally = self.engine.step(batches, lr, key=(config.seed, self.step))
+        # A step may take longer than a scheduler waits.
+        losses, tally = self.engine.step(
+            batches, lr, key=(config.seed, self.step), stop=lambda: self.stop.agreed(device)
+        )
         metrics = self._metrics(tally) | {
             "loss": self._mean(losses),
             "lr": lr,

@@ -143,7 +143,7 @@ def spoiled(run: Run, *, step: int, by: float) -> Callable[..., object]:
 
 
 def stopped(run: Run) -> None:
-    """A signal to one rank, in its sixth step; then the rest."""
+    """A signal to one rank, in the first of its sixth step's micro-batches; then the rest."""
     forward, calls = engines.Engine.forward, [0]
 
     def signalled(self: engines.Engine, batch: dict[str, object]) -> object:

@@ -1,8 +1,14 @@
+import os
+import signal
+
 import pytest
 import torch
 
-from conf import LoneError, UserError
+from conf import LoneError, UserError, settings
 from train.checks import check_devices, check_ranks
+from train.config import TrainConfig
+from train.engine.engine import check_zero
+from train.monitor.stop import StopSignals
 
 
 def test_ranks_with_different_settings_are_refused() -> None:
@@ -23,3 +29,44 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
         check_devices()
     monkeypatch.setenv("LOCAL_RANK", "3")
     check_devices()
+
+
+def test_what_deepspeed_would_not_take_is_told_first() -> None:
+    """It was pydantic's traceback, after the model had been loaded."""
+    check_zero({"stage": 3, "offload_optimizer": {"device": "cpu"}})
+    with pytest.raises(
+        UserError, match="^deepspeed.zero_optimization: .* found reduce_bucket_sise Extra inputs"
+    ):
+        check_zero({"stage": 2, "reduce_bucket_sise": 5})
+    with pytest.raises(UserError, match="found reduce_bucket_size Input should be .*50MB"):
+        check_zero({"stage": 2, "reduce_bucket_size": "50MB"})
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optimizer.beta2=95", "optimizer.beta2: wanted from 0 to below 1, found 95"),
+        ("deepspeed.zero_optimization.stage=4", "zero_optimization.stage: wanted 0, 1, 2 or 3, found 4"),
+        ("deepspeed.zero_optimization=3", "deepspeed.zero_optimization: wanted settings below it, found 3"),
+        ("+deepspeed.optimizer.type=Lion", "deepspeed.optimizer: wanted no such setting"),
+    ],
+)
+def test_settings_of_the_optimizer_that_cannot_be(override: str, told: str) -> None:
+    """Tracebacks, and a plan that fitted; of DeepSpeed's optimizer AdamW was trained, without a word."""
+    with pytest.raises(UserError, match=told):
+        settings("train", TrainConfig, ["experiment=sdsat_7b_l5", "plan=true", override])
+
+
+@pytest.mark.parametrize("start", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_closed_terminal_stops_a_run_unless_it_was_to_outlive_it(start: signal.Handlers) -> None:
+    """SIGHUP killed the ranks unsaved, under nohup too."""
+    numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        signal.signal(signal.SIGHUP, start)
+        stop = StopSignals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop._asked == (start is signal.SIG_DFL)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

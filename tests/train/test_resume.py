@@ -130,8 +130,9 @@ def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
 
 
 def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
-    assert "stopped by a signal; step 6 is saved" in told(runs, "stopped")
-    assert "step-000006" in checkpoints(runs / "stopped-before")
+    """It came amid the sixth step, which is given up: the last whole one is saved, and gone on from."""
+    assert "stopped by a signal; step 5 is saved" in told(runs, "stopped")
+    assert "step-000005" in checkpoints(runs / "stopped-before")
     assert losses(runs / "stopped") == losses(runs / "zero2")
 
 

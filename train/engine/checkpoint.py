@@ -61,7 +61,12 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    found = [path for path in folder.glob("step-*") if _step(path).isdigit()]
+    return sorted(found, key=lambda path: int(_step(path)), reverse=True)
+
+
+def _step(folder: Path) -> str:
+    return folder.name.removeprefix("step-")
 
 
 def find_whole(

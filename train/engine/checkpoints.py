@@ -9,7 +9,8 @@ Knows folders; the engine writes and reads the tensors.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,18 @@ def prune(folder: Path, *, keep_last: int, keep_every: int) -> None:
     for old in list_checkpoints(folder)[keep_last:]:
         if not keep_every or int(old.name.removeprefix("step-")) % keep_every:
             removed = old.with_name(f".{old.name}.removed")
-            old.rename(removed)  # first: killed amid it, no checkpoint is left that lacks files
-            shutil.rmtree(removed)
+            with _told_if_it_fails(old):
+                old.rename(removed)  # first: killed amid it, no checkpoint is left that lacks files
+                shutil.rmtree(removed)
+
+
+@contextmanager
+def _told_if_it_fails(old: Path) -> Iterator[None]:
+    """What is too much ends no run: on NFS a file that somebody reads cannot be removed."""
+    try:
+        yield
+    except OSError as error:
+        print(f"train: {old} cannot be removed ({error.strerror}): the next save tries again", flush=True)
 
 
 class Checkpoints:
@@ -87,6 +98,7 @@ class Checkpoints:
         universal = self.folder / f".{checkpoint.name}.universal"
         to_universal(self.folder / checkpoint.name, universal)
         engine.load(self.folder, universal.name)
+        every_ranks(None)  # loading ends on no rank later than here: the others may still be reading
         self._remove_leftovers()
 
     def save(self, engine: Engine, step: int, state: dict[str, Any]) -> None:
@@ -118,7 +130,8 @@ class Checkpoints:
         os.replace(writing, self.folder / checkpoint.name)
         _sync(self.folder)
         for old in self.folder.glob(".step-*.broken"):
-            shutil.rmtree(old)
+            with _told_if_it_fails(old):
+                shutil.rmtree(old)
         prune(self.folder, **self._kept)
 
     def _read(self, folder: Path) -> Checkpoint:
@@ -135,8 +148,11 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         def remove() -> None:
-            for pattern in (".step-*.partial", ".step-*.universal", ".step-*.removed"):
+            for pattern in (".step-*.partial", ".step-*.universal"):
                 for left in self.folder.glob(pattern):
+                    shutil.rmtree(left)
+            for left in self.folder.glob(".step-*.removed"):
+                with _told_if_it_fails(left):
                     shutil.rmtree(left)
 
         self._on_first(remove)

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -32,11 +32,24 @@ os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 # All that our checkpoints hold beside tensors and plain values.
 KNOWN: list[Any] = [ZeroStageEnum, LossScaler, fragment_address]
+
+
+def check_zero(settings: Mapping[str, Any]) -> None:
+    """Raises UserError for what DeepSpeed would not take as its settings of ZeRO."""
+    try:
+        DeepSpeedZeroConfig(**settings)
+    except ValueError as error:  # pydantic's: how many there are, then each setting and what is wrong with it
+        found = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UserError(f"deepspeed.zero_optimization: wanted what DeepSpeed takes, found {found}") from error
+
+
+class Abandoned(Exception):
+    """A step was ended before it had changed weights or optimizer; it is to be followed by no other."""
 
 
 class Engine:
@@ -79,16 +92,26 @@ class Engine:
         """The module's loss, tally and likeliest tokens of one micro-batch."""
         return self._engine(**batch)
 
-    def step(self, batches: list[dict[str, Any]], lr: float, *, key: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def step(
+        self,
+        batches: list[dict[str, Any]],
+        lr: float,
+        *,
+        key: Sequence[int],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[Tensor, Tensor]:
         """One optimizer step over this rank's m micro-batches: their losses (m,), their summed tally.
 
-        `key` and the number of a micro-batch within the global batch seed its random state: a
+        Raises Abandoned where `stop`, which is asked between micro-batches and must say the same on every
+        rank, says so. `key` and the number of a micro-batch within the global batch seed its random state: a
         checkpoint needs none, and the number of ranks changes nothing.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         losses, tallies = [], []
         for index, batch in enumerate(batches):
+            if index and stop():
+                raise Abandoned
             reseed(*key, index * world_size() + torch.distributed.get_rank())
             loss, tally, _ = self.forward(batch)
             self._engine.backward(loss)

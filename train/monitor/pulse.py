@@ -62,8 +62,11 @@ class Pulse:
     def _watch(self) -> None:
         heard: dict[int, tuple[str, float]] = {}
         count, answered = 0, time.monotonic()
+        slept = answered
         while not self._finished.wait(self._interval):
             count += 1
+            if time.monotonic() - slept > 2 * self._interval:  # suspended: so may the others have been
+                heard, answered = {}, time.monotonic()
             try:
                 self._tell(str(count))
                 for rank in self._others:
@@ -81,6 +84,7 @@ class Pulse:
                     "start it again to go on from the last checkpoint"
                 )
                 return
+            slept = time.monotonic()
 
     def _tell(self, beat: str) -> None:
         self._store.set(f"pulse/{self._rank}", beat)

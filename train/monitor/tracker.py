@@ -34,10 +34,12 @@ class Tracker:
         run_id: str | None = None,
     ) -> None:
         self._console = Console(quiet=not speaks)
-        self._run = None
+        self._run: Any = None
+        self.run_id = run_id  # W&B's, so that a resumed run stays one run
         if speaks and config.mode != "disabled":
             out.mkdir(parents=True, exist_ok=True)
             self._run = self._begin(config, out=out, name=name, settings=settings, run_id=run_id)
+            self.run_id = self._run.id
 
     def _begin(
         self, config: TrackerConfig, *, out: Path, name: str, settings: dict[str, Any], run_id: str | None
@@ -61,20 +63,15 @@ class Tracker:
             self.tell(f"tracker.mode={config.mode}: {str(error).splitlines()[0]}; the run goes on offline")
             return begin("offline")
 
-    @property
-    def run_id(self) -> str | None:
-        """W&B's id of the run, so that a resumed run stays one run."""
-        return self._run.id if self._run else None
-
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""
-        if self._run:
-            self._run.log(metrics, step=step)
+        self._send(lambda run: run.log(metrics, step=step))
 
     def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Record a table of a step."""
-        if self._run and rows:
-            self._run.log({name: wandb.Table(list(columns), [list(row) for row in rows])}, step=step)
+        if rows:
+            table = wandb.Table(list(columns), [list(row) for row in rows])
+            self._send(lambda run: run.log({name: table}, step=step))
 
     def tell(self, sentence: str) -> None:
         """A line on the console."""
@@ -83,8 +80,7 @@ class Tracker:
     def alarm(self, sentence: str) -> None:
         """A warning on the console, and to whoever W&B sends alerts."""
         self.tell(f"warning: {sentence}")
-        if self._run:
-            self._run.alert(title="adaptive-tokens", text=sentence)
+        self._send(lambda run: run.alert(title="adaptive-tokens", text=sentence))
 
     @contextmanager
     def progress(self, name: str, *, done: int, total: int) -> Iterator[Callable[[int, str], None]]:
@@ -113,5 +109,14 @@ class Tracker:
 
     def finish(self) -> None:
         """Close the run."""
-        if self._run:
-            self._run.finish()
+        self._send(lambda run: run.finish())
+
+    def _send(self, what: Callable[[Any], Any]) -> None:
+        """Tell W&B. Its process may be killed before this one, by a signal to all or for want of memory."""
+        if self._run is None:
+            return
+        try:
+            what(self._run)
+        except (OSError, wandb.errors.Error) as error:
+            self._run = None
+            self.tell(f"tracker: W&B's process is gone ({error}): the run goes on without it")

@@ -1,3 +1,4 @@
+import errno
 import os
 import resource
 import shutil
@@ -5,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -193,3 +195,26 @@ def test_a_damaged_line_of_the_log(tmp_path: Path, line: bytes) -> None:
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n{"step": 3}\n')
     StepLog(path, step=2)
     assert path.read_text().splitlines() == ['{"step": 1}', '{"step": 2}']
+
+
+def test_what_cannot_be_removed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On NFS an old checkpoint that is being read cannot be: the run ended, its restart was a traceback."""
+    for step in (1, 2):
+        make(tmp_path, step)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")))
+        prune(tmp_path, keep_last=1, keep_every=0)
+    assert (
+        "step-000001 cannot be removed (Directory not empty): the next save tries again"
+        in capsys.readouterr().out
+    )
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000002"]
+
+
+def test_the_millionth_step_is_newer_than_those_before(tmp_path: Path) -> None:
+    """By name it came after all others: it counted as the oldest, and was removed."""
+    for name in ("step-999750", "step-1000000", "step-999750.bak"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000", "step-999750"]

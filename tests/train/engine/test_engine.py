@@ -20,7 +20,7 @@ from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import partitions
-from train.engine.engine import Engine, start
+from train.engine.engine import Abandoned, Engine, start
 from train.engine.settings import deepspeed_config, parameter_groups
 from train.model.assemble import assemble, describe
 from train.model.lm import AdaptiveLM
@@ -178,3 +178,18 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
         engine.load(tmp_path, "step")
     with pytest.raises(UserError, match="wanted a file as DeepSpeed .* found .*putenv"):
         partitions.to_universal(tmp_path / "step", tmp_path / "universal")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_that_is_abandoned_changes_nothing(data_folder: Path, tmp_path: Path, stage: int) -> None:
+    """A signal was looked at between steps alone: before the end of a long one the scheduler killed the run."""
+    setup = Setup(data_folder, f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
+    whole = setup.train(Engine(setup.module(), setup.config), steps=2)
+    engine, asked = Engine(setup.module(), setup.config), iter([False, True])
+    assert setup.train(engine, steps=1) == whole[:1]
+    with pytest.raises(Abandoned):
+        engine.step(setup.batches(1), LR, key=(0, 1), stop=lambda: next(asked))
+    assert engine.save(tmp_path, "step-000001")[1] is None
+    again = Engine(setup.module(), setup.config)
+    again.load(tmp_path, "step-000001")
+    assert float(again.step(setup.batches(1), LR, key=(0, 1))[0].mean()) == whole[1]

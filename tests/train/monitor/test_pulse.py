@@ -1,5 +1,6 @@
 import time
 
+import pytest
 import torch.distributed as dist
 
 from train.monitor.pulse import Pulse
@@ -59,3 +60,17 @@ def test_the_end_of_the_store_is_the_end_of_rank_0() -> None:
     wait_for(ends, 1)
     assert "nothing heard of rank 0" in ends[0]
     second.finish()
+
+
+def test_a_machine_that_was_suspended_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that were suspended, and woke a moment apart, took each other for dead."""
+    clock, away = time.monotonic, [0.0]
+    monkeypatch.setattr("train.monitor.pulse.time.monotonic", lambda: clock() + away[0])
+    ends: list[str] = []
+    found = pulses(dist.HashStore(), ends, 3)
+    time.sleep(0.2)
+    away[0] = 100.0
+    time.sleep(0.3)
+    assert ends == []
+    for pulse in found:
+        pulse.finish()

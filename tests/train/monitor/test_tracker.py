@@ -1,5 +1,7 @@
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -60,3 +62,37 @@ def test_a_log_file_gets_lines_instead_of_a_bar(capsys: pytest.CaptureFixture[st
     silent = Tracker(TrackerConfig("disabled"), out=Path("."), name="x", settings={}, speaks=False)
     silent.tell("nothing")
     assert capsys.readouterr().out == ""
+
+
+KILLED = """
+import sys
+import time
+from pathlib import Path
+import psutil
+from conf.tracker import TrackerConfig
+from train.monitor.tracker import Tracker
+
+tracker = Tracker(TrackerConfig("offline"), out=Path(sys.argv[1]), name="x", settings={}, speaks=True)
+tracker.log(1, {"loss": 2.0})
+run = tracker.run_id
+for child in psutil.Process().children(recursive=True):
+    child.kill()
+    child.wait()
+for step in range(2, 5):
+    time.sleep(0.3)  # it hears of it soon
+    tracker.log(step, {"loss": 2.0})
+tracker.log_table(5, "drafts", ("a", "b"), [("x", 1)])
+tracker.alarm("too high")
+tracker.finish()
+assert run and tracker.run_id == run
+"""
+
+
+def test_wandbs_process_may_be_killed(tmp_path: Path) -> None:
+    """Training died of it, unsaved: a signal to all processes of a job ends W&B's too."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    # Neither the mode of the tests nor the process of W&B that this one has.
+    environment = {name: value for name, value in os.environ.items() if "WANDB" not in name}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("W&B's process is gone") == 1 and "warning: too high" in run.stdout
