@@ -22,12 +22,14 @@ from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.draft_methods import DraftMethods
 from infer.drafters.outcome import Watch
 from infer.drafters.protocol import Drafters
+from infer.engine.agreement import shares
 from infer.engine.attention import NAME
 from infer.engine.cache import shape
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.runners import Runners
+from infer.engine.static import fixed_shapes
 from infer.engine.target import context_length
 from infer.loop import Limits, Step
 from infer.methods import Methods, library_processors
@@ -122,6 +124,9 @@ def check_compile(lm: PreTrainedModel, compile: bool) -> None:
     """Raises UserError where forwards have no fixed shapes to compile."""
     if compile and lm.device.type != "cuda":
         raise UserError(f"compile=true: wanted the model on a GPU, found it on {lm.device}")
+    if compile and not fixed_shapes(lm):
+        found = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
+        raise UserError(f"compile=true: wanted a whole model that takes fixed shapes, found {found}")
 
 
 def generate(
@@ -219,9 +224,11 @@ def _processors(
 
 def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfig) -> Output:
     # An SPM middle without a prefix begins its text, and so does what follows BOS alone.
-    opens = prompt.order == "spm" and not prompt.prefix if isinstance(prompt, Infill) else len(ids) == 1
+    opens = (
+        prompt.order == "spm" and not prompt.prefix if isinstance(prompt, Infill) else model.text.is_empty(ids)
+    )
     stream = model.text.stream(opens=opens)
-    return Output(stream, stop=decode.stop, ends=model.text.ends(ids))
+    return Output(stream, stop=decode.stop, ends=model.text.ends(ids) | model.text.unseen(decode.stop))
 
 
 def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractContextManager[None]:

@@ -76,7 +76,7 @@ class Methods:
             return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sdsat = method == "sdsat"
         automatic = sdsat and decode.probes == "auto"
-        k = decode.k or (self._adaptive.L if sdsat and self._adaptive else LOOKED_UP)
+        k = decode.k or min(self._adaptive.L if sdsat and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
             raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
         if not sdsat:

@@ -65,7 +65,9 @@ def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
     if isinstance(prompt, Infill):
         return text.infill(prompt)
     if isinstance(prompt, str):
-        return text.encode(prompt)
+        if not (ids := text.encode(prompt)):
+            raise UserError(f"{name}: wanted a text of at least one token, found {prompt!r}")
+        return ids
     strange = [id for id in prompt if not isinstance(id, Integral)]
     if strange:
         raise UserError(f"{name}: wanted token ids, whole numbers, found {strange[0]!r}")

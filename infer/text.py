@@ -114,6 +114,19 @@ class Text:
         asked = self._infilling is not None and self._infilling.mid in prompt
         return frozenset([self._infilling.eot]) if self._infilling and asked else frozenset()
 
+    def unseen(self, stop: Sequence[str]) -> frozenset[int]:
+        """The ids of special pieces that hold a string of `stop`: they are no part of the text that is told."""
+        special = {
+            id: piece.content
+            for id, piece in self._tokenizer.get_added_tokens_decoder().items()
+            if piece.special
+        }
+        return frozenset(id for id, piece in special.items() if any(one in piece for one in stop))
+
+    def is_empty(self, ids: Sequence[int]) -> bool:
+        """Whether this is the prompt of an empty text."""
+        return list(ids) == self._bos
+
     def _lead(self, text: str) -> str:
         """The text whose plain encoding is enc(text)."""
         return " " + text if self._implicit_space and text else text

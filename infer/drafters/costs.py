@@ -85,8 +85,9 @@ class Bench:
         self._clock = time.thread_time if alone else time.perf_counter
         self._batch, self._token = batch, lm.config.vocab_size // 2
         self._requests = [Request([self._token])] * batch
-        # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many.
-        self._runner.prefill([[self._token] * (context - ROWS[-1])] * batch)
+        # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many;
+        # theirs have as many drafts as the most rows, and probes beside these.
+        self._runner.prefill([[self._token] * (context - ROWS[-1] - PROBES)] * batch)
 
     def burst(self, q: int) -> float:
         """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's

@@ -6,14 +6,14 @@ Knows the order in which a cache is filled; knows no drafting and no choosing.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from infer.engine.agreement import shares
 from infer.engine.attention import band
 from infer.engine.forward import DynamicForward, Forward
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
-from infer.engine.static import StaticForward
+from infer.engine.static import StaticForward, fixed_shapes
 from infer.engine.target import Target
 from infer.trees.tree import Tree
 
@@ -38,7 +38,7 @@ class Runner:
         compile: bool = False,
     ) -> None:
         if static is None:
-            static = lm.device.type == "cuda" and lm._can_compile_fullgraph and shares(lm) == 1
+            static = lm.device.type == "cuda" and fixed_shapes(lm)
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
         self.static = static
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
@@ -80,9 +80,19 @@ class Runner:
             ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
             target.cache.place(longest)
             positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
-            target.hidden(ids.to(target.device), positions, None)
+            target.hidden(ids.to(target.device), positions, self._windows(longest))
             band.cache_clear()  # n x n bytes: of a long prompt a GiB, for no one else
         target.cache.commit([range(len(text)) for text in texts])
+
+    def _windows(self, n: int) -> dict[str, Tensor | None] | None:
+        """The masks of prompts of `n` tokens where layers see fewer: not every model tells its attention."""
+        target = self._target
+        if not any(window and window < n for window in target.windows.values()):
+            return None
+        return {
+            kind: band(n, window, target.device) if window and window < n else None
+            for kind, window in target.windows.items()
+        }
 
     @torch.inference_mode()
     def forward(

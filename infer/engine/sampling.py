@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+COLDEST = 1e-30  # logits divided by less are beyond what float32 can tell apart
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -17,8 +19,9 @@ class Sampling:
         return self.temperature == 0 or self.top_k > 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: wanted at least 0, found {self.temperature}")
+        if not (self.temperature == 0 or COLDEST <= self.temperature < float("inf")):
+            wanted = f"0 (the likeliest token) or at least {COLDEST:g}"
+            raise ValueError(f"temperature: wanted {wanted}, found {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k: wanted at least 0 (all tokens), found {self.top_k}")
         if not 0 < self.top_p <= 1:

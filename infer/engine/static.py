@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from infer.engine.agreement import shares
 from infer.engine.alibi import biased
 from infer.engine.gate import CLOSED
 from infer.engine.head import Logits
@@ -45,6 +47,11 @@ class Shape(NamedTuple):
     sampling: Sampling
     keeps_logits: bool  # for picks that are made on the host
     draws: bool  # what may follow every row, for a draft model, instead of picks
+
+
+def fixed_shapes(lm: PreTrainedModel) -> bool:
+    """Whether a model's control flow depends on no data, as the library says, and it is whole here."""
+    return lm._can_compile_fullgraph and shares(lm) == 1
 
 
 class StaticForward:

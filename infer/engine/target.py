@@ -3,6 +3,7 @@
 B sequences, q rows each, d wide
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -42,9 +43,9 @@ class Target:
             shares=shares(lm),
         )
 
-    def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: dict[str, Tensor] | None) -> Tensor:
+    def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: Mapping[str, Tensor | None] | None) -> Tensor:
         """(B, q, d), the rows in the slots of the cache; `masks` (B, 1, q, columns), with ALiBi's slopes
-        (B, H, q, columns), by kind of layer, and without them the rows are prompts, or one row that sees
+        (B, H, q, columns), by kind of layer, and without one the rows are prompts, or one row that sees
         all there is.
         """
         output = self.decoder(

@@ -9,7 +9,7 @@ folder, so none of them may need more than Transformers, PyTorch and NumPy.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,13 +56,14 @@ class Drafting:
 
     ids: Sequence[int]
     k: int  # drafts in a row
+    given: bool  # by the call; else it is the training's
     probes: str | int  # under which drafts: "auto", "root", "all" or a number
     seed: int | None
 
     @classmethod
-    def of(cls, ids: Sequence[int], k: Any, probes: Any, seed: Any) -> "Drafting":
+    def of(cls, ids: Sequence[int], L: int, k: Any, probes: Any, seed: Any) -> "Drafting":
         """By a call's arguments, of any type. Raises ValueError, naming the argument, for what cannot be."""
-        k = whole("k", k)
+        given, k = k is not None, whole("k", L if k is None else k)
         check_probes(ids, k)
         if seed is not None and not 0 <= (seed := whole("seed", seed)) < SEEDS:
             raise ValueError(f"seed: wanted a number of up to 63 bits, found {seed}")
@@ -71,7 +72,7 @@ class Drafting:
             probes = whole("probes", probes)
         if probes not in PROBES and (isinstance(probes, str) or probes < 1):
             raise ValueError(f"probes: wanted auto, root, all or a number of nodes from 1 on, found {probes!r}")
-        return cls(ids, k, probes, seed)
+        return cls(ids, k, given, probes, seed)
 
     @property
     def automatic(self) -> bool:
@@ -86,10 +87,16 @@ class Drafting:
             return kept.policy(lm, self.k, batch=batch, capacity=capacity, sampling=sampling)
         return FixedPolicy(self.k, self.probes)
 
-    def check_left(self, left: int) -> None:
-        """Raises ValueError for more drafts in a row than the context has room for; measurements draft less."""
-        if self.k > left and not self.automatic:
+    def within(self, left: int) -> "Drafting":
+        """No more drafts in a row than the context has room for; measurements draft less in any case.
+
+        Raises ValueError where more were asked for.
+        """
+        if self.k <= left or self.automatic:
+            return self
+        if self.given:
             raise ValueError(f"k: wanted at most the {left} tokens that the context has left, found {self.k}")
+        return replace(self, k=left)
 
     def seeds(self, sampling: Sampling, sequences: int) -> list[int]:
         """Another one for each sequence. Where none is given PyTorch's generator decides, as over the
@@ -133,7 +140,7 @@ def generate(
         return library(custom_generate=custom_generate, **asked, **given)
     if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
         raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
-    drafting = Drafting.of(adaptive_ids, L if k is None else k, probes, seed)
+    drafting = Drafting.of(adaptive_ids, L, k, probes, seed)
     configs = [one for one in (generation_config, model.generation_config) if one]
     check_healing(asked, configs)
     _take_stop_strings(asked, configs)
@@ -179,7 +186,7 @@ def _decode(
     pad: Any = generation_config._pad_token_tensor
     context = context_length(lm.config)
     check_length(prompts, limits.max_new_tokens, context)
-    drafting.check_left(context - max(map(len, prompts)))
+    drafting = drafting.within(context - max(map(len, prompts)))
     _check_together(lm, drafting, limits, pad, streamer, sequences=B)
     sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)
     requests = [

@@ -12,7 +12,9 @@ from transformers import LogitsProcessorList, NoBadWordsLogitsProcessor, PreTrai
 
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
+from infer.api import check_compile
 from infer.drafters.adaptive import FixedPolicy
+from infer.engine.target import context_length
 from infer.requests import Prompt
 
 METHODS = {
@@ -175,8 +177,8 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        ({"temperature": -0.1}, "decode.temperature: wanted at least 0, found -0.1"),
-        ({"temperature": float("nan")}, "decode.temperature: wanted at least 0, found nan"),
+        ({"temperature": -0.1}, r"decode.temperature: wanted 0 .*or at least 1e-30, found -0.1"),
+        ({"temperature": float("nan")}, r"decode.temperature: wanted 0 .*or at least 1e-30, found nan"),
         ({"temperature": 1.0, "top_p": 0.0}, "decode.top_p: wanted a share above 0, up to 1, found 0.0"),
         ({"temperature": 1.0, "top_p": 1.1}, "decode.top_p: wanted a share above 0, up to 1, found 1.1"),
         ({"temperature": 1.0, "top_k": -1}, "decode.top_k: wanted at least 0"),
@@ -311,3 +313,37 @@ def test_another_runtime_error_is_not_taken_for_want_of_memory(model: Model, mon
     monkeypatch.setattr("infer.engine.runner.Runner.forward", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         next(generate(model, "x", DecodeConfig("plain")))
+
+
+def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> None:
+    """Special pieces are no part of the text that is told: with stop=["<|im_end|>"] it went on."""
+    special, id = next(
+        (one.content, id) for id, one in model.text._tokenizer.get_added_tokens_decoder().items()
+    )
+    decode = DecodeConfig("plain", max_new_tokens=6, stop=[special[1:]])
+    always = LogitsProcessorList([lambda ids, scores: scores.index_fill(1, torch.tensor([id]), 1e4)])
+    assert outcomes(model, "import os\n", decode, processors=always) == [([id], "")]
+
+
+def test_k_that_was_not_given_fits_the_context(model: Model) -> None:
+    """Of one prompt near the longest length a whole batch was refused, for a k that nobody had asked for."""
+    left = 2
+    near = [13 + id % 300 for id in range(context_length(model.lm.config) - left)]
+    wanted = outcomes(model, [near, [20, 30]], DecodeConfig("plain", max_new_tokens=left))
+    for chosen in ({"method": "prompt_lookup"}, {"method": "sdsat", "probes": "root"}, {"method": "sdsat"}):
+        assert outcomes(model, [near, [20, 30]], DecodeConfig(max_new_tokens=left, **chosen)) == wanted  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=f"decode.k: wanted at most the {left} tokens that the context has left, found 3"
+    ):
+        generate(model, near, DecodeConfig("prompt_lookup", k=3, max_new_tokens=left))
+
+
+def test_what_has_no_fixed_shapes_is_not_compiled(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """compile=true was accepted, and did nothing, for a model over several ranks or of another architecture."""
+    monkeypatch.setattr(type(model.lm), "device", torch.device("cuda"))
+    check_compile(model.lm, True)
+    monkeypatch.setattr(type(model.lm), "_can_compile_fullgraph", False)
+    with pytest.raises(
+        UserError, match="compile=true: wanted a whole model that takes fixed shapes, found llama"
+    ):
+        check_compile(model.lm, True)

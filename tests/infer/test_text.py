@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from conf import UserError
 from infer import Infill
 from infer.models.checkpoint import load_text
 from infer.output import Output
+from infer.requests import ids_of
 from infer.text import Text
 
 
@@ -112,3 +116,17 @@ def test_a_tokenizer_that_cannot_spell_within_the_rows_is_told(base_dir: Path, t
     (tmp_path / "config.json").write_text('{"vocab_size": 280}')
     with pytest.raises(UserError, match="wanted a spelling of .* within the model's rows"):
         load_text(tmp_path).encode("def import return self")
+
+
+def test_behind_one_token_a_text_goes_on(text: Text) -> None:
+    """A prompt of one id was taken for BOS alone: the space with which its text went on was lost."""
+    first, *_ = text.encode("x")[1:]
+    assert text.is_empty(text.encode("")) and not text.is_empty([first])
+
+
+def test_a_text_of_no_token_is_told() -> None:
+    """It was an IndexError."""
+    words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    words.pre_tokenizer = WhitespaceSplit()
+    with pytest.raises(UserError, match=r"^prompts\[1\]: wanted a text of at least one token, found ' '$"):
+        ids_of(" ", "prompts[1]", text=Text(words), rows=1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.drafters.costs import Bench, Costs, measure_costs, rising
+from infer.drafters.costs import ROWS, Bench, Costs, measure_costs, rising
 from infer.engine.pick import candidates, pick
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -84,3 +84,11 @@ def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
     assert bench.step(1) == pytest.approx(left)
     monkeypatch.setattr("infer.engine.reading.candidates", hands.after(3.0, candidates))
     assert bench.step(4) == pytest.approx(left + 3.0)
+
+
+def test_fixed_shapes_of_all_rows_have_the_same_columns() -> None:
+    """From 48 rows on a forward was measured over more columns of the cache: `auto` found its rows too dear."""
+    bench = Bench(tiny_llama(), batch=1, context=256, static=True)
+    for q in ROWS:
+        bench.step(q)
+    assert {shape.columns for shape in bench._runner._forward._graphs[GREEDY]} == {256}  # type: ignore[attr-defined]

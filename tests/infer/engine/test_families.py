@@ -39,6 +39,9 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16} | {
+    "shared_expert_intermediate_size": 16
+}
 FAMILIES = {
     "llama": ("llama", {}),
     "codellama": (
@@ -59,6 +62,10 @@ FAMILIES = {
     "qwen3": ("qwen3", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
     "starcoder2, window": ("starcoder2", {"sliding_window": 6, "use_bias": True}),
+    "qwen2_moe, windows": (  # its attention hears of no window but by the mask: long prompts were read without
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, **EXPERTS},
+    ),
     "opt": ("opt", {"ffn_dim": 64, "init_std": 0.3}),
     "opt, projected": (
         "opt",

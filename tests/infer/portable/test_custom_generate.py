@@ -290,3 +290,14 @@ def test_the_arguments_can_be_read() -> None:
     """`partial(generate, ...)` of the bundle shows them in help()."""
     names = inspect.signature(partial(generate, adaptive_ids=(6,), L=5)).parameters
     assert {"k", "probes", "seed"} <= set(names)
+
+
+def test_k_of_training_fits_the_context(lm: PreTrainedModel, ours: Generate) -> None:
+    """Near the longest length a call without k was refused for it."""
+    left = 2
+    prompt = torch.tensor([[13 + id % 300 for id in range(lm.config.max_position_embeddings - left)]])
+    asked: dict[str, Any] = {"max_new_tokens": left, "do_sample": False}
+    for probes in ("root", "all", 1):
+        assert torch.equal(ours(prompt, **asked, probes=probes), lm.generate(prompt, **asked))
+    with pytest.raises(ValueError, match="k: wanted at most the 2 tokens that the context has left, found 3"):
+        ours(prompt, **asked, probes="root", k=3)
