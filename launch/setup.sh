@@ -2,6 +2,11 @@
 # Makes .venv with the versions of requirements.lock; does nothing where it is up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# A checkout that was moved: the scripts of .venv name the Python of the old place.
+if [[ -f .venv/bin/activate ]] && ! grep -qF "$(cd .venv && pwd -P)" .venv/bin/activate; then
+    echo "setup: .venv was made in another folder: it is made anew"
+    rm -rf .venv
+fi
 if ! cmp -s requirements.lock .venv/installed.lock; then
     echo "setup: installing the locked dependencies into .venv"
     if [[ ! -x .venv/bin/pip ]]; then

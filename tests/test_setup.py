@@ -41,3 +41,16 @@ def test_no_python_is_one_sentence(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert run.stderr == "error: wanted Python 3.11 or newer on the path, found Python 3.9.2\n"
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_checkout_that_was_moved_gets_a_new_environment(tmp_path: Path) -> None:
+    """Its scripts named the Python of the old place, and every command was a ModuleNotFoundError."""
+    (tmp_path / "a").mkdir()
+    python = {"python3.11": f'exec "{sys.executable}" "$@"'}
+    assert set_up(tmp_path / "a", python).returncode == 0
+    (tmp_path / "a").rename(tmp_path / "b")
+    for place in ("launch", "programs"):
+        shutil.rmtree(tmp_path / "b" / place)
+    run = set_up(tmp_path / "b", python)
+    assert run.returncode == 0 and "setup: .venv was made in another folder" in run.stdout, run.stderr
+    assert str(tmp_path / "b" / ".venv") in (tmp_path / "b" / ".venv" / "bin" / "activate").read_text()

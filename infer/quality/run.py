@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from conf import UserError
+from conf import LoneError, UserError
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
@@ -24,7 +24,7 @@ from infer.quality.answers import answer
 from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
 from infer.quality.result import RESULT, result
-from infer.quality.verdicts import cases, judge, late_ones
+from infer.quality.verdicts import cases, digest, judge, late_ones
 from infer.quality.work import Work, find_work, whose
 from infer.report.parts import SCHEMAS
 from infer.report.terminal import print_report
@@ -51,9 +51,11 @@ def run(config: QualityConfig) -> None:
 
 def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path, members: Members) -> None:
     """The result, written."""
-    sandbox = open_sandbox(config.sandbox) if work.executes else None
+    sandbox = open_sandbox(config.sandbox) if work.executed else None
     if sandbox:
         tell(members, f"sandbox: {sandbox.told}")
+        if members.first:
+            _check_languages(sandbox, work)
     for name in set(config.decoders) - set(work.decoders):
         tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
     with crew.folder(out, {**made, **_place(sandbox)}, members) as partial:
@@ -66,6 +68,15 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
             header = read_header(partial / HEADER)
             write_json(partial / RESULT, sealed(result(header, answered.read() | judged)))
             write_manifest(partial, "quality", made)
+
+
+def _check_languages(sandbox: Sandbox, work: Work) -> None:
+    """Raises LoneError, before an answer is given, for a language whose right answers would not pass."""
+    try:
+        for language in work.executed:
+            sandbox.check(language)
+    except UserError as error:
+        raise LoneError(str(error), page=error.page) from error
 
 
 def _place(sandbox: Sandbox | None) -> dict[str, Any]:
@@ -124,12 +135,12 @@ def _judge(
 ) -> dict[str, Any]:
     """The verdicts by unit, of which each rank made its share; those that came late once more, alone."""
     lists = list(cases(work.benchmarks, answered.values()))
-    names = [f"verdicts-{index:04}" for index in range(len(lists))]
+    names = [f"verdicts-{index:04}-{digest(some)}" for index, some in enumerate(lists)]
     by_name, units = dict(zip(names, lists)), Units(folder, names)
     mine = units.open(members)
     with Progress(disable=not members.first) as progress:
         for name in progress.track(mine, description="verdicts"):
-            verdicts = judge(by_name[name], sandbox, config.workers or _cores(members))
+            verdicts = judge(by_name[name], sandbox, _workers(config, members))
             units.save(name, {"verdicts": verdicts})
     members.wait()
     found = units.read()
@@ -142,9 +153,9 @@ def _judge(
     return found | again.read()
 
 
-def _cores(members: Members) -> int:
-    """The share of this rank in the machine."""
-    return max(1, len(os.sched_getaffinity(0)) // members.world)
+def _workers(config: QualityConfig, members: Members) -> int:
+    """Programs that this rank judges at once."""
+    return max(1, (config.workers or len(os.sched_getaffinity(0))) // members.world)
 
 
 def tell(members: Members, line: str) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ class Work:
     batches: list[Batch]
 
     @property
-    def executes(self) -> bool:
-        """Whether any answer is executed."""
-        return any(problem.tests for problems in self.benchmarks.values() for problem in problems)
+    def executed(self) -> list[str]:
+        """The languages in which answers are executed."""
+        problems = chain.from_iterable(self.benchmarks.values())
+        return list(dict.fromkeys(problem.language for problem in problems if problem.tests))
 
     def made(self) -> dict[str, Any]:
         """What decides the result beside settings and models: the problems as they were read, in order."""

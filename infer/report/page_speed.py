@@ -95,7 +95,7 @@ def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
     head = [
         "dtype",
         "weights",
-        "copy bandwidth",
+        "bandwidth",
         "multiplications",
         "least time of a forward of one row",
         "measured",
@@ -105,7 +105,7 @@ def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
         [
             one["dtype"],
             quantity(one["weights_bytes"], "B"),
-            quantity(one["copy_bytes_per_second"], "B/s"),
+            quantity(max(one["copy_bytes_per_second"], one["read_bytes_per_second"]), "B/s"),
             quantity(one["flops_per_second"], "FLOP/s"),
             f"{one['forward_ms'][0][1]:.3g} ms",
             f"{ms:.3g} ms" if (ms := measured.get(one["dtype"], {}).get(1)) else "",

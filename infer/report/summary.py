@@ -89,7 +89,7 @@ def headline(best: Iterable[Row], scores: Iterable[Row]) -> str:
     if coolest:
         coolest = [row for row in coolest if row["temperature"] == min(one["temperature"] for one in coolest)]
         told.append(_speed_told(coolest))
-    gaps = [score for score in scores if score["difference"] is not None]
+    gaps = _first_scores(score for score in scores if score["difference"] is not None)
     if any(gap["model"] or gap["base"] for gap in gaps):
         told.append(_quality_told(gaps))
     return " ".join(told)
@@ -100,9 +100,22 @@ def _span(pattern: str, values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(pattern.format(end) for end in (min(values), max(values))))
 
 
+def _first_scores(scores: Iterable[Row]) -> list[Row]:
+    """Of each benchmark and language the score of one answer, at the lowest temperature."""
+    of_one = [score for score in scores if score["metric"] in ("pass@1", "exact match")]
+    return [
+        min(mine, key=lambda score: score["temperature"])
+        for mine in groups(of_one, "benchmark", "language").values()
+    ]
+
+
 def _quality_told(gaps: list[Row]) -> str:
     between = _span("{:+.1f}", [100 * gap["difference"] for gap in gaps])
-    told = f"The quality is the base model's {between} points on {len(gaps)} benchmark{'s' * (len(gaps) > 1)}"
+    count = len({gap["benchmark"] for gap in gaps})
+    places = f"{count} benchmark{'s' * (count > 1)}"
+    if count < len(gaps):
+        places = f"{len(gaps)} languages of {places}"
+    told = f"The quality is the base model's {between} points on {places}"
     if all(gap["interval"] for gap in gaps):
         clear = sum(not gap["interval"][0] <= 0 <= gap["interval"][1] for gap in gaps)
         told += f", {clear or 'none'} of them beyond the difference's 95 % interval"

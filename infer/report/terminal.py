@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from infer.report.rows import FORWARD, Row, differs, groups, label, number, percent, same, span, task
+from infer.report.rows import FORWARD, Row, differs, drafts, groups, label, number, percent, same, span, task
 from infer.report.summary import sentence
 from infer.report.terminal_quality import print_scores
 
@@ -36,9 +36,8 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"
         console.print(f"{name}, temperature {temperature:g}: {counts}", markup=False)
         console.print(speed_table(mine))
-        console.print(
-            told.get((name, temperature), "the texts were too short for drafts"), "", markup=False, sep="\n"
-        )
+        nothing = "the texts were too short for drafts" if any(map(drafts, mine)) else ""
+        console.print(told.get((name, temperature), nothing), "", markup=False, sep="\n")
     for one in report["speed"]["skipped"]:
         console.print(f"left out: {one['prompt_set']}: {one['reason']}", markup=False)
     for one in report["speed"]["left_out"]:

@@ -5,7 +5,7 @@ import secrets
 
 from conf import UserError
 from infer.sandbox.guard.job import Job, Limits, Step
-from infer.sandbox.languages import LANGUAGES, Language, command, jars, missing_toolchain
+from infer.sandbox.languages import LANGUAGES, Language, command, folder_of, jars, missing_toolchain, tools
 from infer.sandbox.program import Program, Verdict
 from infer.sandbox.python import ENVIRONMENT, reason
 from infer.sandbox.room import Room
@@ -37,10 +37,13 @@ def judge(program: Program, *, level: str, limits: Limits) -> Verdict:
 def _steps(language: Language) -> tuple[list[Step], list[str]]:
     steps: list[Step] = []
     trees: list[str] = []
+    # A tool may be a script for another: tsc begins with "#!/usr/bin/env node".
+    path = ":".join(dict.fromkeys([*map(folder_of, tools(language)), ENVIRONMENT["PATH"]]))
+    environment = ENVIRONMENT | language.environment | {"PATH": path}
     for words in (language.compile, language.run):
         if words:
             found, needed = command(words)
-            steps.append(Step(found, ENVIRONMENT | language.environment, language.address_space))
+            steps.append(Step(found, environment, language.address_space))
             trees += needed
     if "{jars}" in " ".join(language.run):
         trees += jars()

@@ -163,11 +163,17 @@ def missing_toolchain(language: str) -> str | None:
     if language not in LANGUAGES:
         return f"a way to run {language} (there is one for python, {', '.join(LANGUAGES)})"
     found = LANGUAGES[language]
-    for tool in (*found.compile[:1], found.run[0], *found.tools):
-        if not tool.startswith("./") and not shutil.which(tool):
+    for tool in tools(found):
+        if not shutil.which(tool):
             return tool
     lacks = not jars() if language == "java" else not _works(found.trial)
     return found.library if lacks else None
+
+
+def tools(language: Language) -> list[str]:
+    """The programs on the path that a language needs."""
+    named = (*language.compile[:1], language.run[0], *language.tools)
+    return [tool for tool in named if not tool.startswith("./")]
 
 
 @cache
@@ -196,6 +202,11 @@ def place_of(tool: str) -> tuple[str, str | None]:
     # A program may ask by which name it was called: only its folder is made real.
     path = path if path.name == tool else Path(found).parent.resolve() / tool
     return str(path), None if str(path).startswith("/usr/") else str(path.parents[1])
+
+
+def folder_of(tool: str) -> str:
+    """The folder in which a room finds a program."""
+    return str(Path(place_of(tool)[0]).parent)
 
 
 def command(words: tuple[str, ...]) -> tuple[list[str], list[str]]:

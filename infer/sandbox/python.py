@@ -22,8 +22,10 @@ from infer.sandbox.room import HERE, Room
 GRACE = 2.0  # seconds for a solution that has left its tests to end, so that it can be said how
 _BEGIN = "import sys; sys.path.append(sys.argv[1]); from players.{0} import main; main(sys.path.pop() + '/job')"
 _PLAYERS = ("__init__", "wire", "solution", "tests")
+# Real ones: in the room a link's target, of a folder on the way too, is not there.
 _ASK = (
-    "import os, sys; print(os.path.realpath(sys.executable), sys.base_prefix, sys.base_exec_prefix, sep='\\n')"
+    "import os, sys; "
+    "print(*map(os.path.realpath, (sys.executable, sys.base_prefix, sys.base_exec_prefix)), sep='\\n')"
 )
 ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from conf import UserError
-from infer.sandbox import compiled, python
+from infer.sandbox import compiled, python, right
 from infer.sandbox.config import SandboxConfig
 from infer.sandbox.guard.job import Job, Report
 from infer.sandbox.guard.rooms import LEVELS
@@ -72,6 +72,17 @@ class Sandbox:
         """The verdicts on several, so many at a time."""
         with ThreadPoolExecutor(workers) as pool:
             return list(pool.map(self.judge, programs))
+
+    def check(self, language: str) -> None:
+        """Raises UserError where a right program of a language does not pass here."""
+        if language == "python":  # the sandbox was opened by one
+            return
+        verdict = self.judge(right.program(language))
+        if not verdict.passed:
+            raise UserError(
+                f"language {language}: wanted a right program to pass in the sandbox, found it "
+                f"{verdict.reason!r}: install its tools below /usr, raise sandbox.cpu_seconds, or leave it out"
+            )
 
     def trial(self) -> Report:
         """Runs a program that tries what it must be able to do, and what not. Raises OSError where no room

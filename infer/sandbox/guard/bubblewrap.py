@@ -46,7 +46,7 @@ def _write(path: str, text: str) -> None:
 def _walls(job: Job, folder: str) -> Iterator[str]:
     """Bubblewrap's arguments, in the order in which it acts on them."""
     yield from ("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
-    trees = {sys.base_prefix, sys.base_exec_prefix, *job.trees}
+    trees = {*map(os.path.realpath, (sys.base_prefix, sys.base_exec_prefix)), *job.trees}
     own = sorted(tree for tree in trees if not tree.startswith("/usr/"))
     for path in (*SYSTEM, *(f"/etc/{name}" for name in (*ETC, *_java())), *own):
         if os.path.islink(path):

@@ -89,8 +89,8 @@ def build(job: Job) -> None:
     os.mkdir(_OLD[1:])
     kernel.pivot_root(".", _OLD[1:])
     os.chdir("/")
-    for path in (*SYSTEM, *(f"/etc/{name}" for name in _etc()), *job.trees):
-        _show(path)
+    for path in (*SYSTEM, *(f"/etc/{name}" for name in _etc()), *sorted(job.trees)):
+        _show(path)  # a tree before what lies in it, which is then there
     _devices()
     _own_files(job)
     _read_only()

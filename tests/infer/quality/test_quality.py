@@ -127,6 +127,9 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
 
         level, told = "namespaces", "busy"
 
+        def check(self, language: str) -> None:
+            assert language == "python"
+
         def judge_all(self, programs: Any, workers: int) -> list[Verdict]:
             judged.append((len(programs), workers))
             late = [Verdict(False, "timed out after 20 s"), Verdict(False, "timed out after 10 s of computing")]

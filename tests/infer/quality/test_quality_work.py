@@ -54,7 +54,7 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
     monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
     found = find_work(run())
     told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
-    assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executes
+    assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executed
     with pytest.raises(UserError, match=r"found none \(humaneval python: the python interpreter is missing\)"):
         find_work(run(names=("humaneval",)))
 

