@@ -35,7 +35,10 @@ drill() {
         fuzz) run fuzz --folder "$out/fuzz" ;;
         places) run places "$out/places" ;;
         demo_places) run demo_places "$out/demo_places" one-core memory+no-home offline+homeless+umlauts --like "$demo" ;;
-        repeatability) run repeatability "$out/repeatability" "model=$model" "draft=$draft" prompts=humaneval ;;
+        repeatability)
+            run repeatability "$out/repeatability" experiment=demo "model=$model" "draft=$draft" \
+                "prompts.held_out.path=$held_out"
+            ;;
         versions) run versions "$out/versions" --pythons python3.11 python3.12 ;;
         learning) measure objectives_learn "$demo/data" "$base" "$out/learning" ;;
         data_rate) measure data_prep "$shared/starcoder_sample" "$shared/tokenizers/codellama-7b" --rounds 5 ;;
@@ -43,7 +46,7 @@ drill() {
         loss_memory) measure loss_memory ;;
         plan_memory) measure memory ;;
         export_memory | loop_overhead | draft_overhead) measure "$1" ;;
-        baseline) measure baseline 15M 110M --new 96 --rounds 3 ;;
+        baseline) measure baseline 15M 110M 1.1B --new 96 --rounds 3 ;;
         policies) measure policies "$model" "$held_out" --base "$base" --count 10 ;;
         harness) measure harness --k 3 7 --new 200 --rounds 2 --ms 20 1 ;;
         study)

@@ -1,6 +1,6 @@
 """Does a second run of the speed report tell the same? Each row's speedup against the other run's interval.
 
-    python -m tests.drills.repeatability OUT model=DIR prompts=humaneval ... (the settings of infer.speed)
+    python -m tests.drills.repeatability OUT experiment=demo model=DIR ... (the settings of infer.speed)
 
 Both runs have the same prompts, so that what differs is the machine's. Of two runs that differ by chance alone
 the second's speedup lies within the first's interval in some 83 of 100 rows at least, and nearly all intervals
