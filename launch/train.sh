@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Train on all GPUs of this machine: launch/train.sh experiment=sdsat_7b_l5 data.path=... model.path=... out=...
-# SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP save and end it with code 75: the same command goes on with the run.
+# SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP save and end it with code 75: the same command goes on
+# with the run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source .venv/bin/activate

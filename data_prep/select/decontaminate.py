@@ -25,7 +25,7 @@ from ahocorasick_rs import BytesAhoCorasick
 NGRAM = 13
 LEAST_WORDS = 5
 SHARED = (
-    30  # tasks of one file or configuration; the same task in MultiPL-E's languages is not counted together
+    30  # tasks of one file; MultiPL-E has a file for each language, so a task's translations are no boilerplate
 )
 BORDER = b"\x01"  # between documents; no word of any text holds it
 WORD_BYTES = (string.ascii_lowercase + string.digits + "_").encode()
