@@ -193,8 +193,10 @@ def strike(command: Command, wanted: Whole, chance: random.Random, found: Found)
     began = time.monotonic()
     if impatient := whom == "main" and chance.random() < 0.5:
         at_once(command, wanted, found)
-    _, left = psutil.wait_procs([run, *ours, *others], AFTER_ALL if whom == "all" else AFTER_ONE)
-    if left := [*left, *command.processes()]:
+    limit = AFTER_ALL if whom == "all" else AFTER_ONE
+    _, left = psutil.wait_procs([run, *ours, *others], limit)
+    _, unseen = psutil.wait_procs(command.processes(), limit)  # begun between the look and the kill
+    if left := [*left, *unseen]:
         found.faults.append(f"{when} {whom}: {', '.join(map(str, left))} went on")
         end(left)
         psutil.wait_procs(left, AFTER_ALL)
