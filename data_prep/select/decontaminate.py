@@ -24,9 +24,7 @@ from ahocorasick_rs import BytesAhoCorasick
 
 NGRAM = 13
 LEAST_WORDS = 5
-SHARED = (
-    30  # tasks of one file; MultiPL-E has a file for each language, so a task's translations are no boilerplate
-)
+SHARED = 30  # tasks of one file, of which MultiPL-E has one for each language: translations do not add up
 BORDER = b"\x01"  # between documents; no word of any text holds it
 WORD_BYTES = (string.ascii_lowercase + string.digits + "_").encode()
 LOWER = bytes(

@@ -82,7 +82,7 @@ def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterat
 
     Raises UserError as `begun` does. One that a rank meets in the block is told by that rank, whichever it is.
     """
-    with _told_by_its_rank():
+    with told_by_its_rank():
         if members.first:
             with begun(out, made) as partial:
                 members.wait()
@@ -97,7 +97,8 @@ def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterat
 
 
 @contextmanager
-def _told_by_its_rank() -> Iterator[None]:
+def told_by_its_rank() -> Iterator[None]:
+    """Around what not every rank does: its UserError becomes a LoneError, told whichever rank it is."""
     try:
         yield
     except UserError as error:

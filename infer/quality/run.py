@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from conf import LoneError, UserError
+from conf import UserError
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
@@ -72,11 +72,9 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
 
 def _check_languages(sandbox: Sandbox, work: Work) -> None:
     """Raises LoneError, before an answer is given, for a language whose right answers would not pass."""
-    try:
+    with crew.told_by_its_rank():
         for language in work.executed:
             sandbox.check(language)
-    except UserError as error:
-        raise LoneError(str(error), page=error.page) from error
 
 
 def _place(sandbox: Sandbox | None) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conf import LoneError, UserError
+from conf import UserError
 from conf.pages import ANOTHER
 from conf.sealed import read_result
 from conf.stage import BEGUN, begun, partial_of
+from infer.measure.crew import told_by_its_rank
 
 
 def check_place(out: Path, made: Mapping[str, Any]) -> None:
@@ -17,13 +18,11 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
     partial = partial_of(out)
     new = [folder for folder in (partial, *partial.parents) if not folder.exists()]
     record = partial / BEGUN
-    try:
+    with told_by_its_rank():
         if record.is_file():
             _check_threads(read_result(record), made, partial)
         with begun(out, made):
             pass
-    except UserError as error:
-        raise LoneError(str(error), page=error.page) from error
     if new:
         record.unlink()
     for folder in new:

@@ -61,12 +61,13 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, newest first."""
-    found = [path for path in folder.glob("step-*") if _step(path).isdigit()]
-    return sorted(found, key=lambda path: int(_step(path)), reverse=True)
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=step_of, reverse=True)
 
 
-def _step(folder: Path) -> str:
-    return folder.name.removeprefix("step-")
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's folder is named for."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def find_whole(

@@ -21,7 +21,14 @@ from conf import UserError
 from conf.files import write_json
 from conf.sealed import read_result, sealed
 from conf.stage import check_same, lock
-from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints, read_checkpoint, write_checkpoint
+from train.engine.checkpoint import (
+    Checkpoint,
+    find_whole,
+    list_checkpoints,
+    read_checkpoint,
+    step_of,
+    write_checkpoint,
+)
 from train.engine.engine import Engine
 from train.engine.files import BrokenFile
 from train.engine.partitions import to_universal
@@ -32,7 +39,7 @@ from train.folder import CHECKPOINTS, RUN
 def prune(folder: Path, *, keep_last: int, keep_every: int) -> None:
     """Remove all checkpoints but the last ones and, unless 0, those of every so many steps."""
     for old in list_checkpoints(folder)[keep_last:]:
-        if not keep_every or int(old.name.removeprefix("step-")) % keep_every:
+        if not keep_every or step_of(old) % keep_every:
             removed = old.with_name(f".{old.name}.removed")
             with _told_if_it_fails(old):
                 old.rename(removed)  # first: killed amid it, no checkpoint is left that lacks files

@@ -6,6 +6,7 @@ Only rank 0 speaks. Knows no training; numbers come in by name.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ class Tracker:
     def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Record a table of a step."""
         if rows:
-            table = wandb.Table(list(columns), [list(row) for row in rows])
-            self._send(lambda run: run.log({name: table}, step=step))
+            table = partial(wandb.Table, list(columns), [list(row) for row in rows])
+            self._send(lambda run: run.log({name: table()}, step=step))
 
     def tell(self, sentence: str) -> None:
         """A line on the console."""
