@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import resource
+import stat
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -11,20 +12,47 @@ from typing import Any
 
 from conf.errors import UserError, in_one_line
 
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 def file_to_write(setting: str, name: str | None) -> Path | None:
     """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
     no place.
     """
-    path = Path(name) if name else None
-    if path and (path.is_dir() or not path.parent.is_dir()):
-        found = "a folder" if path.is_dir() else f"no {path.parent}"
+    if not name:
+        return None
+    path, target = Path(name), Path(os.path.realpath(name))
+    if path.is_dir() or not target.parent.is_dir():
+        found = "a folder" if path.is_dir() else f"no {target.parent}"
         raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
-    if path and not os.access(path.parent, os.W_OK):
+    _check_replaceable(target, f"{setting}={path}")
+    if target.exists() and is_mount_point(target):
         raise UserError(
-            f"{setting}={path}: wanted a folder that can be written, found that {path.parent} cannot"
+            f"{setting}={path} must be a file that can be replaced, got a mount point. Mount its folder instead."
         )
+    temporary = _temporary(target)
+    try:
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{setting}={path}: wanted a folder that can be written, found {error.strerror} for {temporary}"
+        ) from error
     return path
+
+
+def is_mount_point(path: Path) -> bool:
+    """Whether something is mounted at an absolute path without links, also what `docker -v` binds there from
+    the same file system.
+    """
+    import psutil  # late: 40 ms
+
+    return os.path.ismount(path) or str(path) in {one.mountpoint for one in psutil.disk_partitions(all=True)}
 
 
 def allow_many_files() -> None:
@@ -55,23 +83,38 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part. What writers of it that were
-    killed on this machine have left is removed.
+    killed on this machine have left is removed. A link stays: its target is written.
 
-    Raises OSError that names the file, and leaves nothing else, where it cannot be written.
+    Raises OSError that names the file, and leaves nothing else, where it cannot be written, and UserError for a
+    device, a pipe and anything else that is no regular file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = f".{path.name}.{platform.node()}."
-    for left in path.parent.glob(f"{escape(begun)}*"):
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _check_replaceable(target, str(path))
+    temporary = _temporary(target)
+    begun = temporary.name.removesuffix(str(os.getpid()))
+    for left in target.parent.glob(f"{escape(begun)}*"):
         if not _lives(left.name.removeprefix(begun)):
             left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{begun}{os.getpid()}")
     try:
         temporary.write_bytes(content)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _temporary(target: Path) -> Path:
+    """The file that this process writes before it replaces `target`."""
+    return target.with_name(f".{target.name}.{platform.node()}.{os.getpid()}")
+
+
+def _check_replaceable(target: Path, name: str) -> None:
+    """Raises UserError, in the name that the user knows, for what is there and is no regular file."""
+    if target.exists() and not target.is_file():
+        kind = KINDS.get(stat.S_IFMT(target.stat().st_mode), "a special file")
+        raise UserError(f"{name} must be a regular file or a new one, got {kind}. Give another file.")
 
 
 def _lives(process: str) -> bool:

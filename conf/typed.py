@@ -7,6 +7,7 @@ from operator import index
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+PATH = {"path": True}  # metadata of a field that names a file or a folder (conf/paths.py)
 WANTED = {
     bool: "true or false",
     int: "a whole number",

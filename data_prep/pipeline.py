@@ -10,6 +10,7 @@ The only file that knows them all.
 import hashlib
 import heapq
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def prepare(config: DataPrepConfig) -> str | None:
     other files or another commit of this project.
     """
     out = Path(config.out)
-    if out.absolute().is_relative_to(Path(config.data.path).absolute()):
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(config.data.path)):
         raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
     check_out(out)
     parts, place = list_parts(config.data)

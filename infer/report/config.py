@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
+from conf.typed import PATH
 
 
 @dataclass
@@ -13,7 +14,8 @@ class ReportConfig:
     Raises ValueError for anything but two folders to compare.
     """
 
-    out: str  # the folder with speed/ and quality/, or one of them; the page is written there too
+    # the folder with speed/ and quality/, or one of them; the page is written there too
+    out: str = field(metadata=PATH)
     compare: str | None = None  # two reports' folders, A,B; null: a report of `out` itself
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from conf import UserError
 from conf.files import write_bytes, write_json
+from conf.stage import check_place
 from infer.report.comparison import compare
 from infer.report.page import render
 from infer.report.rows import Row, groups, label, number, percent, points, span, task
@@ -24,6 +25,7 @@ def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
 
     Raises UserError where one of the two is no report, and where `out` is one.
     """
+    check_place(out)
     if any((out / name).exists() for name in ("report.json", "speed", "quality", "manifest.json")):
         raise UserError(f"out={out}: wanted a folder for the comparison alone, found another result in it")
     reports = [build(folder, setting="compare") for folder in (first, second)]

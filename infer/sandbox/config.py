@@ -1,7 +1,8 @@
 """Settings of the sandbox."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from conf.typed import PATH
 from infer.sandbox.guard.job import Limits
 
 MIB = 1 << 20
@@ -24,7 +25,8 @@ class SandboxConfig:
     file: int = 64  # MiB of each file
     folder: int = 256  # MiB of all files
     output: float = 1.0  # MiB that it may print
-    python: str | None = None  # the interpreter that Python programs run on; null: ours
+    # the interpreter that Python programs run on; null: ours
+    python: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
         for name in ("wall_seconds", "cpu_seconds", "processes", "file", "folder", "output"):

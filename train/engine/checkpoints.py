@@ -77,7 +77,7 @@ class Checkpoints:
             self._lock = None
 
     def _hold(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
+        Path(os.path.realpath(self.out)).mkdir(parents=True, exist_ok=True)  # also a link's target
         self._lock = lock(self.out, self.out)
 
     def newest(self) -> Checkpoint | None:
