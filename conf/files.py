@@ -20,6 +20,7 @@ KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
+
 def file_to_write(setting: str, name: str | None) -> Path | None:
     """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
     no place.
@@ -30,10 +31,11 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
     if path.is_dir() or not target.parent.is_dir():
         found = "a folder" if path.is_dir() else f"no {target.parent}"
         raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
-    _check_replaceable(target, f"{setting}={path}")
+    _check_regular(path, f"{setting}={path}")
     if target.exists() and is_mount_point(target):
         raise UserError(
-            f"{setting}={path} must be a file that can be replaced, got a mount point. Mount its folder instead."
+            f"{setting}={path}: must be a file that can be replaced, got a mount point. "
+            "Mount its folder instead."
         )
     temporary = _temporary(target)
     try:
@@ -90,7 +92,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    _check_replaceable(target, str(path))
+    _check_regular(path, str(path))
     temporary = _temporary(target)
     begun = temporary.name.removesuffix(str(os.getpid()))
     for left in target.parent.glob(f"{escape(begun)}*"):
@@ -110,11 +112,13 @@ def _temporary(target: Path) -> Path:
     return target.with_name(f".{target.name}.{platform.node()}.{os.getpid()}")
 
 
-def _check_replaceable(target: Path, name: str) -> None:
-    """Raises UserError, in the name that the user knows, for what is there and is no regular file."""
-    if target.exists() and not target.is_file():
-        kind = KINDS.get(stat.S_IFMT(target.stat().st_mode), "a special file")
-        raise UserError(f"{name} must be a regular file or a new one, got {kind}. Give another file.")
+def _check_regular(path: Path, name: str) -> None:
+    """Raises UserError, in the name that the user knows, for what is there and is no regular file. Links are
+    followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
+    """
+    if path.exists() and not path.is_file():
+        kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a special file")
+        raise UserError(f"{name}: must be a regular file or a new one, got {kind}. Give another file.")
 
 
 def _lives(process: str) -> bool:

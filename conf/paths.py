@@ -39,10 +39,9 @@ def _paths(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     for field in fields(config):
         value = getattr(config, field.name)
         name = prefix.removesuffix(".") if bare(type(config)) == field.name else prefix + field.name
-        if field.metadata.get("path"):
-            for path in value if isinstance(value, list) else [value]:
-                if path:
-                    yield name, path
+        if listed := field.metadata.get("path"):
+            value = value if listed is True else getattr(config, listed)
+            yield from ((name, path) for path in (value if isinstance(value, list) else [value]) if path)
         elif isinstance(value, Mapping):
             for key, member in value.items():
                 if is_dataclass(member):

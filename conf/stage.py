@@ -234,7 +234,7 @@ def publish(partial: Path) -> Path:
     except (OSError, UserError) as error:
         reason = error.strerror if isinstance(error, OSError) else "other files in it"
         raise UserError(
-            f"out={final} must be an empty folder that can be replaced, got {reason}. "
+            f"out={final}: must be an empty folder that can be replaced, got {reason}. "
             f"The result is whole in {partial}: move it to another place."
         ) from error
     (final / BEGUN).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ def standard_output() -> Iterator[None]:
     """
     _open_closed()
     stream = sys.stdout
-    sys.stdout = named = _Named(stream)  # type: ignore[assignment]
+    sys.stdout = named = _Named(stream)
     try:
         yield
         named.flush()
@@ -74,6 +74,6 @@ def _open_closed() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (until exit)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (until exit)

@@ -24,7 +24,8 @@ class QualityConfig:
     benchmarks: dict[str, BenchmarkConfig]
     tracker: TrackerConfig
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    base: str | None = field(default=None, metadata=PATH)  # the model before it was tuned, with the same token ids; null: none
+    # the model before it was tuned, with the same token ids; null: none
+    base: str | None = field(default=None, metadata=PATH)
     decoders: list[str] = field(default_factory=lambda: list(DECODERS))  # of the model; of the base plain
     samples: int = 0  # sampled answers to every problem that is executed, beside the likeliest one
     k: list[int] = field(default_factory=lambda: [1, 10])  # pass@k, of the sampled answers

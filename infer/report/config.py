@@ -16,7 +16,8 @@ class ReportConfig:
 
     # the folder with speed/ and quality/, or one of them; the page is written there too
     out: str = field(metadata=PATH)
-    compare: str | None = None  # two reports' folders, A,B; null: a report of `out` itself
+    # two reports' folders, A,B; null: a report of `out` itself
+    compare: str | None = field(default=None, metadata={"path": "compared"})
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,8 @@ class SpeedConfig:
     out: str = field(metadata=PATH)  # the report's folder
     prompts: dict[str, PromptSetConfig]
     tracker: TrackerConfig
-    base: str | None = field(default=None, metadata=PATH)  # the model before fine-tuning, decoded plainly; null: none
+    # the model before fine-tuning, decoded plainly; null: none
+    base: str | None = field(default=None, metadata=PATH)
     draft: DraftConfig = field(default_factory=DraftConfig)
     decoders: list[str] = field(default_factory=lambda: list(OWN))  # beside plain; ssd, tsd, gsd with draft
     peers: list[str] = field(default_factory=lambda: list(PEERS))  # other libraries' decoding, where installed

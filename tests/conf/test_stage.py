@@ -2,6 +2,7 @@ import errno
 import os
 import platform
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,9 @@ from conf.files import file_to_write, write_json
 from conf.stage import (
     BEGUN,
     MANIFEST,
+    ROOT,
     begun,
+    check_out,
     commit,
     fingerprint,
     is_finished,
@@ -230,3 +233,152 @@ def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) ->
     """It was a FileNotFoundError, in training at the very end."""
     monkeypatch.setenv("PATH", "")
     assert commit() == "unknown"
+
+
+@pytest.mark.parametrize("target", ["there", "below/that is not there"])
+def test_a_link_stays_and_its_target_becomes_the_result(target: str, tmp_path: Path) -> None:
+    """out= as a link to a folder ended in NotADirectoryError after all the work, and an export was deleted."""
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "out"
+    link.symlink_to(tmp_path / target)
+    assert not is_finished(link, "thing", {})
+    with staged(link) as partial:
+        assert not (link / "weights").exists()
+        (partial / "weights").write_text("large")
+        write_manifest(partial, "thing", {})
+    assert link.is_symlink() and is_finished(link, "thing", {})
+    assert {path.name for path in (tmp_path / target).iterdir()} == {"weights", MANIFEST}
+    assert not list(tmp_path.glob("**/.*"))
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that no rename replaces."""
+    out = tmp_path / "mounted"
+    (out / "lost+found").mkdir(parents=True)
+    monkeypatch.setattr("conf.stage.is_mount_point", lambda path: path == out)
+    return out
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
+
+
+def test_in_a_mount_point_nothing_is_visible_before_it_is_whole(mounted: Path) -> None:
+    """`docker -v` on out= ended in "Device or resource busy" after all the work."""
+    with pytest.raises(RuntimeError), staged(mounted) as partial:
+        (partial / "weights").write_text("half")
+        raise RuntimeError
+    assert names(mounted) == []
+    with staged(mounted) as partial:
+        (partial / "weights").write_text("large")
+        write_manifest(partial, "thing", {})
+        assert names(mounted) == [partial.name]
+        with pytest.raises(UserError, match="another run is writing it"), staged(mounted):
+            pass
+    assert is_finished(mounted, "thing", {})
+    assert names(mounted) == [MANIFEST, "weights"]
+
+
+def test_in_a_mount_point_what_was_begun_is_gone_on_with(mounted: Path) -> None:
+    made = {"settings": {"seed": 0}}
+    with pytest.raises(KeyboardInterrupt), begun(mounted, made) as partial:
+        (partial / "work").write_text("of hours")
+        raise KeyboardInterrupt
+    check_out(mounted)
+    with begun(mounted, made) as partial:
+        assert (partial / "work").read_text() == "of hours"
+        write_manifest(partial, "thing", made)
+        publish(partial)
+    assert names(mounted) == [MANIFEST, "work"]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_publication_that_was_killed_is_completed(
+    moves: int, mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is moved last: what a kill leaves is no result until the next run has completed it."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), staged(mounted) as partial:
+        for name in ("a", "b"):
+            (partial / name).write_text(name)
+        write_manifest(partial, "thing", {})
+        rename, left = Path.rename, [None] * moves
+
+        def killed(path: Path, target: Path) -> None:
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            rename(path, target)
+
+        patch.setattr(Path, "rename", killed)
+    assert not (mounted / MANIFEST).exists()
+    assert is_finished(mounted, "thing", {})
+    assert names(mounted) == ["a", "b", MANIFEST]
+
+
+def test_a_folder_below_one_that_cannot_be_written_is_written_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that an administrator had made for a user was refused: nothing can be made beside it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr("conf.stage.os.access", lambda path, mode: path != tmp_path)
+    with staged(out) as partial:
+        assert partial.parent == out
+
+
+def test_a_result_that_cannot_be_made_visible_is_kept_and_named(tmp_path: Path) -> None:
+    """Files that came into out= while the result was made ended in a traceback, and an export was deleted."""
+    out = tmp_path / "out"
+    with (
+        pytest.raises(
+            UserError, match=f"The result is whole in {tmp_path}/.out.partial: move it to another place.$"
+        ),
+        staged(out) as partial,
+    ):
+        (partial / "weights").write_text("large")
+        out.mkdir()
+        (out / "notes").write_text("mine")
+    assert (partial / "weights").read_text() == "large"
+    assert (out / "notes").read_text() == "mine"
+
+
+STAGE = """
+import sys
+from conf.stage import is_finished, staged, write_manifest
+with staged(sys.argv[1]) as partial:
+    (partial / "weights").write_text("large")
+    write_manifest(partial, "thing", {})
+assert is_finished(sys.argv[1], "thing", {})
+"""
+
+
+@pytest.mark.parametrize("mount", ["mount -t tmpfs tmpfs out", "mount --bind other out"])
+def test_a_real_mount_point_holds_the_result(mount: str, tmp_path: Path) -> None:
+    """A folder that `docker -v` binds may be of the same file system: `os.path.ismount` sees none."""
+    for name in ("out", "other"):
+        (tmp_path / name).mkdir()
+    if subprocess.run(["unshare", "-m", "bash", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("this user cannot mount")
+    command = f'{mount} && "{sys.executable}" -c "$STAGE" out && ls -A out && umount out && ls -A .'
+    env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
+    end = subprocess.run(
+        ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert (end.returncode, end.stderr) == (0, "")
+    assert end.stdout.split() == [MANIFEST, "weights", "other", "out"]
+
+
+def test_a_mount_that_cannot_be_written_is_one_sentence_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    mount = "mount -t tmpfs -o ro tmpfs out"
+    if subprocess.run(["unshare", "-m", "bash", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("this user cannot mount")
+    command = f'{mount} && "{sys.executable}" -c "$STAGE" out'
+    env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
+    end = subprocess.run(
+        ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert end.stderr.splitlines()[-1] == (
+        "conf.errors.UserError: out=out: wanted a folder that can be made, found Read-only file system"
+    )
