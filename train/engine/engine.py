@@ -1,4 +1,4 @@
-"""DeepSpeed: start, step, checkpoints. Only this and train/engine/partitions.py know it.
+"""DeepSpeed: start, step, checkpoints. Only this, partitions.py and universal.py know it.
 
 Knows how a module is trained on several ranks; knows no objective and no data.
 """
@@ -28,6 +28,10 @@ if not torch.cuda.is_available():
 # DeepSpeed's own calls of torch names that are on their way out: nothing that a user can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+
+# `torch.load` runs no pickle then, here and in child processes: it overrules DeepSpeed's `weights_only=False`.
+os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
 
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
@@ -168,7 +172,8 @@ class Engine:
         """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
         optimizer = self._engine.basic_optimizer
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+        with torch.serialization.safe_globals(KNOWN):  # DeepSpeed reads a universal checkpoint without _Files
+            path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
         # From a universal checkpoint ZeRO 3 gives every group the settings of the first, weight decay
