@@ -40,7 +40,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 # All that our checkpoints hold beside tensors and plain values.
-KNOWN: list[Any] = [ZeroStageEnum, LossScaler, fragment_address]
+torch.serialization.add_safe_globals([ZeroStageEnum, LossScaler, fragment_address])
 
 
 def check_zero(settings: Mapping[str, Any]) -> None:
@@ -172,8 +172,7 @@ class Engine:
         """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
         optimizer = self._engine.basic_optimizer
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        with torch.serialization.safe_globals(KNOWN):  # DeepSpeed reads a universal checkpoint without _Files
-            path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+        path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
         # From a universal checkpoint ZeRO 3 gives every group the settings of the first, weight decay
@@ -227,8 +226,7 @@ class _Files(CheckpointEngine):
     def load(self, path: str, map_location: Any = None) -> Any:
         # A checkpoint may come from anywhere: a pickle of anything else is refused, not run.
         try:
-            with torch.serialization.safe_globals(KNOWN):
-                return torch.load(path, map_location=map_location, weights_only=True)
+            return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
             raise UserError(f"{path}: wanted tensors and plain values, found {why_unread(error)}") from error
 

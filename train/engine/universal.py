@@ -20,9 +20,9 @@ import torch
 
 from conf import UserError
 from conf.stage import ROOT
+from train.engine import engine  # noqa: F401 (before deepspeed: it sets what PyTorch may load)
 from train.engine.byte_ranges import index
 from train.engine.checkpoint import Checkpoint
-from train.engine.engine import KNOWN
 from train.engine.ranks import first_ranks, world_size
 
 # isort: split
@@ -100,8 +100,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Run DeepSpeed's converter on the command line's arguments."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with torch.serialization.safe_globals(KNOWN):
-        ds_to_universal.main(ds_to_universal.parse_arguments())
+    ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
 if __name__ == "__main__":

@@ -143,6 +143,29 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
     assert engine.weight_norm() > 1
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_base_model_without_all_its_weights_is_refused(data_folder: Path, tmp_path: Path, stage: int) -> None:
+    """The library drew at random what a file lacks: training began from it, after a table of warnings."""
+    options = (f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
+    lm = Setup(data_folder, "deepspeed=zero0").module().lm
+    pretrained = ("model=pretrained", f"model.path={tmp_path}")
+    weights = {name: tensor.detach().clone() for name, tensor in lm.state_dict().items()}
+    name = "model.layers.0.mlp.up_proj.weight"
+    for changed, sentence in (
+        ({}, f"must have every weight of the model, got none for {name}"),
+        (
+            {name: weights[name][:-1]},
+            rf"(must have {name} of size \(48, 32\)|size mismatch for {name}).*\(?47, 32",
+        ),
+    ):
+        lm.save_pretrained(tmp_path, state_dict={n: w for n, w in weights.items() if n != name} | changed)
+        with pytest.raises(UserError, match=f"model.path={tmp_path} .*{sentence}"):
+            Setup(data_folder, *options, *pretrained).module()
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match=f"model.path={tmp_path} must be a causal model with weights"):
+        Setup(data_folder, *options, *pretrained).module()
+
+
 def test_writers_that_cannot_be_are_refused(data_folder: Path) -> None:
     setup = Setup(data_folder, "+deepspeed.checkpoint.writer.type=python")
     with pytest.raises(UserError, match=r"deepspeed\.checkpoint\.writer: wanted no such setting"):
