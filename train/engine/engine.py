@@ -35,21 +35,31 @@ os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
 
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 # All that our checkpoints hold beside tensors and plain values.
 torch.serialization.add_safe_globals([ZeroStageEnum, LossScaler, fragment_address])
 
 
-def check_zero(settings: Mapping[str, Any]) -> None:
-    """Raises UserError for what DeepSpeed would not take as its settings of ZeRO."""
-    try:
-        DeepSpeedZeroConfig(**settings)
-    except ValueError as error:  # pydantic's: how many there are, then each setting and what is wrong with it
-        found = " ".join(line.strip() for line in str(error).splitlines()[1:3])
-        raise UserError(f"deepspeed.zero_optimization: wanted what DeepSpeed takes, found {found}") from error
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for the first of the user's settings that DeepSpeed would not take."""
+    least = {"train_batch_size": 1}
+    defaults = DeepSpeedConfig(dict(least))
+    for name, value in settings.items():
+        default = getattr(defaults, name, None)  # DeepSpeed checks no plain value
+        kind, words = (bool, "true or false") if isinstance(default, bool) else ((int, float), "a number")
+        if isinstance(default, int | float) and not isinstance(value, kind):
+            raise UserError(f"deepspeed.{name} must be {words}, got {value}.")
+        try:
+            DeepSpeedConfig({**least, name: value})
+        except Exception as error:  # pydantic's, its own, or what Python meets in a value of another type
+            lines = str(error).splitlines()
+            # pydantic: how many errors there are, then each setting and what is wrong with it
+            reason = " ".join(line.strip() for line in lines[1:3] or lines)
+            raise UserError(f"deepspeed.{name} must be what DeepSpeed takes, got {value}: {reason}") from error
 
 
 class Abandoned(Exception):
