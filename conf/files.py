@@ -1,5 +1,6 @@
 """Files that are there whole, or as they were before. Knows nothing of what is in them, nor of stages."""
 
+import fcntl
 import json
 import os
 import platform
@@ -62,25 +63,44 @@ def write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     begun = f".{path.name}.{platform.node()}."
     for left in path.parent.glob(f"{escape(begun)}*"):
-        if not _lives(left.name.removeprefix(begun)):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{begun}{os.getpid()}")
+        _remove_unless_locked(left)
+    temporary = path.with_name(f"{begun}{os.urandom(6).hex()}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        held = _create_locked(temporary)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            os.close(held)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _lives(process: str) -> bool:
-    """Whether a process of this number can still write; what is no number is nobody's."""
-    import psutil  # late: 40 ms, which only those pay who find what a killed run left
+def _create_locked(path: Path) -> int:
+    """A descriptor that locks a new file until it is closed, or the process dies.
 
-    try:
-        return psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE
-    except (ValueError, psutil.NoSuchProcess):
-        return False
-    except psutil.AccessDenied:  # another user's
-        return True
+    A process's number does not say whether it lives: containers that share a folder and a host's name have their
+    own numbers.
+    """
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: there _remove_unless_locked removes nothing
+            return descriptor
+        if path.exists():
+            return descriptor
+        os.close(descriptor)  # another writer removed it before it was locked
+
+
+def _remove_unless_locked(path: Path) -> None:
+    """Remove a file that no living writer holds."""
+    with suppress(OSError):  # it is locked, gone or another user's, or the file system has no locks
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(descriptor)
