@@ -81,8 +81,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 def _create_locked(path: Path) -> int:
     """A descriptor that locks a new file until it is closed, or the process dies.
 
-    A process's number does not say whether it lives: containers that share a folder and a host's name have their
-    own numbers.
+    A process's number does not say whether it lives: containers that share a folder and a host's name have
+    their own numbers.
     """
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
