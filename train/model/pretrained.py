@@ -115,7 +115,7 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its report of missing weights is a table
     try:
-        lm, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=attention,
@@ -130,6 +130,7 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
         return None, f"must be a causal model with weights, got {in_one_line(error)}"
     finally:
         logging.set_verbosity(verbosity)
+    lm, info = loaded
     # The library would draw such weights at random.
     for name, stored, expected in sorted(info["mismatched_keys"]):
         return lm, f"must have {name} of size {tuple(expected)}, as config.json says, got {tuple(stored)}"
