@@ -1,5 +1,6 @@
 """Files that are there whole, or as they were before. Knows nothing of what is in them, nor of stages."""
 
+import fcntl
 import json
 import os
 import platform
@@ -37,7 +38,7 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
             f"{setting}={path}: must be a file that can be replaced, got a mount point. "
             "Mount its folder instead."
         )
-    temporary = _temporary(target)
+    temporary = target.with_name(f"{_begun(target)}{os.urandom(6).hex()}")
     try:
         temporary.touch()
         temporary.unlink()
@@ -93,23 +94,26 @@ def write_bytes(path: Path, content: bytes) -> None:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     _check_regular(path, str(path))
-    temporary = _temporary(target)
-    begun = temporary.name.removesuffix(str(os.getpid()))
+    begun = _begun(target)
     for left in target.parent.glob(f"{escape(begun)}*"):
-        if not _lives(left.name.removeprefix(begun)):
-            left.unlink(missing_ok=True)
+        _remove_unless_locked(left)
+    temporary = target.with_name(f"{begun}{os.urandom(6).hex()}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
+        held = _create_locked(temporary)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, target)
+        finally:
+            os.close(held)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _temporary(target: Path) -> Path:
-    """The file that this process writes before it replaces `target`."""
-    return target.with_name(f".{target.name}.{platform.node()}.{os.getpid()}")
+def _begun(target: Path) -> str:
+    """How the names of the files begin that are written before they replace `target`."""
+    return f".{target.name}.{platform.node()}."
 
 
 def _check_regular(path: Path, name: str) -> None:
@@ -121,13 +125,29 @@ def _check_regular(path: Path, name: str) -> None:
         raise UserError(f"{name}: must be a regular file or a new one, got {kind}. Give another file.")
 
 
-def _lives(process: str) -> bool:
-    """Whether a process of this number can still write; what is no number is nobody's."""
-    import psutil  # late: 40 ms, which only those pay who find what a killed run left
+def _create_locked(path: Path) -> int:
+    """A descriptor that locks a new file until it is closed, or the process dies.
 
-    try:
-        return psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE
-    except (ValueError, psutil.NoSuchProcess):
-        return False
-    except psutil.AccessDenied:  # another user's
-        return True
+    A process's number does not say whether it lives: containers that share a folder and a host's name have
+    their own numbers.
+    """
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: there _remove_unless_locked removes nothing
+            return descriptor
+        if path.exists():
+            return descriptor
+        os.close(descriptor)  # another writer removed it before it was locked
+
+
+def _remove_unless_locked(path: Path) -> None:
+    """Remove a file that no living writer holds."""
+    with suppress(OSError):  # it is locked, gone or another user's, or the file system has no locks
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(descriptor)

@@ -254,15 +254,25 @@ def lock(folder: Path, out: str | Path) -> int:
     Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
     runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    busy = UserError(f"out={out}: another run is writing it", page=UNFINISHED)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError as error:  # the other run has renamed or removed it just now
+        raise busy from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise busy
+    except (BlockingIOError, FileNotFoundError) as error:
         os.close(descriptor)
-        raise UserError(f"out={out}: another run is writing it", page=UNFINISHED) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
+        raise busy from error
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -161,6 +161,10 @@ class TrainConfig:
         for name in ("zero_optimization", "bf16", "fp16", "checkpoint"):
             if not isinstance(found := self.deepspeed.get(name, {}), dict):
                 raise ValueError(f"deepspeed.{name}: wanted settings below it, found {found}")
+        for name in ("bf16", "fp16"):
+            enabled = self.deepspeed.get(name, {}).get("enabled", False)
+            if not isinstance(enabled, bool):
+                raise ValueError(f"deepspeed.{name}.enabled must be true or false, got {enabled}")
         for name in ("optimizer", "scheduler"):
             if name in self.deepspeed:
                 raise ValueError(

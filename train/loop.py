@@ -22,7 +22,7 @@ from train.checks import check_ranks
 from train.config import TrainConfig
 from train.data import TRAINING, adaptive_ids, global_order, load_batch, rank_batches
 from train.engine.checkpoints import Checkpoints
-from train.engine.engine import Abandoned, Engine, check_zero, start
+from train.engine.engine import Abandoned, Engine, check_settings, start
 from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
 from train.folder import DESCRIBED, DIAGNOSTICS, LOG
 from train.model.assemble import assemble, describe
@@ -46,7 +46,7 @@ def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> li
     Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
     DeepSpeed does not take.
     """
-    check_zero(config.zero)
+    check_settings(config.deepspeed)
     try:
         trainer = Trainer(config, made, data)
     except torch.OutOfMemoryError as error:

@@ -41,7 +41,8 @@ def finish(job: Job) -> None:
                 shutil.copyfileobj(file, out)
     made = read_result(job.folder / BEGUN)
     write_manifest(job.folder, "shards", made, **facts)
-    shutil.rmtree(publish(job.folder) / WORK)
+    # Another run that meets the finished folder removes it too.
+    shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 
 
 def _split_facts(total: dict[str, Any], shards: list[dict[str, Any]], job: Job) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 import errno
+import fcntl
+import json
 import os
 import platform
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +25,7 @@ from conf.stage import (
     commit,
     fingerprint,
     is_finished,
+    lock,
     made_from,
     partial_of,
     publish,
@@ -157,27 +161,61 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
 
 def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Path) -> None:
     """Each left a hidden file: they piled up in reports, and were published with the units of a result."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
     here = f".report.json.{platform.node()}"
-    dead, living = f"{here}.{ended.pid}", f"{here}.{os.getppid()}"
-    others = (".report.json.elsewhere.1", f".other.json.{platform.node()}.{ended.pid}")
+    dead, living = f"{here}.1", f"{here}.2"
+    others = (".report.json.elsewhere.1", f".other.json.{platform.node()}.1")
     for name in (dead, living, *others):
         (tmp_path / name).write_text('{"half')
-    write_json(tmp_path / "report.json", {"whole": True})
+    with open(tmp_path / living) as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        write_json(tmp_path / "report.json", {"whole": True})
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
 
 
 def test_a_killed_writer_is_dead_before_its_parent_has_heard_of_it(tmp_path: Path) -> None:
     """A rerun right after a kill took the zombie for alive, and a unit's hidden file stayed in the result."""
-    zombie = subprocess.Popen(["sleep", "100"])
+    left = tmp_path / f".unit.json.{platform.node()}.1"
+    with open(left, "w") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        zombie = subprocess.Popen(["sleep", "100"], pass_fds=[writer.fileno()])
+    write_json(tmp_path / "unit.json", {"whole": False})
+    assert left.exists(), "its writer lives"
     zombie.kill()
     while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    (tmp_path / f".unit.json.{platform.node()}.{zombie.pid}").write_text('{"half')
     write_json(tmp_path / "unit.json", {"whole": True})
     zombie.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
+
+
+def test_writers_of_the_same_process_number_do_not_meet(tmp_path: Path) -> None:
+    """The process's number named the hidden file and said whether its writer lives: two containers that share
+    a folder and a host's name number their processes alike, and each took or removed the other's file.
+    """
+
+    def write(writer: int) -> None:
+        for turn in range(50):
+            write_json(tmp_path / "unit.json", {"writer": writer, "turn": turn})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert json.loads((tmp_path / "unit.json").read_text())["turn"] == 49
+    assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
+
+
+@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
+def test_a_folder_that_another_run_removes_is_never_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The lock was that of a folder without a name: a run went on in a new one beside it, which none locked."""
+    folder = tmp_path / "partial"
+    folder.mkdir()
+    if moment == "before it is opened":
+        folder.rmdir()
+    else:
+        monkeypatch.setattr(fcntl, "flock", lambda *_: folder.rmdir())
+    with pytest.raises(UserError, match="another run is writing it"):
+        lock(folder, "out")
 
 
 def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(

@@ -31,8 +31,8 @@ from train.engine.checkpoint import (
 )
 from train.engine.engine import Engine
 from train.engine.files import BrokenFile
-from train.engine.partitions import to_universal
 from train.engine.ranks import every_ranks, first_ranks
+from train.engine.universal import to_universal
 from train.folder import CHECKPOINTS, RUN
 
 
@@ -103,7 +103,7 @@ class Checkpoints:
             return
         self._remove_leftovers()
         universal = self.folder / f".{checkpoint.name}.universal"
-        to_universal(self.folder / checkpoint.name, universal)
+        to_universal(self.folder / checkpoint.name, checkpoint, universal)
         engine.load(self.folder, universal.name)
         every_ranks(None)  # loading ends on no rank later than here: the others may still be reading
         self._remove_leftovers()
@@ -142,22 +142,25 @@ class Checkpoints:
         prune(self.folder, **self._kept)
 
     def _read(self, folder: Path) -> Checkpoint:
-        """A checkpoint of whose files every rank has checked its share. Raises BrokenFile on every rank."""
-        found, why = None, ""
+        """A checkpoint of whose files every rank has checked its share. Raises what `read_checkpoint` does, on
+        every rank.
+        """
+        checkpoint: Checkpoint | None = None
+        failure: BrokenFile | UserError | None = None
         try:
-            found = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
-        except BrokenFile as error:
-            why = str(error)
-        whys = every_ranks(why)
-        if found is None or any(whys):
-            raise BrokenFile(next(filter(None, whys)))
-        return found
+            checkpoint = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
+        except (BrokenFile, UserError) as error:
+            failure = error
+        for failed in filter(None, every_ranks(failure)):
+            raise failed
+        assert checkpoint is not None
+        return checkpoint
 
     def _remove_leftovers(self) -> None:
         def remove() -> None:
             for pattern in (".step-*.partial", ".step-*.universal"):
                 for left in self.folder.glob(pattern):
-                    shutil.rmtree(left)
+                    left.unlink() if left.is_symlink() else shutil.rmtree(left)
             for left in self.folder.glob(".step-*.removed"):
                 with _told_if_it_fails(left):
                     shutil.rmtree(left)
