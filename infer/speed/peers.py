@@ -23,7 +23,6 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.engine.attention import library_attention
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.methods import LOOKED_UP
@@ -144,13 +143,12 @@ def _counted(lm: PreTrainedModel) -> Iterator[list[int]]:
 
 @contextmanager
 def _as_the_library_has_it(lm: PreTrainedModel) -> Iterator[None]:
-    """Its attention, and none of a directory's generation settings, such as penalties: our loop has none."""
+    """With none of a directory's generation settings, such as penalties: our loop has none."""
     settings, verbosity = lm.generation_config, logging.get_verbosity()
     lm.generation_config = GenerationConfig()
     logging.set_verbosity_error()  # it warns of how its own code calls itself
     try:
-        with library_attention(lm):
-            yield
+        yield
     finally:
         lm.generation_config = settings
         logging.set_verbosity(verbosity)
