@@ -1,5 +1,8 @@
 """What a user is told: one sentence, and where more stands."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 def visible(text: str) -> str:
     """On one line, whatever it quotes: what has no picture (line ends, a terminal's commands, halves of
@@ -28,3 +31,27 @@ def in_one_line(error: BaseException, most: int = 300) -> str:
     """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
     told = " ".join(str(error).split())
     return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__
+
+
+@contextmanager
+def refusing(problem: str, cure: str = "") -> Iterator[None]:
+    """Raise UserError for whatever a library raises in the block: `problem`, what the library says, `cure`.
+
+    A panic of Rust code is no Exception: PyO3 raises it as a BaseException whose class cannot be imported.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{problem} {in_one_line(error)}{cure}") from error
+
+
+@contextmanager
+def tokenizing() -> Iterator[None]:
+    """Raise UserError for whatever the tokenizers library raises over a text or ids."""
+    cure = ". Use the tokenizer.json that belongs to the model"
+    with refusing("tokenizer must encode and decode every text, got", cure):
+        yield

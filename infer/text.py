@@ -16,13 +16,14 @@ from itertools import chain, pairwise
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
-from tokenizers.decoders import DecodeStream
 
 from conf import UserError
+from conf.errors import tokenizing
 from infer.config import Infill
 
 SPACE = "▁"  # how SentencePiece spells a space
 WORD = re.compile(r" *[^ \n]+| +|\n")  # where no piece crosses their borders, words are encoded apart
+BROKEN = "\ufffd"  # what stands for bytes that are no UTF-8
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -48,6 +49,7 @@ class Text:
     `pieces` are all others, by id.
     """
 
+    @tokenizing()
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -82,10 +84,12 @@ class Text:
         spellings = {piece.lstrip(SPACE) or piece for piece in pieces}
         self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")
 
+    @tokenizing()
     def encode(self, text: str) -> list[int]:
         """BOS enc(text)."""
         return [*self._bos, *self._plain(self._lead(text))]
 
+    @tokenizing()
     def infill(self, wanted: Infill) -> list[int]:
         """The prompt whose continuation, up to EOT, is the middle.
 
@@ -102,12 +106,19 @@ class Text:
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without control pieces."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        """Text without control pieces: what a stream of these ids gives."""
+        with tokenizing():
+            text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        if BROKEN not in text:
+            return text
+        # Byte pieces that are no UTF-8 break all byte pieces beside them, which a stream has given by then.
+        stream = self.stream(opens=True)
+        return "".join(map(stream, ids)) + stream.rest()
 
+    @tokenizing()
     def stream(self, *, opens: bool) -> "TextStream":
         """For the ids behind a prompt; `opens` where they are the first of a text."""
-        return TextStream(self._tokenizer, self._plain("\n"), opens=opens)
+        return TextStream(self._tokenizer, self._plain("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
         """What ends the text behind a prompt, beside EOS: EOT, where it asks for a middle."""
@@ -179,26 +190,37 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
         """`shield` is a piece of text: behind it the decoder strips no leading space."""
         self._tokenizer, self._shield = tokenizer, shield
-        self._stream = DecodeStream([] if opens else shield, skip_special_tokens=True)
+        self._context = [] if opens else shield  # ids whose text is out
         self._held: list[int] = []
 
+    @tokenizing()
     def __call__(self, id: int) -> str:
         """The text that this id completes."""
         self._held.append(id)
-        try:
-            piece = self._stream.step(self._tokenizer, id)
-        except Exception:  # the library's bare one, for bytes that are no text
-            self._stream = DecodeStream(self._shield, skip_special_tokens=True)
-            return self.rest()
-        if piece is None:
+        text = self._text()
+        if not text or text.endswith(BROKEN):  # perhaps the next id makes it whole
             return ""
-        self._held = []
-        return piece
+        self._context, self._held = self._held, []
+        return text
 
+    @tokenizing()
     def rest(self) -> str:
         """What is left at the end: half of a character, shown as the replacement character."""
-        held, self._held = self._held, []
-        return self._tokenizer.decode(held, skip_special_tokens=True)
+        text, self._held = self._text(), []
+        return text
+
+    def _text(self) -> str:
+        """The text of the held ids behind the context. Where the two make bytes that are no UTF-8, which would
+        change text that is out already, the shield is the context.
+        """
+        for context in (self._context, self._shield):
+            before, after = self._decode(context), self._decode([*context, *self._held])
+            if after.startswith(before):
+                return after[len(before) :]
+        return self._decode(self._held)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from conf import UserError
-from conf.errors import in_one_line
+from conf.errors import in_one_line, refusing
 from conf.files import read_json
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
@@ -145,10 +145,8 @@ def load_text(folder: str | Path) -> Text:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
-    try:
+    with refusing(f"{file}: wanted a tokenizers file, found"):
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception on a malformed file
-        raise UserError(f"{file}: wanted a tokenizers file, found {in_one_line(error)}") from error
     adaptive = load_adaptive(folder) if has_adaptive(folder) else None
     control = adaptive.control if adaptive else None
     if control is None:
