@@ -1,7 +1,6 @@
 """What a user is told: one sentence, and where more stands."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 
 
 def visible(text: str) -> str:
@@ -33,25 +32,25 @@ def in_one_line(error: BaseException, most: int = 300) -> str:
     return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__
 
 
-@contextmanager
-def refusing(problem: str, cure: str = "") -> Iterator[None]:
-    """Raise UserError for whatever a library raises in the block: `problem`, what the library says, `cure`.
+class Refusing(ContextDecorator):
+    """Around a library's code: raises UserError for all that it raises, `problem`, what it says, `cure`.
 
     A panic of Rust code is no Exception: PyO3 raises it as a BaseException whose class cannot be imported.
     """
-    try:
-        yield
-    except UserError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"{problem} {in_one_line(error)}{cure}") from error
+
+    def __init__(self, problem: str, cure: str = "") -> None:
+        self._problem, self._cure = problem, cure
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, UserError):
+            return
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UserError(f"{self._problem} {in_one_line(error)}{self._cure}") from error
 
 
-@contextmanager
-def tokenizing() -> Iterator[None]:
-    """Raise UserError for whatever the tokenizers library raises over a text or ids."""
-    cure = ". Use the tokenizer.json that belongs to the model"
-    with refusing("tokenizer must encode and decode every text, got", cure):
-        yield
+TOKENIZING = Refusing(
+    "tokenizer must encode and decode every text, got", ". Use the tokenizer.json that belongs to the model"
+)

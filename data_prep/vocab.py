@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from conf import UserError
-from conf.errors import refusing
+from conf.errors import Refusing
 from conf.files import read_json
 from data_prep.config import VocabConfig
 
@@ -78,7 +78,7 @@ def tokenizer_file(folder: str | Path) -> Path:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer of a folder. Raises UserError where there is none."""
     path = tokenizer_file(folder)
-    with refusing(f"{path}: wanted a tokenizers file, found"):
+    with Refusing(f"{path}: wanted a tokenizers file, found"):
         return Tokenizer.from_file(str(path))
 
 

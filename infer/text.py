@@ -16,9 +16,10 @@ from itertools import chain, pairwise
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
+from tokenizers.decoders import DecodeStream
 
 from conf import UserError
-from conf.errors import tokenizing
+from conf.errors import TOKENIZING
 from infer.config import Infill
 
 SPACE = "▁"  # how SentencePiece spells a space
@@ -49,7 +50,7 @@ class Text:
     `pieces` are all others, by id.
     """
 
-    @tokenizing()
+    @TOKENIZING
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -84,12 +85,12 @@ class Text:
         spellings = {piece.lstrip(SPACE) or piece for piece in pieces}
         self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")
 
-    @tokenizing()
+    @TOKENIZING
     def encode(self, text: str) -> list[int]:
         """BOS enc(text)."""
         return [*self._bos, *self._plain(self._lead(text))]
 
-    @tokenizing()
+    @TOKENIZING
     def infill(self, wanted: Infill) -> list[int]:
         """The prompt whose continuation, up to EOT, is the middle.
 
@@ -107,7 +108,7 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without control pieces: what a stream of these ids gives."""
-        with tokenizing():
+        with TOKENIZING:
             text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         if BROKEN not in text:
             return text
@@ -115,7 +116,7 @@ class Text:
         stream = self.stream(opens=True)
         return "".join(map(stream, ids)) + stream.rest()
 
-    @tokenizing()
+    @TOKENIZING
     def stream(self, *, opens: bool) -> "TextStream":
         """For the ids behind a prompt; `opens` where they are the first of a text."""
         return TextStream(self._tokenizer, self._plain("a"), opens=opens)
@@ -190,37 +191,34 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
         """`shield` is a piece of text: behind it the decoder strips no leading space."""
         self._tokenizer, self._shield = tokenizer, shield
-        self._context = [] if opens else shield  # ids whose text is out
+        self._context = [] if opens else shield
+        self._stream = DecodeStream(self._context, skip_special_tokens=True)
         self._held: list[int] = []
 
-    @tokenizing()
+    @TOKENIZING
     def __call__(self, id: int) -> str:
         """The text that this id completes."""
-        self._held.append(id)
-        text = self._text()
-        if not text or text.endswith(BROKEN):  # perhaps the next id makes it whole
-            return ""
-        self._context, self._held = self._held, []
-        return text
+        try:
+            return self._step(id)
+        except Exception:  # the library's bare one: bytes that are no UTF-8 would change text that is out
+            again, self._held = self._held, []
+            self._stream = DecodeStream(self._shield, skip_special_tokens=True)
+            return "".join(map(self._step, again))
 
-    @tokenizing()
+    @TOKENIZING
     def rest(self) -> str:
         """What is left at the end: half of a character, shown as the replacement character."""
-        text, self._held = self._text(), []
-        return text
+        ids, self._held = [*self._context, *self._held], []
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text.removeprefix(self._tokenizer.decode(self._context, skip_special_tokens=True))
 
-    def _text(self) -> str:
-        """The text of the held ids behind the context. Where the two make bytes that are no UTF-8, which would
-        change text that is out already, the shield is the context.
-        """
-        for context in (self._context, self._shield):
-            before, after = self._decode(context), self._decode([*context, *self._held])
-            if after.startswith(before):
-                return after[len(before) :]
-        return self._decode(self._held)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    def _step(self, id: int) -> str:
+        self._held.append(id)
+        piece = self._stream.step(self._tokenizer, id)
+        if piece is None:
+            return ""
+        self._context, self._held = self._shield, []
+        return piece
 
 
 def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from conf import UserError
-from conf.errors import in_one_line, refusing
+from conf.errors import Refusing, in_one_line
 from conf.files import read_json
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
@@ -145,7 +145,7 @@ def load_text(folder: str | Path) -> Text:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
-    with refusing(f"{file}: wanted a tokenizers file, found"):
+    with Refusing(f"{file}: wanted a tokenizers file, found"):
         tokenizer = Tokenizer.from_file(str(file))
     adaptive = load_adaptive(folder) if has_adaptive(folder) else None
     control = adaptive.control if adaptive else None
