@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
@@ -88,7 +89,7 @@ def _run(
                 streamer=heard,
                 assistant_model=assistant,
             )
-        seconds = clock() - began
+        seconds = duration(began, clock())
     return _told(heard, fed, len(prompt.ids), began=began, seconds=seconds)
 
 
