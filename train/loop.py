@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from conf import LoneError, UserError
+from conf.clock import duration
 from conf.errors import in_one_line
 from conf.files import write_json
 from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
@@ -189,7 +190,7 @@ class Trainer:
             "memory_gib": self.engine.peak_memory() / 2**30,
         }
         self._check(metrics, parts, losses)
-        return metrics | self._speed(time.perf_counter() - began)
+        return metrics | self._speed(duration(began, time.perf_counter()))
 
     def _speed(self, seconds: float) -> dict[str, float]:
         """Tokens of data per second, and the share of the devices' peak (MFU) where that is known."""

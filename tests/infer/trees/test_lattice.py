@@ -60,7 +60,7 @@ def test_a_node_is_drafted_while_its_chance_is_above_its_price() -> None:
 
 def shapes_of(policy: FixedPolicy, candidates: Candidates) -> tuple[list[int], list[int]]:
     """The tree's parents, and the ids that its candidates of place j and rank r have as 10 j + r."""
-    drafts, _ = policy.shape(99, candidates, left=20)
+    drafts, *_ = policy.shape(99, candidates, left=20)
     return drafts.parents, drafts.tokens
 
 
