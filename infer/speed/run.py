@@ -12,7 +12,7 @@ from conf import LoneError
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
-from conf.stage import is_finished, made_from, with_manifest, write_manifest
+from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.hardware import hardware
 from infer.measure.crew import Members, Units, folder, muster
 from infer.measure.unfinished import HEADER, UNITS
@@ -93,7 +93,7 @@ def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:
-    return with_manifest({"model": config.model, "base": config.base, "draft.model": config.draft.model})
+    return existing({"model": config.model, "base": config.base, "draft.model": config.draft.model})
 
 
 def _report(config: SpeedConfig) -> None:

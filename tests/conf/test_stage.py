@@ -12,12 +12,12 @@ import pytest
 
 from conf import UserError
 from conf.files import file_to_write, write_json
+from conf.fingerprint import fingerprint
 from conf.stage import (
     BEGUN,
     MANIFEST,
     begun,
     commit,
-    fingerprint,
     is_finished,
     made_from,
     partial_of,

@@ -86,6 +86,35 @@ def test_a_second_run_has_nothing_to_do_unless_the_input_changed(
         prepare(config)
 
 
+@pytest.mark.parametrize("limit", [2**34, 0])
+def test_files_rewritten_in_the_same_size_are_other_data(
+    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Names and sizes alone were compared: other texts of the same lengths were "finished: nothing to do"."""
+    monkeypatch.setattr("data_prep.pipeline.CONTENT_BYTES", limit)
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"content": "x = 1\\n"}\n')
+    wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    config = settings("data_prep", DataPrepConfig, wanted)
+    prepare(config)
+    path.write_text('{"content": "y = 2\\n"}\n')
+    with pytest.raises(UserError, match=r"inputs\.data\.path"):
+        prepare(config)
+
+
+def test_a_copy_of_the_data_is_the_same_data(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    """A clone or a copy has other times."""
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"content": "x = 1\\n"}\n')
+    wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    config = settings("data_prep", DataPrepConfig, wanted)
+    prepare(config)
+    os.utime(path, (1, 1))
+    assert "nothing to do" in str(prepare(config))
+
+
 def test_what_is_dropped_is_counted_and_written_aside(expected: dict[str, bytes]) -> None:
     manifest = json.loads(expected["manifest"])
     assert manifest["drops"] == {"empty": 1, "malformed row": 3, "missing column": 2}

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from conf import UserError
-from conf.stage import fingerprint, read_manifest
+from conf.fingerprint import fingerprint
+from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import LoraSettings, ObjectiveConfig
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
