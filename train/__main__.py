@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
+from conf.characters import print_line
 from conf.pages import UNFINISHED
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
@@ -69,7 +70,7 @@ def main(config: TrainConfig) -> None:
 
 def _tell(sentence: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"train: {sentence}", flush=True)
+        print_line(f"train: {sentence}")
 
 
 if __name__ == "__main__":

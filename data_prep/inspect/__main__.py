@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conf import UserError, run
+from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.config import one_of, share
 from data_prep.document import generator
@@ -56,7 +57,7 @@ def main(config: InspectConfig) -> None:
     """Print everything; with html, write the same as a page."""
     manifest = read_manifest(config.out, "shards", "out")
     html = config.inspect.html
-    console = Console(record=html, width=100 if html else None, highlight=False)
+    console = PlainConsole(record=html, width=100 if html else None)
     print_summary(manifest, console)
     _show_sequences(config, manifest["languages"], Vocab.from_json(manifest["vocab"]), console)
     if html:
@@ -64,7 +65,7 @@ def main(config: InspectConfig) -> None:
 
         path = Path(config.out) / PAGE
         write_page(path, console, Shards(config.out, config.inspect.split), manifest)
-        console.print(f"inspect: wrote {path}", markup=False)
+        console.print(f"inspect: wrote {path}")
 
 
 def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, console: Console) -> None:

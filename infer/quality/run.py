@@ -10,6 +10,7 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
@@ -159,7 +160,7 @@ def _workers(config: QualityConfig, members: Members) -> int:
 def tell(members: Members, line: str) -> None:
     """A line for people, once."""
     if members.first:
-        print(line)
+        print_line(line)
 
 
 def check_identical(quality: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import read_result, sealed
@@ -41,7 +42,7 @@ def run(config: StudyConfig) -> None:
         torch.set_num_threads(config.threads)
     made = _made(config)
     if is_finished(config.out, "study", made):
-        print(f"study: {config.out} is finished: nothing to do")
+        print_line(f"study: {config.out} is finished: nothing to do")
         report = read_result(Path(config.out) / "report.json")
     else:
         report = _measured(config, made)
