@@ -67,6 +67,8 @@ def rows_of(path: Path) -> list[Row]:
     try:
         if path.suffix == ".parquet":
             return placed(pq.read_table(path).to_pylist(), source, f"{path}, row ")
+        if path.suffix in PACKED and not path.stat().st_size:
+            raise ValueError("an archive of no bytes")  # even of no text it has a head
         with pa.input_stream(str(path), compression="detect") as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
