@@ -92,7 +92,7 @@ def test_a_language_that_had_too_little_is_marked(data_folder: Path) -> None:
 def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A document's escape sequence set the terminal's title; a language "$x_$" ended the page in a traceback."""
+    """A document's escape sequence set the terminal's title; "$x_$" ended the page in a traceback."""
     rows = [
         {
             "content": f"def f{i}(x):\n    return '\x1b]0;title\x07' + {i}\n",
