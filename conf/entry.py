@@ -12,7 +12,7 @@ from rich.console import Console
 from conf.choices import groups
 from conf.compose import as_yaml, settings
 from conf.describe import describe
-from conf.errors import LoneError, UserError
+from conf.errors import LoneError, UserError, visible
 from conf.help import print_help
 from conf.links import link
 from conf.streams import ReaderGone, standard_output
@@ -86,7 +86,7 @@ def _fail(sentence: str, place: str | None, *, alone: bool = False) -> None:
     # Every rank of a torchrun job meets the same mistake: one of them says it.
     if alone or _speaks():
         more = f"\n  see {place}" if place else ""
-        print(f"error: {sentence}{more}", file=sys.stderr, flush=True)
+        print(f"error: {visible(sentence)}{more}", file=sys.stderr, flush=True)
     else:
         time.sleep(GRACE)  # torchrun ends all with the first that ends: the one that speaks may be slower
     sys.exit(2)

@@ -7,7 +7,6 @@ what the stages do.
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -23,10 +22,10 @@ from typing import Any
 
 from conf import UserError
 from conf.files import is_mount_point, write_json
+from conf.fingerprint import MANIFEST, fingerprint
 from conf.pages import ANOTHER, UNFINISHED
 from conf.sealed import read_result, sealed
 
-MANIFEST = "manifest.json"
 BEGUN = "begun.json"
 WITHIN = ".partial"  # the unfinished folder, in one that cannot be replaced
 SCHEMA = 1
@@ -53,21 +52,10 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
     return manifest
 
 
-def fingerprint(folder: str | Path) -> str:
-    """SHA-256 of a folder's manifest: what the next stage records as its input."""
-    return fingerprint_file(Path(folder) / MANIFEST)
-
-
-def fingerprint_file(path: Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
     """What determines a stage's result: its settings, less the ignored ones, and its inputs.
 
-    `inputs` are finished folders by the setting that names them ("data.path"): their
+    `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
     """
     kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
@@ -83,9 +71,13 @@ def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[
     }
 
 
-def with_manifest(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Of folders by setting those that say what made them: the inputs of `made_from`."""
-    return {name: folder for name, folder in named.items() if folder and (Path(folder) / MANIFEST).is_file()}
+def existing(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the model directories among settings' values, by setting: the inputs of `made_from`.
+
+    What is none stays a setting, which whoever reads it refuses.
+    """
+    given = {name: folder for name, folder in named.items() if folder}
+    return {name: folder for name, folder in given.items() if (Path(folder) / "config.json").is_file()}
 
 
 def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ class DataConfig:
     """Where documents come from and how their rows are read."""
 
     path: str = field(metadata=PATH)  # a folder, or the hub's name of a dataset
-    kind: str = "source"  # source (files of source code below `path`), parquet, or jsonl (also .gz and .zst)
+    kind: str = "source"  # source (files of code below `path`), parquet, or jsonl (also .gz, .zst, .bz2, .xz)
     include: list[str] = field(default_factory=lambda: ["**/*"])  # which files are read: globs below `path`
     exclude: list[str] = field(default_factory=list)  # which of these are not: globs, of which * matches / too
     text: str = "content"  # the column of the text, for parquet and jsonl

@@ -15,8 +15,9 @@ from conf import LoneError, UserError
 from conf.clock import duration
 from conf.errors import in_one_line
 from conf.files import write_json
+from conf.fingerprint import fingerprint_file
 from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
-from conf.stage import fingerprint_file, write_manifest
+from conf.stage import write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.checks import check_ranks

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conf import UserError, run
+from conf.console import PlainConsole
 from conf.files import file_to_write
 from conf.stage import read_manifest
 from conf.typed import PATH
@@ -59,14 +60,14 @@ def main(config: InspectConfig) -> None:
     manifest = read_manifest(config.out, "shards", "out")
     html = config.inspect.html
     page = file_to_write("out", str(Path(config.out) / PAGE)) if html else None
-    console = Console(record=html, width=100 if html else None, highlight=False)
+    console = PlainConsole(record=html, width=100 if html else None)
     print_summary(manifest, console)
     _show_sequences(config, manifest["languages"], Vocab.from_json(manifest["vocab"]), console)
     if page:
         from data_prep.inspect.page import write_page  # matplotlib takes its time
 
         write_page(page, console, Shards(config.out, config.inspect.split), manifest)
-        console.print(f"inspect: wrote {page}", markup=False)
+        console.print(f"inspect: wrote {page}")
 
 
 def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, console: Console) -> None:

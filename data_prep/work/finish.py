@@ -5,8 +5,9 @@ import shutil
 from collections import Counter
 from typing import Any
 
+from conf.fingerprint import fingerprint_file
 from conf.sealed import read_result
-from conf.stage import BEGUN, fingerprint_file, publish, write_manifest
+from conf.stage import BEGUN, publish, write_manifest
 from data_prep.held_out import TEXTS, merge_held_out
 from data_prep.shards import SPLITS
 from data_prep.work.job import INDEX, WORK, Job

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from conf import UserError
-from conf.errors import Refusing, in_one_line
+from conf.errors import Refusing, in_one_line, visible
 from conf.files import read_json
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
@@ -127,7 +127,8 @@ def _check_weights(path: Path, found: dict[str, Any]) -> None:
     if absent:
         raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
     if further:
-        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, ", ".join(further[:3]))
+        names = visible(", ".join(further[:3]))
+        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, names)
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:

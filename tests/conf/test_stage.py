@@ -16,6 +16,7 @@ import pytest
 
 from conf import UserError
 from conf.files import file_to_write, write_json
+from conf.fingerprint import fingerprint
 from conf.stage import (
     BEGUN,
     MANIFEST,
@@ -23,7 +24,6 @@ from conf.stage import (
     begun,
     check_out,
     commit,
-    fingerprint,
     is_finished,
     lock,
     made_from,

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.sealed import read_result, sealed
 from conf.stage import check_same, lock
@@ -52,7 +53,7 @@ def _told_if_it_fails(old: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        print(f"train: {old} cannot be removed ({error.strerror}): the next save tries again", flush=True)
+        print_line(f"train: {old} cannot be removed ({error.strerror}): the next save tries again")
 
 
 class Checkpoints:
@@ -88,7 +89,7 @@ class Checkpoints:
         found, broken = find_whole(first_ranks(list_checkpoints(self.folder)), self._read)
         for folder, why in broken.items():
             if self._rank == 0:
-                print(f"train: {folder} is broken ({why}): {found and found.name} is taken", flush=True)
+                print_line(f"train: {folder} is broken ({why}): {found and found.name} is taken")
             # It would count as the newest. The next save removes it.
             self._on_first(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
         if found is not None:  # a run that was killed between its last save and its end saves no more
