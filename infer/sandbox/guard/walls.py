@@ -3,7 +3,7 @@
     /            a small memory file system, read-only once built
     /usr /bin …  the system's, read-only, as are the trees of toolchains, where they are on the machine
     /etc         a few files that programs start with
-    /dev         null, zero, full, random, urandom
+    /dev         null, full, random, urandom; not zero, which gives memory that no process shows
     /proc        of the room's own processes, where the kernel lets us mount it
     /box /tmp    empty, written to, of limited size
 
@@ -32,7 +32,7 @@ ETC = (
     "ldc2.conf",
     "racket",
 )
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")
 FOLDER_FILES = 16384
 _OLD = "/old"
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -49,9 +49,8 @@ _FLAGS = {
 
 def part_from_machine() -> None:
     """Leave the machine's namespaces; that of processes binds the children only."""
-    kernel.unshare(
-        kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
-    )
+    names = kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
+    kernel.unshare(kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | names)
 
 
 def map_users(pid: int) -> None:
