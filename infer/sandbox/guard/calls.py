@@ -63,8 +63,8 @@ class _Rule(NamedTuple):
 
 
 _PERM, _INVAL, _SUCCESS = _REFUSE | errno.EPERM, _REFUSE | errno.EINVAL, _REFUSE | 0
-_MMAP, _SIGACTION, _PRLIMIT, _FCNTL = (9, 222), (13, 134), (302, 261), (72, 25)
-_SHARED_ANONYMOUS, _HUGETLB, _SIGCHLD, _SOL_SOCKET, _SO_SNDBUF = 0x21, 0x40000, 17, 1, 7
+_MMAP, _PRLIMIT, _FCNTL = (9, 222), (302, 261), (72, 25)
+_SHARED_ANONYMOUS, _HUGETLB, _SOL_SOCKET, _SO_SNDBUF = 0x21, 0x40000, 1, 7
 _RULES = (  # the first that fits decides
     _Rule((56, 220), _PERM, ((_low(0), kernel.NEWUSER, kernel.NEWUSER),)),  # clone
     # Shared anonymous memory lives on when the process no longer shows it; huge pages never show.
@@ -77,14 +77,6 @@ _RULES = (  # the first that fits decides
     _Rule((40, 71), _INVAL),  # sendfile
     # The buffers of sockets keep their first size: the guard counts sockets, not bytes.
     _Rule((54, 208), _SUCCESS, ((_low(1), _ALL_BITS, _SOL_SOCKET), (_low(2), _ALL_BITS, _SO_SNDBUF))),
-    # Nobody changes what SIGCHLD does, though it seems so: the kernel forgets the seconds of children whose
-    # parent ignores it. A question (no new action: both halves of the second argument are 0) is answered.
-    _Rule(
-        _SIGACTION,
-        _ALLOW,
-        ((_low(0), _ALL_BITS, _SIGCHLD), (_low(1), _ALL_BITS, 0), (_low(1) + 4, _ALL_BITS, 0)),
-    ),
-    _Rule(_SIGACTION, _SUCCESS, ((_low(0), _ALL_BITS, _SIGCHLD),)),
     # Limits of other processes: a limit of 0 seconds kills.
     _Rule(_PRLIMIT, _ALLOW, ((_low(0), _ALL_BITS, 0),)),
     _Rule(_PRLIMIT, _PERM),

@@ -14,9 +14,19 @@ from typing import Any
 
 from . import cgroup, kernel, rooms, walls
 from .job import BOX, Job, Report
-from .watch import FolderUsage, descendants, end_all, folder_usage, memory, socket_memory, tree_usage, usage
+from .watch import (
+    FolderUsage,
+    ProcessorTime,
+    descendants,
+    end_all,
+    folder_usage,
+    look,
+    memory,
+    socket_memory,
+    tree_usage,
+)
 
-TICK = 0.02  # seconds between two looks
+TICK = 0.02  # seconds between two looks, on average: a program must not foresee them
 LONG_TICK = 0.2  # between two looks at files
 BUILDING = 60.0  # seconds that a room may take to be built
 OUT_OF_MEMORY = "out of memory"
@@ -45,6 +55,7 @@ class Guard:
         self._open = [*self._heard, 0]
         self._opened = time.monotonic()
         self._begun: float | None = None
+        self._next_look, self._time = 0.0, ProcessorTime()
         self._looked, self._files = 0.0, FolderUsage()
 
     def watch(self) -> Report:
@@ -54,13 +65,16 @@ class Guard:
         """
         ended = ""
         while not ended:
-            ready = self._take(TICK)
+            ready = self._take(max(0.0, self._next_look - time.monotonic()))
             if self._room.told not in self._open:
                 ended = "exited"
             elif 0 in ready:
                 ended = self._excess(last=True) or "stopped"
-            else:
+            elif time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + 2 * TICK * int.from_bytes(os.urandom(2)) / 0xFFFF
                 ended = self._excess()
+            elif self._flooded():
+                ended = "too much output"
         seconds = time.monotonic() - (self._begun or self._opened)
         end_all()
         if self._room.cgroup and cgroup.ran_out_of_memory(self._room.cgroup):
@@ -94,19 +108,18 @@ class Guard:
                 raise OSError(f"the room was not ready after {BUILDING:g} s")
             return ""
         pids = descendants(os.getpid())
-        used = usage(pids)
-        if used.tasks - self._room.own >= limits.processes:
+        processes = look(pids)
+        cpu_seconds = self._time.add(processes, now)
+        if sum(process.tasks for process in processes) - self._room.own >= limits.processes:
             return "too many processes"
         if now - self._begun > limits.wall_seconds:
             return f"timed out after {limits.wall_seconds:g} s"
-        if used.cpu_seconds > limits.cpu_seconds:
+        if cpu_seconds > limits.cpu_seconds:
             return f"timed out after {limits.cpu_seconds:g} s of computing"
         if last or now - self._looked > LONG_TICK:
             self._looked, self._files = now, self._count_files(pids)
         if self._out_of_memory(pids):
             return OUT_OF_MEMORY
-        if self._flooded():
-            return "too much output"
         full = self._files.size_bytes > limits.folder_bytes or self._files.files > walls.FOLDER_FILES
         return "too much on disk" if full else ""
 
