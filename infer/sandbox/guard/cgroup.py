@@ -33,16 +33,17 @@ def parents() -> list[str]:
 
     Version 2 lets a cgroup either hold processes or pass controllers on to its children.
     """
-    own = _own_cgroups()
+    own = own_cgroups()
     above = [os.path.dirname(path) for path in own if _passes_memory_on(os.path.dirname(path))]
     usable = [path for path in own if _is_version_1(path) or _passes_memory_on(path)]
     return [path for path in (*usable, *above) if os.access(path, os.W_OK)]
 
 
-def _own_cgroups() -> list[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+def own_cgroups(process: str = "/proc/self") -> list[str]:
+    """Return the folders of a process's memory cgroups, as far as they are mounted."""
+    with open(f"{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounts = [line.split() for line in file if " - cgroup" in line]
-    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+    with open(f"{process}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         memberships = [line.rstrip("\n").split(":", 2) for line in file]
     paths = []
     for _, controllers, path in memberships:
