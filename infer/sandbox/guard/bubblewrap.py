@@ -70,7 +70,7 @@ def _walls(job: Job, folder: str) -> Iterator[str]:
     yield from ("--ro-bind", f"{folder}/players", PLAYERS, "--ro-bind", f"{folder}/job", f"{_GUARD}/job")
     yield from ("--ro-bind", f"{folder}/guard", f"{_GUARD}/guard")
     yield from ("--size", str(job.limits.folder_bytes), "--tmpfs", BOX, "--symlink", BOX, "/tmp")
-    yield from ("--remount-ro", "/", "--chdir", BOX)
+    yield from ("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", BOX)
 
 
 def _java() -> list[str]:

@@ -90,6 +90,12 @@ def clear_command_line() -> None:
     ctypes.memset(start, 0, end - start)
 
 
+def be_ended_first() -> None:
+    """Let the kernel end this process and its children before all others where no memory is left."""
+    with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
+        file.write("1000")
+
+
 def adopt_orphans() -> None:
     """Descendants whose parent ends become children of this process."""
     _prctl(_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")

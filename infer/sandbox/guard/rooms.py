@@ -71,6 +71,7 @@ def _child(main: Callable[[], None], tell: int, group: str = "") -> int:
     if pid:
         return pid
     try:
+        kernel.be_ended_first()
         if group:
             cgroup.enter(group)
         main()

@@ -4,7 +4,7 @@
     /usr /bin …  the system's, read-only, as are the trees of toolchains, where they are on the machine
     /etc         a few files that programs start with
     /dev         null, full, random, urandom; not zero, which gives memory that no process shows
-    /proc        of the room's own processes, where the kernel lets us mount it
+    /proc        of the room's own processes, where the kernel lets us mount it, read-only
     /box /tmp    empty, written to, of limited size
 
 No home, no other process, no network but a loopback that is down.
@@ -95,7 +95,9 @@ def build(job: Job) -> None:
     _read_only()
     os.mkdir("/proc")
     with suppress(OSError):  # in a container whose /proc is masked; most programs do without
-        kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        flags = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC
+        kernel.mount("proc", "/proc", "proc", flags)
+        kernel.mount("none", "/proc", "none", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | flags)
     _box(job.limits.folder_bytes)
     kernel.unmount(_OLD)
     os.rmdir(_OLD)

@@ -189,6 +189,10 @@ ATTACKS = {
         "             lambda: libc.vmsplice(1, 0, 0, 0), lambda: libc.splice(0, 0, 1, 0, 0, 0)]\n"
         "    return 2 if any(call() >= 0 for call in calls) else 1\n"
     ),
+    "another's end": (  # no memory left, and all others were ended for a program that could not be
+        "def f(x):\n    try:\n        open('/proc/self/oom_score_adj', 'w').write('-1')\n        return 2\n"
+        "    except OSError:\n        pass\n"
+    ),
     "our life": (
         "import os, signal\ndef f(x):\n    for pid in (os.getppid(), 1, -1):\n        try:\n"
         "            os.kill(pid, signal.SIGKILL)\n        except OSError:\n            pass\n    return 1\n"
