@@ -20,7 +20,7 @@ class SandboxConfig:
     unconfined: bool = False  # run programs even where the machine offers no walls
     wall_seconds: float = 20.0  # seconds on the clock
     cpu_seconds: float = 10.0  # seconds of the CPU
-    memory: int = 1024  # MiB of memory
+    memory: int = 1024  # MiB of memory, of files too where they lie in memory
     processes: int = 64  # processes at once, threads counted too
     file: int = 64  # MiB of each file
     folder: int = 256  # MiB of all files
