@@ -1,22 +1,41 @@
-"""Tree attention for Transformers' models, registered under a name of its own.
+"""Tree attention for Transformers' models, registered under a name of its own, and the view that has it.
 
 The runner hands a (B, 1, q, kv) boolean mask through the library's model (True = attend);
 without one, the rows are a prompt and attention is causal. A model with ALiBi keeps the library's
 attention under that name (alibi.py).
+
+A runner decodes through a view of its model, on the same weights:
+
+    model                          view
+    CausalLM                       CausalLM'      a copy, as what holds a configuration or a gate is
+      Layer                          Layer'
+        Attention  config              Attention'  config'
+          Linear                         Linear   the same
+
+The library's attention reads its implementation from the configuration that all layers share, and a gate
+belongs to all layers of an adapter. To change them on the model for one decoder would change what every other
+thread computes. So a runner decodes through a view: copies of the modules that hold a configuration or a gate,
+themselves or below them; all others are shared. The copies share the dictionaries of parameters, buffers
+and hooks as well, so that weights that move, change or are replaced do so in both.
 """
 
-from functools import lru_cache
+import copy
+from functools import lru_cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from infer.engine.alibi import is_alibi
+from infer.engine.gate import ProbeGate
 
 NAME = "tree"
+OWN = (PreTrainedConfig, ProbeGate)
+BOUND = (MethodType, partial)  # a forward that is wrapped, as accelerate does, is bound to its module
 BEYOND = ("softcap", "s_aux", "position_bias", "alibi")
 
 
@@ -69,8 +88,42 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, own_mask)
 
 
-def own_mask(*args: Any, config: PretrainedConfig, **others: Any) -> Tensor | None:
+def own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | None:
     """The library's own for rows without a mask, where its own attention takes them; elsewhere a mask
     comes from the runner or not at all.
     """
     return eager_mask(*args, **others) if is_alibi(config) else None
+
+
+def view_of(lm: PreTrainedModel) -> PreTrainedModel:
+    """Return a view with tree attention. It follows the model's weights, not a later change of its modules.
+
+    Takes a millisecond for every five layers.
+    """
+    register()
+    model: Any = next(lm.modules())  # `lm` may be a weak proxy, which cannot be copied
+    shared = dict[int, Any]()
+    _share(model, shared)
+    view = copy.deepcopy(model, shared)
+    view.config._attn_implementation = NAME
+    return view
+
+
+def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
+    """Add to `shared`, by id as `deepcopy` wants it, what a view does not copy of a module and those below.
+
+    Return whether that is the whole module.
+    """
+    below = [_share(child, shared) for child in module.children()]
+    attributes = list(vars(module).values())
+    whole = all(below) and not any(isinstance(value, OWN) for value in attributes)
+    if whole:
+        shared[id(module)] = module
+    else:
+        copied = (*OWN, *BOUND, nn.Module)
+        shared.update(
+            (id(value), value)
+            for value in attributes
+            if value is not module._modules and not isinstance(value, copied)
+        )
+    return whole

@@ -11,9 +11,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.agreement import agreement, shares
 from infer.engine.alibi import is_alibi, leave_to_masks
+from infer.engine.attention import view_of
 from infer.engine.cache import TreeCache
 from infer.engine.gate import ProbeGate
-from infer.engine.view import view_of
 
 TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import PreTrainedModel
 
+from infer.engine.attention import view_of
 from infer.engine.families import check_tree
 from infer.engine.gate import GatedLinear, ProbeGate
 from infer.engine.target import windows
-from infer.engine.view import view_of
 from tests.infer.engine.test_families import FAMILIES, tiny
 
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
