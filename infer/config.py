@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from conf.typed import take_types
 from infer.engine.sampling import SEEDS, Sampling
+from infer.trees.lattice import DEEPEST, RANKS
 
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
@@ -15,6 +16,7 @@ SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
 ORDERS = ("psm", "spm")  # of an infilling's parts
+TREES = ("lattice", "paper")  # of candidates of adaptive tokens
 METHODS = ("plain", "prompt_lookup", "sdsat", *BY_DRAFT_MODEL)
 
 
@@ -33,8 +35,8 @@ class DecodeConfig:
     probes: str = "auto"
     nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
-    # the tree is the candidates' lattice, unrolled best first (auto's always is); false: of fixed shape
-    graph: bool = False
+    # shape of a tree with width above 1: lattice (the likeliest paths, as auto has it) or paper (SDSAT 3.4.2)
+    tree: str = "lattice"
     depth: int | None = None  # levels that a draft model draws; null: 10
     theta_prob: float | None = None  # a node less likely than this gets no children; null: 0.2
     theta_sib: float | None = None  # nor does one less likely than this share of its best sibling; null: 0.3
@@ -97,6 +99,8 @@ class DecodeConfig:
         check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
             raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
+        if self.tree not in TREES:
+            raise ValueError(f"decode.tree must be {' or '.join(TREES)}, got {self.tree or 'nothing'}")
         for name in ("theta_prob", "theta_sib"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -107,9 +111,9 @@ class DecodeConfig:
             )
 
     def _check_drawn(self) -> None:
-        if self.width > 1 or self.graph or self.probes != "auto":
+        if self.width > 1 or self.tree != "lattice" or self.probes != "auto":
             raise ValueError(
-                "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, "
+                "decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them, "
                 f"found {self.method}"
             )
         if self.tau is not None and self.method != "gsd":
@@ -127,9 +131,9 @@ class DecodeConfig:
         if self.verify == "ratio":
             raise ValueError(f"decode.verify=ratio: {drawn}, whose drafts are drawn, found {self.method}")
         shaped = self.nodes or self.width > 1
-        if self.method != "sdsat" and (shaped or self.graph or self.probes != "auto"):
+        if self.method != "sdsat" and (shaped or self.tree != "lattice" or self.probes != "auto"):
             raise ValueError(
-                "decode.nodes, decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with "
+                "decode.nodes, decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with "
                 f"them, found {self.method}"
             )
         if self.probes == "auto" and shaped:
@@ -137,8 +141,21 @@ class DecodeConfig:
                 "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
                 "which chooses the tree itself"
             )
-        if self.graph and self.probes != "auto" and self.width == 1:
-            raise ValueError("decode.graph: wanted decode.width above 1 with it, rival candidates, found 1")
+        if self.tree == "paper":
+            self._check_paper_tree()
+
+    def _check_paper_tree(self) -> None:
+        if self.probes == "auto":
+            raise ValueError("decode.probes must be root, all or a number with decode.tree=paper, got auto")
+        if self.width < RANKS:
+            raise ValueError(f"decode.width must be at least {RANKS} with decode.tree=paper, got {self.width}")
+        if self.nodes is not None:
+            raise ValueError(
+                "decode.nodes must be unset with decode.tree=paper, whose size follows from k, "
+                f"got {self.nodes}"
+            )
+        if self.k is not None and self.k > DEEPEST:
+            raise ValueError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {self.k}")
 
 
 def check_dtype(value: str, *, name: str = "dtype") -> None:

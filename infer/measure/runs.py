@@ -24,9 +24,10 @@ from infer.loop import Limits, Step, decode
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt decoded once; times are in seconds from the prompt on. Drafts are counted per verification
-    of at least one draft.
+    """One prompt decoded once; times are in seconds from the prompt on.
 
+    Of its forwards `verifications` judged at least one draft, `drafted` drafts in all, which were `levels` deep
+    in all: as many as drafted where drafts are chains.
     `first_seconds` is when the first `first_tokens` tokens were there; `rows` were fed in all forwards but the
     prompt's; `depths` says by step how deep its tree was, as far as it was judged, and `accepts` how many
     drafts were accepted.
@@ -40,6 +41,8 @@ class Run:
     first_seconds: float = field(default=0.0, kw_only=True)
     first_tokens: int = field(default=0, kw_only=True)
     rows: int = field(default=0, kw_only=True)
+    verifications: int = field(default=0, kw_only=True)
+    levels: int = field(default=0, kw_only=True)
     depths: tuple[int, ...] = field(default=(), kw_only=True)
     accepts: tuple[int, ...] = field(default=(), kw_only=True)
 
@@ -68,7 +71,7 @@ class Measured:
         return sum(len(run.tokens) for run in self._runs) / sum(run.forwards for run in self._runs)
 
     @property
-    def acceptance_rate(self) -> float | None:
+    def node_efficiency(self) -> float | None:
         """Accepted over drafted tokens; None where nothing is drafted."""
         drafted = sum(run.drafted for run in self._runs)
         return sum(run.accepted for run in self._runs) / drafted if drafted else None
@@ -132,6 +135,8 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
         first_seconds=first_seconds,
         first_tokens=len(steps[0].tokens),
         rows=sum(step.rows for step in steps),
+        verifications=sum(step.drafted > 0 for step in steps),
+        levels=sum(step.depth for step in steps),
         depths=tuple(map(_judged, steps)),
         accepts=tuple(step.accepted for step in steps),
     )

@@ -105,6 +105,8 @@ def _told(heard: "Streamer", fed: list[int], prompt: int, *, began: float, secon
         first_seconds=heard.first - began,
         first_tokens=len(heard.steps[0]),
         rows=sum(rows),
+        verifications=sum(row > 1 for row in rows),
+        levels=sum(rows) - len(rows),
         depths=tuple(row - 1 for row in rows),
         accepts=tuple(len(step) - 1 for step in heard.steps),
     )

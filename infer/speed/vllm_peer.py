@@ -143,6 +143,8 @@ def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
         first_seconds=getattr(output.metrics, "first_token_latency", 0.0) or 0.0,
         first_tokens=1,
         rows=forwards + 3 * drafted,
+        verifications=drafts,
+        levels=drafted,
     )
 
 

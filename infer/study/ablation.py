@@ -7,7 +7,14 @@ from typing import Any
 
 from infer.config import DecodeConfig
 from infer.study.bench import Bench
-from infer.study.rates import acceptance_rate, counts_of, drafted_per_token, fed_per_token, rank_shares
+from infer.study.rates import (
+    acceptance_rate,
+    counts_of,
+    drafted_per_token,
+    drafted_share,
+    fed_per_token,
+    rank_shares,
+)
 
 VALUES: dict[str, tuple[float, ...]] = {
     "k": (1, 2, 3, 4, 5, 6),
@@ -46,6 +53,7 @@ def _figures(bench: Bench, decode: DecodeConfig) -> dict[str, Any]:
     runs = bench.run(decode)
     return {
         "acceptance_rate": acceptance_rate(runs),
+        "drafted_share": drafted_share(runs),
         "drafted_per_token": drafted_per_token(runs),
         "fed_per_token": fed_per_token(runs),
     }
