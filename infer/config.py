@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from conf.typed import take_types
 from infer.engine.sampling import SEEDS, Sampling
@@ -12,6 +13,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
+GROWTH = {  # of them those of the paper, by method
+    "ssd": ("theta_prob",),
+    "tsd": ("k", "theta_prob", "theta_sib"),
+    "gsd": ("k", "theta_prob", "theta_sib", "tau", "tau_reading"),
+}
+TAU_READINGS = ("gram", "preceding")
 SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
@@ -41,6 +48,9 @@ class DecodeConfig:
     theta_prob: float | None = None  # a node less likely than this gets no children; null: 0.2
     theta_sib: float | None = None  # nor does one less likely than this share of its best sibling; null: 0.3
     tau: int | None = None  # tokens that must recur for nodes to be merged; null: 2 of gsd, never of others
+    # what tau counts: gram (the merged token and those before it, GSD 5.2) or preceding (those before it
+    # alone, as in the authors' code: there tau=1 is what tau=2 is here, and tau=0 is possible)
+    tau_reading: str = "gram"
     draft_rows: int | None = None  # rows of the draft model in a step, at most; null: 992
     verify: str = "pick"  # pick (the text without drafts) or ratio (another, of its distribution; GSD 3)
     temperature: float = 0.0  # of sampling; 0: the likeliest token
@@ -95,16 +105,13 @@ class DecodeConfig:
             raise ValueError(
                 f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method or 'none'}"
             )
-        counts = ("k", "nodes", "width", "depth", "tau", "draft_rows")
+        counts = ("k", "nodes", "width", "depth", "draft_rows")
         check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
+        check_growth(self, group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
             raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
         if self.tree not in TREES:
             raise ValueError(f"decode.tree must be {' or '.join(TREES)}, got {self.tree or 'nothing'}")
-        for name in ("theta_prob", "theta_sib"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"decode.{name}: wanted between 0 and 1, found {value}")
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
@@ -116,6 +123,8 @@ class DecodeConfig:
                 "decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them, "
                 f"found {self.method}"
             )
+        if self.tau_reading != "gram" and self.method != "gsd":
+            raise ValueError(f"decode.tau_reading: wanted decode.method=gsd with it, found {self.method}")
         if self.tau is not None and self.method != "gsd":
             raise ValueError(f"decode.tau: wanted decode.method=gsd, which merges, found {self.method}")
         if self.method == "ssd" and self.k not in (None, 1):
@@ -128,6 +137,8 @@ class DecodeConfig:
         given = [name for name in GROWN if getattr(self, name) is not None]
         if given:
             raise ValueError(f"decode.{given[0]}: {drawn} with it, found {self.method}")
+        if self.tau_reading != "gram":
+            raise ValueError(f"decode.tau_reading: {drawn} with it, found {self.method}")
         if self.verify == "ratio":
             raise ValueError(f"decode.verify=ratio: {drawn}, whose drafts are drawn, found {self.method}")
         shaped = self.nodes or self.width > 1
@@ -162,6 +173,23 @@ def check_dtype(value: str, *, name: str = "dtype") -> None:
     """Raises ValueError for what no weights are read as."""
     if value not in DTYPES:
         raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value or 'none'}")
+
+
+def check_growth(config: Any, *, group: str = "") -> None:
+    """Raises ValueError for a threshold, a tau or a reading of it that a draft model's graph cannot have."""
+    for name in ("theta_prob", "theta_sib"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{group}{name}: wanted between 0 and 1, found {value}")
+    tau, reading = config.tau, config.tau_reading
+    if reading not in TAU_READINGS:
+        raise ValueError(f"{group}tau_reading must be {' or '.join(TAU_READINGS)}, got {reading or 'nothing'}")
+    least = 1 if reading == "gram" else 0
+    if tau is not None and tau < least:
+        cure = f" Set {group}tau_reading=preceding for tau=0." if tau == 0 else ""
+        raise ValueError(
+            f"{group}tau must be at least {least} with {group}tau_reading={reading}, got {tau}.{cure}"
+        )
 
 
 def check_at_least(config: object, bounds: Mapping[str, int], *, group: str = "") -> None:

@@ -114,9 +114,10 @@ def loop_decoder(
     """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it."""
 
     def run(prompt: TokenPrompt) -> Run:
-        request, ends = Request(prompt.ids, seed_of(prompt, seed)), limits.also(prompt.ends)
+        request = Request(prompt.ids, seed_of(prompt, seed))
+        own_limits = limits.of(prompt.ends, prompt.max_new_tokens)
         began, first, steps = clock(), 0.0, list[Step]()
-        for (step,) in decode(runner, [request], drafters, ends, sampling):
+        for (step,) in decode(runner, [request], drafters, own_limits, sampling):
             first = first or clock()
             steps.append(step)
         return run_of(steps, seconds=clock() - began, first_seconds=first - began)

@@ -1,8 +1,9 @@
 """The ways to decode, by the settings of infer.methods. Pure."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from infer.config import BY_DRAFT_MODEL, DecodeConfig
+from infer.config import BY_DRAFT_MODEL, GROWTH, DecodeConfig
 from infer.speed.config import SpeedConfig
 from infer.speed.units import PLAIN, Way
 from infer.trees.lattice import RANKS
@@ -34,7 +35,13 @@ def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
         elif name == "prompt_lookup":
             found[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
         elif config.draft.model:
-            found[Way(name)] = replace(plain, method=name)
+            found[Way(name)] = replace(plain, method=name, **_growth(config, name))
     if config.draft.adaptive and "gsd" in config.decoders:
         found[Way(GSD_PROBES)] = replace(plain, method="gsd")
     return found
+
+
+def _growth(config: SpeedConfig, method: str) -> dict[str, Any]:
+    """The settings of a draft model's graph that the method has."""
+    given = {**asdict(config), "k": config.children}
+    return {name: given[name] for name in GROWTH[method]}

@@ -18,7 +18,7 @@ from infer.study.rates import (
 
 VALUES: dict[str, tuple[float, ...]] = {
     "k": (1, 2, 3, 4, 5, 6),
-    "tau": (1, 2, 3, 4),
+    "tau": (0, 1, 2, 3, 4),
     "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
     "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
 }
@@ -32,6 +32,8 @@ def measure_ablation(bench: Bench) -> list[dict[str, Any]]:
     for setting, values in VALUES.items():
         for method in ("gsd", "tsd") if setting == "k" else ("gsd",):
             for value in values:
+                if setting == "tau" and value == 0 and bench.config.tau_reading == "gram":
+                    continue
                 figures = _figures(bench, bench.decode(method, **{setting: value}))
                 rows.append({"setting": setting, "value": value, "method": method, **figures})
     return rows

@@ -57,7 +57,7 @@ def measure_methods(bench: Bench) -> list[dict[str, Any]]:
                 way = Way(bench.decode("ssd", **sampling, **nodes), own=True)
                 ways[Key(decoding, "self-ssd", budget, "pick")] = way
     ways[Key("greedy", "tsd", WIDE, "pick")] = Way(bench.decode("tsd", **WIDELY))
-    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1))
+    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1, tau_reading="gram"))
     return _rows(bench, ways)
 
 

@@ -88,7 +88,7 @@ TABLES: dict[str, tuple[str, Mapping[str, Callable[[Row], str]]]] = {
         },
     ),
     "merging": (
-        "KL divergence by merging, in nats (Table 5)",
+        "KL divergence by merging, in nats; tau of the authors, k=16 is all (Table 5)",
         {
             "": lambda row: f"k={row['k']} tau={row['tau']}",
             "mean": _number("mean_kl", ".2e"),

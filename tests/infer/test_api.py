@@ -210,6 +210,15 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"method": "plain", "probes": "all"}, "decode.probes: wanted decode.method=sdsat .* found plain"),
         ({"method": "plain", "tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat .* found plain"),
         ({"method": "gsd", "tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat with them, found gsd"),
+        (
+            {"method": "gsd", "tau": 0},
+            "decode.tau must be at least 1 .* got 0. Set decode.tau_reading=preceding",
+        ),
+        (
+            {"method": "tsd", "tau_reading": "preceding"},
+            "decode.tau_reading: wanted decode.method=gsd .* found tsd",
+        ),
+        ({"tau_reading": "both"}, "decode.tau_reading must be gram or preceding, got both"),
         ({"tree": ""}, "decode.tree must be lattice or paper, got nothing"),
         ({"method": "sdsat", "tree": "paper"}, "decode.probes must be root, all or a number .* got auto"),
         ({**PAPER, "width": 1}, "decode.width must be at least 4 with decode.tree=paper, got 1"),

@@ -189,3 +189,34 @@ def test_sampled_acceptance_is_accepted_drafts_over_k(run: Main, model: Model) -
         assert accepted / offered <= row["acceptance_rate"] <= accepted / (offered - 2 * k)
         assert row["acceptance_rate"] == pytest.approx((row["mean_acceptance_length"] - 1) / k)
         assert row["node_efficiency"] < row["acceptance_rate"] or k == 1
+
+
+def test_a_draft_models_rows_have_the_graphs_settings(given: list[str]) -> None:
+    """Tables 6 to 9 of GSD need k=4, tau=1, theta_prob=0.4, theta_sib=0.1: no report could have them."""
+    growth = ["children=4", "theta_prob=0.4", "theta_sib=0.1", "tau=1", "tau_reading=preceding"]
+    config = settings("speed", SpeedConfig, [*given, "decoders=[ssd,tsd,gsd]", *growth])
+    rows = {way.decoder: decode for way, decode in ways(config, 0.0).items()}
+    assert rows["ssd"] == DecodeConfig("ssd", theta_prob=0.4, max_new_tokens=12)
+    assert rows["tsd"] == DecodeConfig("tsd", k=4, theta_prob=0.4, theta_sib=0.1, max_new_tokens=12)
+    assert (rows["gsd"].tau, rows["gsd"].tau_reading) == (1, "preceding")
+    with pytest.raises(UserError, match="tau must be at least 1 with tau_reading=gram, got 0. Set tau_read"):
+        settings("speed", SpeedConfig, [*given, "tau=0"])
+
+
+def test_the_papers_experiment_is_the_papers_protocol(given: list[str]) -> None:
+    """It had 20 + 20 prompts drawn at random, odd k, 256 tokens and three temperatures."""
+    config = settings("speed", SpeedConfig, ["model=m", "out=o", "experiment=paper"])
+    sets = {name: (s.first, s.count, s.max_new_tokens, s.order) for name, s in config.prompts.items()}
+    assert sets == {"humaneval": (0.5, None, 512, None), "infilling": (0.03, None, 50, "spm")}
+    assert [way.k for way in ways(config, 0.0)] == list(range(14))
+    assert (config.dtypes, config.temperatures, config.rounds) == (["float16"], [0], 1)
+
+
+def test_each_set_has_its_own_number_of_new_tokens(run: Main, tmp_path: Path) -> None:
+    report = run(
+        "prompts.mine.max_new_tokens=7", "decoders=[sdsat,ssd]", "peers=[generate]", "temperatures=[0]"
+    )
+    assert {row["tokens"] for row in report["rows"][1:]} == {14}  # plain decoding is run in every block
+    assert all(row["exact"] for row in report["rows"] if row["decoder"] != "base")
+    with pytest.raises(UserError, match="prompts.mine.max_new_tokens=600: wanted"):
+        run("prompts.mine.max_new_tokens=600", f"out={tmp_path / 'other'}")

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from infer.api import Model
+from infer.config import DecodeConfig
+from infer.draft_methods import rules_of
 from infer.drafters.costs import Costs
 from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
@@ -107,6 +109,15 @@ def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
     }
     assert rates.acceptance_rate(runs["strict"]) == 3 / 3 and rates.acceptance_rate(runs["loose"]) == 8 / 16
     assert rates.acceptance_rate(runs["strict"] + runs["loose"]) == (3 / 3 + 8 / 16) / 2
+
+
+def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
+    """Their tau=0 merges nodes of the same token, as tau=1 of the paper's text does; it could not be asked for."""
+    for tau in range(4):
+        preceding = rules_of(DecodeConfig("gsd", tau=tau, tau_reading="preceding"))
+        assert preceding == rules_of(DecodeConfig("gsd", tau=tau + 1))
+    assert rules_of(DecodeConfig("gsd", tau_reading="preceding")).tau == 3
+    assert rules_of(DecodeConfig("tsd")).tau is None
 
 
 def test_nothing_drafted_has_no_rates() -> None:
