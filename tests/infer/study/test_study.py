@@ -112,7 +112,7 @@ def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
 
 
 def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
-    """Their tau=0 merges nodes of the same token, as tau=1 of the paper's text does; it could not be asked for."""
+    """Their tau=0 merges nodes of the same token, as tau=1 of the paper's text does; it was refused."""
     for tau in range(4):
         preceding = rules_of(DecodeConfig("gsd", tau=tau, tau_reading="preceding"))
         assert preceding == rules_of(DecodeConfig("gsd", tau=tau + 1))
