@@ -11,6 +11,8 @@
     help       --help on a terminal
     links      the page of the documentation that an error is explained on; pages: those beside the settings'
     errors     what a user is told
+    paths      settings that name a file or a folder: what the system refuses; streams: standard output
+    files      files that are there whole, or as they were before
     stage      what every stage leaves behind: a folder whose manifest is written last
 
 Knows no stage: the dataclass that gives names and types comes from the stage itself. `DictConfig`

@@ -16,6 +16,7 @@ from conf.choices import FOLDER, groups
 from conf.errors import UserError
 from conf.links import named
 from conf.mistakes import explain
+from conf.paths import check_paths
 from conf.values import check_values
 
 T = TypeVar("T")
@@ -31,13 +32,15 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     names = tuple(group.name for group in groups(entry))
     try:
         check_values(OmegaConf.to_container(config), schema)
-        return OmegaConf.to_object(config)  # type: ignore[return-value]
+        made: T = OmegaConf.to_object(config)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise UserError(explain(error, schema, names)) from error
     except (ValueError, TypeError) as error:
         sentence = str(error)
         told = sentence if named(sentence, schema, names) else f"settings of {entry}: {sentence}"
         raise UserError(told) from error
+    check_paths(made)
+    return made
 
 
 def composed(entry: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:

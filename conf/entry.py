@@ -12,14 +12,22 @@ from rich.console import Console
 from conf.choices import groups
 from conf.compose import as_yaml, settings
 from conf.describe import describe
-from conf.errors import LoneError, UserError
+from conf.errors import LoneError, UserError, visible
 from conf.help import print_help
 from conf.links import link
+from conf.streams import ReaderGone, standard_output
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds
 # Errors of files and disks that are the user's to mend.
-OF_THE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+OF_THE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO} | {
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EBUSY,
+}
 HELP = ("-h", "--help")
 CFG = ("-c", "--cfg", "job")  # Hydra's, as its users type it
 
@@ -32,12 +40,15 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     """
     config: Any = None
     try:
-        if _is_answered(sys.argv[1:], entry, schema):
-            return
-        config = settings(entry, schema, sys.argv[1:])
-        main(config)
+        with standard_output():
+            if _is_answered(sys.argv[1:], entry, schema):
+                return
+            config = settings(entry, schema, sys.argv[1:])
+            main(config)
     except UserError as error:
         _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, LoneError))
+    except ReaderGone:
+        sys.exit(1)  # as rich does where it writes
     except OSError as error:
         if error.errno not in OF_THE_PLACE:
             raise
@@ -75,7 +86,7 @@ def _fail(sentence: str, place: str | None, *, alone: bool = False) -> None:
     # Every rank of a torchrun job meets the same mistake: one of them says it.
     if alone or _speaks():
         more = f"\n  see {place}" if place else ""
-        print(f"error: {sentence}{more}", file=sys.stderr, flush=True)
+        print(f"error: {visible(sentence)}{more}", file=sys.stderr, flush=True)
     else:
         time.sleep(GRACE)  # torchrun ends all with the first that ends: the one that speaks may be slower
     sys.exit(2)

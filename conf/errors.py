@@ -1,5 +1,7 @@
 """What a user is told: one sentence, and where more stands."""
 
+from contextlib import ContextDecorator
+
 
 def visible(text: str) -> str:
     """On one line, whatever it quotes: what has no picture (line ends, a terminal's commands, halves of
@@ -28,3 +30,27 @@ def in_one_line(error: BaseException, most: int = 300) -> str:
     """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
     told = " ".join(str(error).split())
     return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__
+
+
+class Refusing(ContextDecorator):
+    """Around a library's code: raises UserError for all that it raises, `problem`, what it says, `cure`.
+
+    A panic of Rust code is no Exception: PyO3 raises it as a BaseException whose class cannot be imported.
+    """
+
+    def __init__(self, problem: str, cure: str = "") -> None:
+        self._problem, self._cure = problem, cure
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, UserError):
+            return
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UserError(f"{self._problem} {in_one_line(error)}{self._cure}") from error
+
+
+TOKENIZING = Refusing(
+    "tokenizer must encode and decode every text, got", ". Use the tokenizer.json that belongs to the model"
+)

@@ -1,9 +1,11 @@
 """Files that are there whole, or as they were before. Knows nothing of what is in them, nor of stages."""
 
+import fcntl
 import json
 import os
 import platform
 import resource
+import stat
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -11,20 +13,49 @@ from typing import Any
 
 from conf.errors import UserError, in_one_line
 
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
 
 def file_to_write(setting: str, name: str | None) -> Path | None:
     """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
     no place.
     """
-    path = Path(name) if name else None
-    if path and (path.is_dir() or not path.parent.is_dir()):
-        found = "a folder" if path.is_dir() else f"no {path.parent}"
+    if not name:
+        return None
+    path, target = Path(name), Path(os.path.realpath(name))
+    if path.is_dir() or not target.parent.is_dir():
+        found = "a folder" if path.is_dir() else f"no {target.parent}"
         raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
-    if path and not os.access(path.parent, os.W_OK):
+    _check_regular(path, f"{setting}={path}")
+    if target.exists() and is_mount_point(target):
         raise UserError(
-            f"{setting}={path}: wanted a folder that can be written, found that {path.parent} cannot"
+            f"{setting}={path}: must be a file that can be replaced, got a mount point. "
+            "Mount its folder instead."
         )
+    temporary = target.with_name(f"{_begun(target)}{os.urandom(6).hex()}")
+    try:
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{setting}={path}: wanted a folder that can be written, found {error.strerror} for {temporary}"
+        ) from error
     return path
+
+
+def is_mount_point(path: Path) -> bool:
+    """Whether something is mounted at an absolute path without links, also what `docker -v` binds there from
+    the same file system.
+    """
+    import psutil  # late: 40 ms
+
+    return os.path.ismount(path) or str(path) in {one.mountpoint for one in psutil.disk_partitions(all=True)}
 
 
 def allow_many_files() -> None:
@@ -55,32 +86,68 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part. What writers of it that were
-    killed on this machine have left is removed.
+    killed on this machine have left is removed. A link stays: its target is written.
 
-    Raises OSError that names the file, and leaves nothing else, where it cannot be written.
+    Raises OSError that names the file, and leaves nothing else, where it cannot be written, and UserError for a
+    device, a pipe and anything else that is no regular file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = f".{path.name}.{platform.node()}."
-    for left in path.parent.glob(f"{escape(begun)}*"):
-        if not _lives(left.name.removeprefix(begun)):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{begun}{os.getpid()}")
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _check_regular(path, str(path))
+    begun = _begun(target)
+    for left in target.parent.glob(f"{escape(begun)}*"):
+        _remove_unless_locked(left)
+    temporary = target.with_name(f"{begun}{os.urandom(6).hex()}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        held = _create_locked(temporary)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, target)
+        finally:
+            os.close(held)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _lives(process: str) -> bool:
-    """Whether a process of this number can still write; what is no number is nobody's."""
-    import psutil  # late: 40 ms, which only those pay who find what a killed run left
+def _begun(target: Path) -> str:
+    """How the names of the files begin that are written before they replace `target`."""
+    return f".{target.name}.{platform.node()}."
 
-    try:
-        return psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE
-    except (ValueError, psutil.NoSuchProcess):
-        return False
-    except psutil.AccessDenied:  # another user's
-        return True
+
+def _check_regular(path: Path, name: str) -> None:
+    """Raises UserError, in the name that the user knows, for what is there and is no regular file. Links are
+    followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
+    """
+    if path.exists() and not path.is_file():
+        kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a special file")
+        raise UserError(f"{name}: must be a regular file or a new one, got {kind}. Give another file.")
+
+
+def _create_locked(path: Path) -> int:
+    """A descriptor that locks a new file until it is closed, or the process dies.
+
+    A process's number does not say whether it lives: containers that share a folder and a host's name have
+    their own numbers.
+    """
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: there _remove_unless_locked removes nothing
+            return descriptor
+        if path.exists():
+            return descriptor
+        os.close(descriptor)  # another writer removed it before it was locked
+
+
+def _remove_unless_locked(path: Path) -> None:
+    """Remove a file that no living writer holds."""
+    with suppress(OSError):  # it is locked, gone or another user's, or the file system has no locks
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(descriptor)

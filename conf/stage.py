@@ -7,7 +7,6 @@ what the stages do.
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -22,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.files import write_json
+from conf.files import is_mount_point, write_json
+from conf.fingerprint import MANIFEST, fingerprint
 from conf.pages import ANOTHER, UNFINISHED
 from conf.sealed import read_result, sealed
 
-MANIFEST = "manifest.json"
 BEGUN = "begun.json"
+WITHIN = ".partial"  # the unfinished folder, in one that cannot be replaced
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
 ROOT = Path(__file__).parent.parent  # the folder that the project's packages lie in
@@ -52,21 +52,10 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
     return manifest
 
 
-def fingerprint(folder: str | Path) -> str:
-    """SHA-256 of a folder's manifest: what the next stage records as its input."""
-    return fingerprint_file(Path(folder) / MANIFEST)
-
-
-def fingerprint_file(path: Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
     """What determines a stage's result: its settings, less the ignored ones, and its inputs.
 
-    `inputs` are finished folders by the setting that names them ("data.path"): their
+    `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
     """
     kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
@@ -82,9 +71,13 @@ def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[
     }
 
 
-def with_manifest(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Of folders by setting those that say what made them: the inputs of `made_from`."""
-    return {name: folder for name, folder in named.items() if folder and (Path(folder) / MANIFEST).is_file()}
+def existing(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the model directories among settings' values, by setting: the inputs of `made_from`.
+
+    What is none stays a setting, which whoever reads it refuses.
+    """
+    given = {name: folder for name, folder in named.items() if folder}
+    return {name: folder for name, folder in given.items() if (Path(folder) / "config.json").is_file()}
 
 
 def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
@@ -92,15 +85,13 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
 
     Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
     """
-    _check_place(out)
-    path = Path(out) / MANIFEST
-    if not path.is_file():
+    if not _holds_result(out):
         return False
+    path = Path(out) / MANIFEST
     check_same(read_result(path), {"kind": kind, **made}, out)
-    record = path.with_name(BEGUN)
-    if record.is_file():  # of a run that was killed as it made the folder visible
-        with suppress(OSError):
-            record.unlink()
+    with suppress(OSError):  # of a run that was killed as it made the folder visible
+        path.with_name(BEGUN).unlink(missing_ok=True)
+        path.with_name(WITHIN).rmdir()
     return True
 
 
@@ -118,15 +109,16 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | P
 def staged(out: str | Path) -> Iterator[Path]:
     """A folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
 
-    Raises UserError when `out` holds anything already, or another run is writing it.
+    Raises UserError when `out` holds anything already, or another run is writing it. A folder that is whole and
+    cannot become `out` is kept.
     """
     with begun(out) as partial:
         try:
             yield partial
-            publish(partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        publish(partial)
 
 
 @contextmanager
@@ -136,7 +128,7 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
     with another `made`.
     """
-    _check_place(out)
+    check_place(out)
     _check_empty(out)
     partial = partial_of(out)
     try:
@@ -163,12 +155,27 @@ def check_out(out: str | Path) -> None:
 
     For a stage that must look long at its inputs before it can ask `is_finished`.
     """
-    _check_place(out)
-    if not (Path(out) / MANIFEST).is_file():
+    if not _holds_result(out):
         _check_empty(out)
 
 
-def _check_place(out: str | Path) -> None:
+def _holds_result(out: str | Path) -> bool:
+    """Whether `out` is finished. A publication that was killed midway is completed first."""
+    check_place(out)
+    manifest, partial = Path(out) / MANIFEST, partial_of(out)
+    if partial.name != WITHIN:
+        return manifest.is_file()
+    with suppress(FileNotFoundError):  # another process of this run has completed it
+        if not manifest.is_file() and (partial / MANIFEST).is_file():
+            held = lock(partial, out)
+            try:
+                _move_entries(partial)
+            finally:
+                os.close(held)
+    return manifest.is_file()
+
+
+def check_place(out: str | Path) -> None:
     """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
@@ -180,28 +187,57 @@ def _check_place(out: str | Path) -> None:
 
 
 def _check_empty(out: str | Path) -> None:
-    """Raises UserError where a folder holds anything."""
+    """Raises UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
-    if final.exists() and any(final.iterdir()):
+    if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
         raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
 
 
 def partial_of(out: str | Path) -> Path:
-    """The folder that is to become `out`, while it is written."""
-    return Path(out).with_name(f".{Path(out).name}.partial")
+    """The folder that is to become `out`, while it is written: beside it, where a rename makes it visible.
+
+    A link is followed: its target becomes the result. A folder that no rename can replace, a mount point or
+    below a parent that cannot be written, has it within: its entries are moved, the manifest last.
+    """
+    final = Path(os.path.realpath(out))
+    if final.is_dir() and (is_mount_point(final) or not os.access(final.parent, os.W_OK)):
+        return final / WITHIN
+    return final.with_name(f".{final.name}.partial")
 
 
 def publish(partial: Path) -> Path:
-    """Make a folder that was begun visible under its own name, which is returned."""
+    """Make a folder that was begun visible under its own name, which is returned.
+
+    Raises UserError, which names the whole result, where that cannot be done.
+    """
     for path in partial.glob(".*"):
         if path.is_file():  # left by a writer of JSON that was killed
             path.unlink()
-    final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
-    if final.exists():
-        final.rmdir()
-    os.replace(partial, final)
+    within = partial.name == WITHIN
+    final = partial.parent if within else partial.with_name(partial.name[1:].removesuffix(".partial"))
+    try:
+        _check_empty(final)
+        if within:
+            _move_entries(partial)
+        else:
+            if final.exists():
+                final.rmdir()
+            os.replace(partial, final)
+    except (OSError, UserError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "other files in it"
+        raise UserError(
+            f"out={final}: must be an empty folder that can be replaced, got {reason}. "
+            f"The result is whole in {partial}: move it to another place."
+        ) from error
     (final / BEGUN).unlink(missing_ok=True)
     return final
+
+
+def _move_entries(partial: Path) -> None:
+    """Move what is in a folder into its parent, the manifest last, and remove the folder."""
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == MANIFEST):
+        path.rename(partial.parent / path.name)
+    partial.rmdir()
 
 
 def lock(folder: Path, out: str | Path) -> int:
@@ -210,15 +246,25 @@ def lock(folder: Path, out: str | Path) -> int:
     Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
     runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    busy = UserError(f"out={out}: another run is writing it", page=UNFINISHED)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError as error:  # the other run has renamed or removed it just now
+        raise busy from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise busy
+    except (BlockingIOError, FileNotFoundError) as error:
         os.close(descriptor)
-        raise UserError(f"out={out}: another run is writing it", page=UNFINISHED) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
+        raise busy from error
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -7,6 +7,9 @@ from operator import index
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+# Metadata of a field that names a file, a folder or a list of them (conf/paths.py). True may be the name of the
+# property that lists them.
+PATH = {"path": True}
 WANTED = {
     bool: "true or false",
     int: "a whole number",

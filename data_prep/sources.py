@@ -6,12 +6,14 @@ parts that depends on the files alone; whatever in a part cannot be read comes o
 with its file and row.
 """
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,13 +27,26 @@ from conf.pages import MEMORY
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
 from data_prep.hub import hub_files, hub_open
+from data_prep.listing import is_excluded, list_files
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
 PART_BYTES = 8_000_000  # of small source files that make one part
 ROWS = 64  # of parquet, decoded at once
-SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json")}
-BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error)  # what broken files make the libraries raise
-UNREADABLE = frozenset({"unreadable file", "malformed row", "missing column", "undecodable", "line too large"})
+PACKED: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": lambda stream: pa.CompressedInputStream(stream, "zstd"),
+}
+SUFFIXES = {
+    "parquet": (".parquet",),
+    "jsonl": tuple(f"{plain}{packed}" for plain in (".jsonl", ".json") for packed in ("", *PACKED)),
+}
+# What broken files make the libraries raise.
+BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error, lzma.LZMAError)
+UNREADABLE = frozenset(
+    {"unreadable file", "malformed row", "missing column", "column twice", "undecodable", "line too large"}
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
     """All parts in a fixed order, and where their files lie. Raises UserError when there is no input at all."""
     root = Path(data.path)
     if root.is_dir():
-        files = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in _matching(root, data)]
+        files = list_files(root, data.include, data.exclude)
         place = str(root.absolute())
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
         listed, place = hub_files(data.path)
@@ -54,7 +69,7 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
         files = [f for f in listed if any(fnmatch(f[0], p) or fnmatch(f"./{f[0]}", p) for p in data.include)]
     else:
         raise UserError(f"data.path={data.path}: wanted a folder or a hub dataset's name, found no such folder")
-    files = [one for one in files if not any(fnmatch(one[0], pattern) for pattern in data.exclude)]
+        files = [file for file in files if not is_excluded(file[0], data.exclude)]
     if data.kind != "source":
         files = [(name, size) for name, size in files if name.endswith(SUFFIXES[data.kind])]
     if not files:
@@ -64,14 +79,6 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
     if data.kind != "source":
         return [Part((name,), size) for name, size in files], place
     return _grouped(files), place
-
-
-def _matching(root: Path, data: DataConfig) -> list[Path]:
-    try:
-        found = {path for pattern in data.include for path in root.glob(pattern)}
-        return sorted(path for path in found if path.is_file() and ".git" not in path.relative_to(root).parts)
-    except (ValueError, NotImplementedError) as error:
-        raise UserError(f"data.include={data.include}: wanted globs below data.path, found {error}") from error
 
 
 def _grouped(files: list[tuple[str, int]]) -> list[Part]:
@@ -128,34 +135,71 @@ def _source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[
 
 def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
     # Pages whose writer gave them checksums are compared with these: a changed bit is often no broken file.
-    table = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True)
+    table = pq.ParquetFile(
+        stream,
+        metadata=_parquet_metadata(stream),
+        pre_buffer=False,
+        buffer_size=2**20,
+        page_checksum_verification=True,
+    )
     wanted = [data.text, *data.id, *([data.language] if data.language else [])]
     missing = [name for name in wanted if name not in table.schema_arrow.names]
     if missing:
         yield Drop("missing column", file, detail=", ".join(missing))
         return
+    if twice := [name for name in wanted if table.schema_arrow.names.count(name) > 1]:
+        yield Drop("column twice", file, detail=", ".join(twice))
+        return
     row = 0
     for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
         columns = {name: _as_bytes(batch.column(name)) for name in wanted}
         for index in range(batch.num_rows):
-            found = {name: values[index] for name, values in columns.items()}
-            yield _document(found, file, row, data)
+            yield _parquet_row({name: column[index] for name, column in columns.items()}, file, row, data)
             row += 1
 
 
-def _as_bytes(column: pa.Array) -> list[Any]:
-    """A column's values, text as bytes: a string column may hold what is no UTF-8."""
+def _parquet_metadata(stream: Any) -> pq.FileMetaData:
+    """The file's metadata without the Arrow schema that its writer may have left there.
+
+    By that schema Arrow casts text to the writer's own types, such as dictionaries, and one row that is no
+    UTF-8 fails the cast of all rows. No option of pyarrow ignores it; under another name it is not met.
+    """
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, size - 8))
+    tail = stream.read(8)  # the footer's length, and PAR1
+    length = int.from_bytes(tail[:4], "little")
+    if not 0 < length <= size - 12:
+        raise ValueError("no footer of parquet")
+    stream.seek(size - 8 - length)
+    footer = stream.read(length).replace(b"ARROW:schema", b"ARROW:unused")
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer + tail))
+
+
+def _parquet_row(values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig) -> Document | Drop:
+    """A row; some values Python cannot have: a list with text that is no UTF-8, a date out of range."""
+    try:
+        found = {name: value.as_py() for name, value in values.items()}
+    except UnicodeDecodeError as error:
+        return Drop("undecodable", file, row, detail=str(error)[:200])
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        return Drop("malformed row", file, row, detail=str(error)[:200])
+    return _document(found, file, row, data)
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """A column with its text as bytes: a string column may hold what is no UTF-8."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         large = pa.types.is_large_string(column.type)
-        return column.view(pa.large_binary() if large else pa.binary()).to_pylist()
-    return column.to_pylist()
+        column = column.view(pa.large_binary() if large else pa.binary())
+    return column
 
 
 def _jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
-    if file.endswith(".gz"):
-        stream = gzip.GzipFile(fileobj=stream)
-    elif file.endswith(".zst"):
-        stream = pa.CompressedInputStream(stream, "zstd")
+    packed = PACKED.get(Path(file).suffix)
+    if packed is not None:
+        if not stream.peek(1):
+            raise EOFError("an archive of no bytes")  # even of no text it has a head
+        stream = packed(stream)
     lines = io.BufferedReader(stream) if not isinstance(stream, io.BufferedReader) else stream
     limit = 6 * data.max_bytes + 65536  # JSON may spell a character in six
     row = 0
@@ -203,6 +247,8 @@ def _document(
         text = _text(text)
     except UnicodeError as error:
         return Drop("undecodable", file, row, detail=str(error)[:200])
+    except RecursionError as error:  # an id of lists within lists
+        return Drop("malformed row", file, row, detail=str(error)[:200])
     if data.kind != "source":
         text = METADATA.sub("", text, count=1)
     return Document(id, text, language, file, row)

@@ -4,7 +4,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from data_prep.encode.fim import Mode
@@ -46,7 +45,7 @@ def languages(manifest: dict[str, Any]) -> Table:
             part = chosen[language]
             aim = [f"{part['share']:.2%}{'*' if part['exhausted'] else ' '}"]
         table.add_row(
-            escape(language),
+            language,
             f"{total['documents']:,}",
             f"{total['bytes'] / 1e6:,.2f}",
             f"{total['tokens']:,}",

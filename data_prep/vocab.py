@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from conf import UserError
+from conf.errors import Refusing
 from conf.files import read_json
 from data_prep.config import VocabConfig
 
@@ -77,10 +78,8 @@ def tokenizer_file(folder: str | Path) -> Path:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer of a folder. Raises UserError where there is none."""
     path = tokenizer_file(folder)
-    try:
+    with Refusing(f"{path}: wanted a tokenizers file, found"):
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception on a malformed file
-        raise UserError(f"{path}: wanted a tokenizers file, found {error}") from error
 
 
 def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, rows: int | None = None) -> Vocab:

@@ -1,8 +1,7 @@
 """python -m infer: continue one prompt, or write what lies between a prefix and a suffix."""
 
-import sys
-
 from conf import run
+from conf.characters import print_line
 from conf.files import file_to_write
 from infer.config import InferConfig
 from infer.models.directory import check_directory
@@ -35,7 +34,7 @@ def main(config: InferConfig) -> None:
     view.close(summary)
     if page and parallel.is_first():
         write_page(page, title=config.model, before=before, after=after, steps=shown, summary=summary)
-        print(f"wrote {page}", file=sys.stderr)
+        print_line(f"wrote {page}", error=True)
 
 
 if __name__ == "__main__":

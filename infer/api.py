@@ -23,7 +23,6 @@ from infer.draft_methods import DraftMethods
 from infer.drafters.outcome import Watch
 from infer.drafters.protocol import Drafters
 from infer.engine.agreement import shares
-from infer.engine.attention import NAME
 from infer.engine.cache import shape
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
@@ -153,7 +152,6 @@ def generate(
     memory does not suffice.
     """
     decode = decode or DecodeConfig()
-    _check_attention(model.lm)
     batch, names = batch_of(prompts)
     rows = model.lm.config.get_text_config().vocab_size
     ids = [ids_of(prompt, name, text=model.text, rows=rows) for prompt, name in zip(batch, names)]
@@ -203,15 +201,6 @@ def _check_device(device: str | None) -> None:
     found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if device not in (None, *found, *(["cuda"] if len(found) > 1 else [])):
         raise UserError(f"device={device}: wanted a device of this machine ({', '.join(found)})")
-
-
-def _check_attention(lm: PreTrainedModel) -> None:
-    found = lm.config._attn_implementation
-    if found != NAME:
-        raise UserError(
-            f"model: wanted attn_implementation={NAME!r}, which takes a tree's boolean mask and which `load` "
-            f"gives, found {found!r}"
-        )
 
 
 def _processors(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.typed import take_types
+from conf.typed import PATH, take_types
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS
 
@@ -222,7 +222,7 @@ class DraftConfig:
     """
 
     # a model directory, or self:N; null: no draft model
-    model: str | None = field(default=None, metadata={"bare": True})
+    model: str | None = field(default=None, metadata={"bare": True, **PATH})
     adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
     dtype: str | None = None  # of its weights; null: the target's
 
@@ -261,7 +261,7 @@ def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
 
-    model: str  # a Transformers directory, best an export
+    model: str = field(metadata=PATH)  # a Transformers directory, best an export
     prompt: str = ""  # the text to continue; else infill
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
@@ -270,7 +270,8 @@ class InferConfig:
     device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
     threads: int | None = None  # of the CPU; null: the library's choice
-    html: str | None = None  # write a page of the text, coloured by who produced it: a file
+    # write a page of the text, coloured by who produced it: a file
+    html: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -288,12 +289,12 @@ class InferConfig:
 class GraphConfig:
     """python -m infer.graph: decode a prompt, and show one of its drafts as a graph."""
 
-    model: str  # a Transformers directory, best an export
+    model: str = field(metadata=PATH)  # a Transformers directory, best an export
     prompt: str  # the text to continue
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     step: int | None = None  # which draft, from 1 on; null: the first with merges, else the largest
-    out: str | None = None  # write a picture: a file, .svg or .png
+    out: str | None = field(default=None, metadata=PATH)  # write a picture: a file, .svg or .png
     dtype: str = "float32"  # of the weights: float32, bfloat16 or float16
     device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
     threads: int | None = None  # of the CPU; null: the library's choice

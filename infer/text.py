@@ -19,10 +19,12 @@ from tokenizers import Tokenizer, normalizers
 from tokenizers.decoders import DecodeStream
 
 from conf import UserError
+from conf.errors import TOKENIZING
 from infer.config import Infill
 
 SPACE = "▁"  # how SentencePiece spells a space
 WORD = re.compile(r" *[^ \n]+| +|\n")  # where no piece crosses their borders, words are encoded apart
+BROKEN = "\ufffd"  # what stands for bytes that are no UTF-8
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -48,6 +50,7 @@ class Text:
     `pieces` are all others, by id.
     """
 
+    @TOKENIZING
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -82,10 +85,12 @@ class Text:
         spellings = {piece.lstrip(SPACE) or piece for piece in pieces}
         self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")
 
+    @TOKENIZING
     def encode(self, text: str) -> list[int]:
         """BOS enc(text)."""
         return [*self._bos, *self._plain(self._lead(text))]
 
+    @TOKENIZING
     def infill(self, wanted: Infill) -> list[int]:
         """The prompt whose continuation, up to EOT, is the middle.
 
@@ -102,12 +107,19 @@ class Text:
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without control pieces."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        """Text without control pieces: what a stream of these ids gives."""
+        with TOKENIZING:
+            text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        if BROKEN not in text:
+            return text
+        # Byte pieces that are no UTF-8 break all byte pieces beside them, which a stream has given by then.
+        stream = self.stream(opens=True)
+        return "".join(map(stream, ids)) + stream.rest()
 
+    @TOKENIZING
     def stream(self, *, opens: bool) -> "TextStream":
         """For the ids behind a prompt; `opens` where they are the first of a text."""
-        return TextStream(self._tokenizer, self._plain("\n"), opens=opens)
+        return TextStream(self._tokenizer, self._plain("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
         """What ends the text behind a prompt, beside EOS: EOT, where it asks for a middle."""
@@ -179,26 +191,34 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
         """`shield` is a piece of text: behind it the decoder strips no leading space."""
         self._tokenizer, self._shield = tokenizer, shield
-        self._stream = DecodeStream([] if opens else shield, skip_special_tokens=True)
+        self._context = [] if opens else shield
+        self._stream = DecodeStream(self._context, skip_special_tokens=True)
         self._held: list[int] = []
 
+    @TOKENIZING
     def __call__(self, id: int) -> str:
         """The text that this id completes."""
-        self._held.append(id)
         try:
-            piece = self._stream.step(self._tokenizer, id)
-        except Exception:  # the library's bare one, for bytes that are no text
+            return self._step(id)
+        except Exception:  # the library's bare one: bytes that are no UTF-8 would change text that is out
+            again, self._held = self._held, []
             self._stream = DecodeStream(self._shield, skip_special_tokens=True)
-            return self.rest()
-        if piece is None:
-            return ""
-        self._held = []
-        return piece
+            return "".join(map(self._step, again))
 
+    @TOKENIZING
     def rest(self) -> str:
         """What is left at the end: half of a character, shown as the replacement character."""
-        held, self._held = self._held, []
-        return self._tokenizer.decode(held, skip_special_tokens=True)
+        ids, self._held = [*self._context, *self._held], []
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text.removeprefix(self._tokenizer.decode(self._context, skip_special_tokens=True))
+
+    def _step(self, id: int) -> str:
+        self._held.append(id)
+        piece = self._stream.step(self._tokenizer, id)
+        if piece is None:
+            return ""
+        self._context, self._held = self._shield, []
+        return piece
 
 
 def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from conf import settings
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
-from infer.engine.attention import NAME, register
 
 torch.set_num_threads(1)
 hypothesis_settings.register_profile("default", deadline=None, derandomize=True)
@@ -76,12 +75,10 @@ def tiny_llama(*, vocab: int = 97, kv_heads: int = 2, seed: int = 0) -> LlamaFor
         bos_token_id=0,
         eos_token_id=1,
     )
-    register()
-    lm = LlamaForCausalLM._from_config(config, attn_implementation=NAME)
-    return lm.eval()
+    return LlamaForCausalLM._from_config(config).eval()
 
 
 @pytest.fixture(scope="session")
 def llama() -> LlamaForCausalLM:
-    """A tiny random Llama with tree attention, float32."""
+    """A tiny random Llama, float32."""
     return tiny_llama()

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
+from conf.characters import print_line
 from conf.pages import UNFINISHED
-from conf.stage import is_finished, made_from, read_manifest, with_manifest
+from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
 from train.folder import RUN
 from train.monitor.exit_code import EXIT_STOPPED, Stopped, leave_exit_code
@@ -40,7 +41,7 @@ def main(config: TrainConfig) -> None:
         if not value:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
-    inputs = {"data.path": config.data.path, **with_manifest({"model.path": config.model.path})}
+    inputs = {"data.path": config.data.path, **existing({"model.path": config.model.path})}
     made = made_from(config, inputs, ignore=CHANGEABLE)
     if is_finished(config.out, "checkpoint", made):
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]
@@ -69,7 +70,7 @@ def main(config: TrainConfig) -> None:
 
 def _tell(sentence: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"train: {sentence}", flush=True)
+        print_line(f"train: {sentence}")
 
 
 if __name__ == "__main__":

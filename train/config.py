@@ -5,20 +5,22 @@ from typing import Any
 
 from conf import UserError
 from conf.tracker import TrackerConfig
+from conf.typed import PATH
 
 
 @dataclass
 class DataConfig:
     """The shards to train on."""
 
-    path: str = ""  # a finished folder of data_prep
+    path: str = field(default="", metadata=PATH)  # a finished folder of data_prep
 
 
 @dataclass
 class ModelConfig:
     """The model to train: a Transformers directory, or random weights of a shape."""
 
-    path: str | None = None  # a Transformers directory with weights; needed unless random_init
+    # a Transformers directory with weights; needed unless random_init
+    path: str | None = field(default=None, metadata=PATH)
     random_init: bool = False  # random weights of `shape`, in place of a directory's
     # of random weights, and of plan: model_type (llama) and fields of its configuration
     shape: dict[str, Any] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class TrainConfig:
     # DeepSpeed's own settings, passed on; batch sizes and clipping are filled in
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
-    out: str = ""  # the folder to write; needed unless plan
+    out: str = field(default="", metadata=PATH)  # the folder to write; needed unless plan
     steps: int = 2000  # steps of the optimizer
     global_batch: int = 128  # sequences of the data in a step, over all ranks
     micro_batch: int = 1  # sequences in a forward of one rank: memory grows with them
@@ -159,6 +161,10 @@ class TrainConfig:
         for name in ("zero_optimization", "bf16", "fp16", "checkpoint"):
             if not isinstance(found := self.deepspeed.get(name, {}), dict):
                 raise ValueError(f"deepspeed.{name}: wanted settings below it, found {found}")
+        for name in ("bf16", "fp16"):
+            enabled = self.deepspeed.get(name, {}).get("enabled", False)
+            if not isinstance(enabled, bool):
+                raise ValueError(f"deepspeed.{name}.enabled must be true or false, got {enabled}")
         for name in ("optimizer", "scheduler"):
             if name in self.deepspeed:
                 raise ValueError(

@@ -12,17 +12,19 @@ import torch
 import torch.distributed as dist
 
 from conf import LoneError, UserError
+from conf.clock import duration
 from conf.errors import in_one_line
 from conf.files import write_json
+from conf.fingerprint import fingerprint_file
 from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
-from conf.stage import fingerprint_file, write_manifest
+from conf.stage import write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.checks import check_ranks
 from train.config import TrainConfig
 from train.data import TRAINING, adaptive_ids, global_order, load_batch, rank_batches
 from train.engine.checkpoints import Checkpoints
-from train.engine.engine import Abandoned, Engine, check_zero, start
+from train.engine.engine import Abandoned, Engine, check_settings, start
 from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
 from train.folder import DESCRIBED, DIAGNOSTICS, LOG
 from train.model.assemble import assemble, describe
@@ -46,7 +48,7 @@ def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> li
     Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
     DeepSpeed does not take.
     """
-    check_zero(config.zero)
+    check_settings(config.deepspeed)
     try:
         trainer = Trainer(config, made, data)
     except torch.OutOfMemoryError as error:
@@ -189,7 +191,7 @@ class Trainer:
             "memory_gib": self.engine.peak_memory() / 2**30,
         }
         self._check(metrics, parts, losses)
-        return metrics | self._speed(time.perf_counter() - began)
+        return metrics | self._speed(duration(began, time.perf_counter()))
 
     def _speed(self, seconds: float) -> dict[str, float]:
         """Tokens of data per second, and the share of the devices' peak (MFU) where that is known."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf import UserError
+from conf.errors import TOKENIZING
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
@@ -40,7 +41,7 @@ class Validation:
         self._objective = laid_out(config.objective)
         self._shards, self._vocab, self._device = shards, vocab, device
         self._seed = window_seed(config.seed)
-        self._decode = load_tokenizer(Path(config.data.path) / TOKENIZER).decode
+        self._decode = TOKENIZING(load_tokenizer(Path(config.data.path) / TOKENIZER).decode)
 
     @torch.no_grad()
     def run(self, forward: Forward) -> tuple[dict[str, float], list[Row]]:

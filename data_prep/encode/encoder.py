@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer, normalizers
 
 from conf import UserError
+from conf.errors import TOKENIZING
 from data_prep.encode.words import Ragged, WordCache, falls_into_words
 from data_prep.vocab import Vocab
 
@@ -57,6 +58,7 @@ class Encoder:
         """Whether a control piece is spelled in the text, which a careless encoder would make its id."""
         return any(spelling in text for spelling in self._spellings)
 
+    @TOKENIZING
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Plain encodings (inf) of many texts at once, never with a control id."""
         ids, lengths = self._encode(texts)
@@ -129,6 +131,7 @@ class Encoder:
             )
         return found  # type: ignore[return-value]
 
+    @TOKENIZING
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The exact text of ids without control pieces, the inverse of inf()."""
         listed = np.asarray(ids).tolist()

@@ -10,7 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from conf import UserError, run
+from conf.console import PlainConsole
+from conf.files import file_to_write
 from conf.stage import read_manifest
+from conf.typed import PATH
 from data_prep.config import one_of, share
 from data_prep.document import generator
 from data_prep.encode.encoder import Encoder
@@ -48,7 +51,7 @@ class ShowConfig:
 class InspectConfig:
     """python -m data_prep.inspect: tables, decoded sequences and histograms of a data folder."""
 
-    out: str  # a finished folder of data_prep
+    out: str = field(metadata=PATH)  # a finished folder of data_prep
     inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
@@ -56,15 +59,15 @@ def main(config: InspectConfig) -> None:
     """Print everything; with html, write the same as a page."""
     manifest = read_manifest(config.out, "shards", "out")
     html = config.inspect.html
-    console = Console(record=html, width=100 if html else None, highlight=False)
+    page = file_to_write("out", str(Path(config.out) / PAGE)) if html else None
+    console = PlainConsole(record=html, width=100 if html else None)
     print_summary(manifest, console)
     _show_sequences(config, manifest["languages"], Vocab.from_json(manifest["vocab"]), console)
-    if html:
+    if page:
         from data_prep.inspect.page import write_page  # matplotlib takes its time
 
-        path = Path(config.out) / PAGE
-        write_page(path, console, Shards(config.out, config.inspect.split), manifest)
-        console.print(f"inspect: wrote {path}", markup=False)
+        write_page(page, console, Shards(config.out, config.inspect.split), manifest)
+        console.print(f"inspect: wrote {page}")
 
 
 def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, console: Console) -> None:

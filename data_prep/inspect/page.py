@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
+from conf.characters import label
 from conf.files import write_bytes
 from data_prep.encode.fim import Mode
 from data_prep.shards import Shards
@@ -59,7 +60,8 @@ def histograms(shards: Shards, manifest: dict[str, Any]) -> str:
     middle.set(xlabel="documents", ylabel="sequences", title="Documents per sequence")
     sizes = {name: sums["tokens"] for name, sums in manifest["train"]["languages"].items()}
     largest = sorted(sizes.items(), key=lambda item: item[1])[-25:]
-    right.barh([name for name, _ in largest], [size / sum(sizes.values()) for _, size in largest])
+    right.barh(range(len(largest)), [size / sum(sizes.values()) for _, size in largest])
+    right.set_yticks(range(len(largest)), [label(name) for name, _ in largest])
     right.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     right.xaxis.set_major_formatter("{x:.0%}")
     right.set(xlabel="share of training tokens", title="Languages")

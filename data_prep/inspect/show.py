@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from rich.text import Text
 
+from conf.characters import pictures
+from conf.errors import visible
 from data_prep.encode.encoder import Encoder
 from data_prep.encode.fim import Mode
 from data_prep.shards import PackedSequence
@@ -23,9 +25,10 @@ def sequence_lines(
     """For each document of a sequence what it is, and its text with the sentinels marked."""
     for index, (id, span) in enumerate(zip(sequence.ids, sequence.spans, strict=True)):
         part = f", its part from token {span['offset']:,}" if span["offset"] else ""
+        name = visible(f"{id} ({languages[span['language']]}")
         yield Text(
-            f"\ndocument {index + 1} of {len(sequence.spans)}: {id} ({languages[span['language']]}, "
-            f"{Mode(span['mode']).name}), tokens {span['start']:,} to {span['stop']:,}{part}",
+            f"\ndocument {index + 1} of {len(sequence.spans)}: {name}, {Mode(span['mode']).name}), tokens "
+            f"{span['start']:,} to {span['stop']:,}{part}",
             style=HEADING,
         )
         yield marked_text(sequence.tokens[span["start"] : span["stop"]], vocab, encoder, characters)
@@ -40,7 +43,7 @@ def marked_text(ids: np.ndarray, vocab: Vocab, encoder: Encoder, characters: int
             for id in part.tolist():
                 text.append(mark(id, vocab), SENTINEL)
         elif len(part):
-            between = encoder.decode(part)
+            between = pictures(encoder.decode(part))
             text.append_text(shortened(between, characters) if characters else Text(between))
     return text
 
@@ -68,7 +71,8 @@ def replacement_line(tokens: np.ndarray, offsets: np.ndarray, vocab: Vocab, enco
         if len(part) and offsets[part[0]]:
             for place in part:
                 text.append(f"a{offsets[place]}", ADAPTIVE)
-                text.append(encoder.decode(tokens[place : place + 1]).replace("\n", "⏎"), REPLACED)
+                token = pictures(encoder.decode(tokens[place : place + 1]))
+                text.append(token.replace("\n", "⏎"), REPLACED)
         elif len(part):
             text.append_text(marked_text(tokens[part], vocab, encoder))
     return text

@@ -55,7 +55,11 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     for path in files:
         try:
-            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            data = path.read_bytes()
+            if path.suffix == ".gz":
+                if not data:
+                    raise EOFError("an archive of no bytes")  # even of no text it has a head
+                data = gzip.decompress(data)
             text = data.decode("utf-8")
             lines = (json.loads(line) for line in text.split("\n") if line.strip())
             for row in json.loads(text) if path.suffix == ".json" else lines:

@@ -23,6 +23,7 @@ from data_prep.work.job import Job, documents_of
 from data_prep.work.near_duplicates import unique
 
 SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, to know a language's tokens per byte
+LONGEST_FIELD = 2**31 - 1  # characters of a field of a proportion table
 BINS_FILE = "bins.npz"
 COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}  # of a proportion table
 
@@ -72,8 +73,9 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
     Raises UserError for a file that is no such table.
     """
     path, by = str(config.proportion.table), config.proportion.by
+    csv.field_size_limit(LONGEST_FIELD)  # Python's own is 131,072 characters
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
         column = next(name for name in COLUMNS[by] if rows and name in rows[0])
         sizes = {next(iter(row.values())): float(row[column]) for row in rows}
@@ -81,7 +83,7 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
             if not 0 <= size < math.inf:
                 raise ValueError(f"{column}={size:g} of {language}")
         return sizes
-    except (OSError, ValueError, TypeError, StopIteration) as error:
+    except (OSError, ValueError, TypeError, StopIteration, csv.Error) as error:
         wanted = f"a CSV file with languages and a column '{COLUMNS[by][0]}' or '{COLUMNS[by][1]}'"
         raise UserError(f"proportion.table={path}: wanted {wanted}, found {error or 'none'}") from error
 

@@ -5,8 +5,9 @@ import shutil
 from collections import Counter
 from typing import Any
 
+from conf.fingerprint import fingerprint_file
 from conf.sealed import read_result
-from conf.stage import BEGUN, fingerprint_file, publish, write_manifest
+from conf.stage import BEGUN, publish, write_manifest
 from data_prep.held_out import TEXTS, merge_held_out
 from data_prep.shards import SPLITS
 from data_prep.work.job import INDEX, WORK, Job
@@ -41,7 +42,8 @@ def finish(job: Job) -> None:
                 shutil.copyfileobj(file, out)
     made = read_result(job.folder / BEGUN)
     write_manifest(job.folder, "shards", made, **facts)
-    shutil.rmtree(publish(job.folder) / WORK)
+    # Another run that meets the finished folder removes it too.
+    shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 
 
 def _split_facts(total: dict[str, Any], shards: list[dict[str, Any]], job: Job) -> dict[str, Any]:

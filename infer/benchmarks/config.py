@@ -1,8 +1,9 @@
 """Which problems are read: settings of a set of prompts, and of a benchmark."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from conf.typed import PATH
 from infer.config import ORDERS
 
 EXECUTED = ("humaneval", "mbpp", "multipl_e")  # with tests
@@ -21,7 +22,8 @@ class SourceConfig:
     kinds: ClassVar[tuple[str, ...]]
 
     kind: str | None = None  # what the problems are; null: the set's own name, else jsonl
-    path: str | None = None  # a file; of multipl_e a folder too; null: the kind's package or dataset
+    # a file; of multipl_e a folder too; null: the kind's package or dataset
+    path: str | None = field(default=None, metadata=PATH)
     languages: list[str] | None = None  # of multipl_e, infilling, lines; null: all, on the hub the paper's six
     order: str | None = None  # of infilling: spm or psm; null: spm
     shots: int | None = None  # of mbpp: solved tasks in the prompt, 0 to 3; null: 0

@@ -1,9 +1,11 @@
 """Benchmarks by the settings that name them: from a file, a folder, a package, or the hub."""
 
+import hashlib
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from conf import UserError
@@ -34,6 +36,11 @@ def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Pro
         raise UserError(f"{setting}: wanted at least one problem, found none in {config.path or 'its dataset'}")
     count = config.count if isinstance(config, BenchmarkConfig) else None
     return _numbered(problems if count is None else _drawn(problems, count, seed))
+
+
+def fingerprint_problems(problems: Sequence[Problem]) -> str:
+    """Return the SHA-256 of problems as they were read, in order."""
+    return hashlib.sha256(json.dumps([asdict(problem) for problem in problems]).encode()).hexdigest()
 
 
 def kind_of(name: str, config: SourceConfig) -> str:

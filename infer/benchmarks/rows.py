@@ -1,6 +1,7 @@
 """Rows of files: JSON lines, a JSON list, or parquet, compressed or not; each knows where it stands."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class Row:
         """The text of the first of these fields that is there."""
         for name in names:
             if isinstance(value := self.values.get(name), str):
-                return value
+                return self._whole_characters(name, value)
         raise self.lacks(f"a text '{names[0]}'", *names)
 
     def maybe(self, name: str) -> str | None:
@@ -44,7 +45,7 @@ class Row:
         """The field's list of texts."""
         value = self.values.get(name)
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return value
+            return [self._whole_characters(name, text) for text in value]
         raise self.lacks(f"a list of texts '{name}'", name)
 
     def whole(self, name: str) -> int:
@@ -53,6 +54,15 @@ class Row:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         raise self.lacks(f"a whole number '{name}'", name)
+
+    def _whole_characters(self, name: str, text: str) -> str:
+        """The text. Raises UserError for half of a surrogate pair: JSON can spell it, no tokenizer reads it."""
+        if half := re.search("[\ud800-\udfff]", text):
+            raise UserError(
+                f"{self.place}: '{name}' must be text that UTF-8 can hold, got half of a surrogate pair, "
+                f"{half[0]!r}. Correct or remove the row"
+            )
+        return text
 
     def lacks(self, wanted: str, *names: str) -> UserError:
         """The sentence for a row whose fields `names` are not what was wanted."""
@@ -67,6 +77,8 @@ def rows_of(path: Path) -> list[Row]:
     try:
         if path.suffix == ".parquet":
             return placed(pq.read_table(path).to_pylist(), source, f"{path}, row ")
+        if path.suffix in PACKED and not path.stat().st_size:
+            raise ValueError("an archive of no bytes")  # even of no text it has a head
         with pa.input_stream(str(path), compression="detect") as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors

@@ -27,11 +27,6 @@ class Policy(Protocol):
     """How much is drafted, and where the probes hang."""
 
     @property
-    def k(self) -> int:
-        """Probes under a node, now."""
-        ...
-
-    @property
     def most(self) -> int:
         """Probes under a node, ever."""
         ...
@@ -46,8 +41,8 @@ class Policy(Protocol):
         """Candidates for each place."""
         ...
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
-        """The drafts to verify, no deeper than `left` - 1, and the nodes to probe."""
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
+        """The drafts to verify, no deeper than `left` - 1, the nodes to probe, and the probes under each."""
         ...
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
@@ -89,10 +84,10 @@ class FixedPolicy:
         sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
         return max(1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted))
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
         """The likeliest paths. A lone root is always probed, since there is nothing else to do."""
         if candidates is None:
-            return grow(root, (), (), ()), [0]
+            return grow(root, (), (), ()), [0], self.k
         ids, weights = candidates.ids[: left - 1], candidates.weights
         if self.tree == "paper":
             drafts = nucleus_tree(root, ids, weights, self.k)
@@ -100,8 +95,9 @@ class FixedPolicy:
             drafts = grow(root, ids, weights, [0.0] * self.drafted)
         count = len(drafts.tokens)
         if self.probes == "root":
-            return drafts, [0] if count == 1 else []
-        return drafts, sorted(likeliest(drafts, count if self.probes == "all" else int(self.probes)))
+            return drafts, [0] if count == 1 else [], self.k
+        sites = likeliest(drafts, count if self.probes == "all" else int(self.probes))
+        return drafts, sorted(sites), self.k
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Nothing changes."""
@@ -140,11 +136,11 @@ class AdaptiveDrafter:
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The drafts at hand, and probes for new ones as far as the text goes on."""
-        drafts, sites = self._policy.shape(context[-1], self._candidates, left)
+        drafts, sites, k = self._policy.shape(context[-1], self._candidates, left)
         self._drafts = drafts
         tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
         # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
-        k = min(self._policy.k, left - 2)
+        k = min(k, left - 2)
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 

@@ -17,6 +17,7 @@ Drafting lives on credit (credit.py), which bounds what it may lose against plai
 
 from collections.abc import Sequence
 from functools import lru_cache
+from threading import Lock
 
 from infer.drafters.adaptive import likeliest
 from infer.drafters.costs import Costs
@@ -94,13 +95,14 @@ def priced(costs: Costs, rows: int) -> tuple[Sequence[float], Sequence[float]]:
 
 
 class AutoPolicy:
-    """Serves all sequences of a process, and goes on learning from one prompt to the next."""
+    """Serves all sequences of a process, in any thread, and goes on learning from one prompt to the next."""
 
     width = 4
 
     def __init__(self, costs: Costs, k: int) -> None:
         """`k` is the most probes under a node, as far as so many can be planned."""
         k = min(k, MOST)
+        self._lock = Lock()
         self._costs, self.most, self.max_rows = costs, k, max(costs.rows[-1], 1 + k)
         self._ms, self._slopes = priced(costs, self.max_rows)
         self._calibration = Calibration()
@@ -111,8 +113,12 @@ class AutoPolicy:
         self.k = k
         self._plan()
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Every draft worth its row, and every node to be probed."""
+        with self._lock:
+            return *self._shape(root, candidates, left), self.k
+
+    def _shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
         self._steps += 1
         if self._steps == self._next_plan:
             self._plan()
@@ -127,6 +133,10 @@ class AutoPolicy:
 
     def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         """Follow the rate, and what became of the candidates."""
+        with self._lock:
+            self._learn(candidates, tokens, rows)
+
+    def _learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
         self._account(len(tokens), self._costs(rows))  # in a batch, more rows than a tree may have
         if candidates is None:
             return

@@ -58,12 +58,13 @@ def find_both(
 
 
 def _read(path: Path) -> Costs | None:
-    """What was measured before; None for nothing, too long ago, another version, a broken file."""
+    """What was measured before; None for nothing, too long ago, another version, a broken file, or no time."""
     try:
         if abs(time.time() - path.stat().st_mtime) > WEEK:  # also of a clock that was set back since
             return None
         found = unsealed(path)
-        return Costs(tuple(found["rows"]), tuple(found["ms"]))
+        costs = Costs(tuple(found["rows"]), tuple(found["ms"]))
+        return costs if min(costs.ms) > 0 else None
     except (OSError, Broken, KeyError):
         return None
 

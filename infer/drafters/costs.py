@@ -9,13 +9,14 @@ import statistics
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from conf.clock import TICK, duration
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.agreement import agreed_value
 from infer.engine.reading import Reading, Request
@@ -30,7 +31,9 @@ SECONDS = 3.0  # to measure in, more or less
 BURST = 4  # steps of the same rows on end
 TURNS = 9  # of two models
 PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
+FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
 SLOW = 0.3  # seconds of a forward from which the wait is announced
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Bench:
         self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH))
         # One thread that does all the work has a clock of its own, on which no other process shows.
         alone = lm.device.type == "cpu" and torch.get_num_threads() == 1
-        self._clock = time.thread_time if alone else time.perf_counter
+        self._clock = fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
         self._batch, self._token = batch, lm.config.vocab_size // 2
         self._requests = [Request([self._token])] * batch
         # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many;
@@ -105,7 +108,7 @@ class Bench:
         reading = self._forward(tree, fed=[0] * self._batch)
         for b in range(self._batch):
             reading.following(b, [0], WIDTH)
-        return self._clock() - began
+        return duration(began, self._clock())
 
     def _verification(self, q: int) -> float:
         """With the picks that are made with it, the reading of drafts, and what a drafter makes of these.
@@ -123,7 +126,7 @@ class Bench:
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
         _, again = self._walks(tree, reading)  # what was made with the forward is looked up
-        return took - min(walked, again)
+        return max(took - min(walked, again), TICK)
 
     def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
         """Every sequence's path and choice, and the seconds that they took."""
@@ -133,6 +136,24 @@ class Bench:
 
     def _forward(self, tree: Tree, fed: Sequence[int] | None = None) -> Reading:
         return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
+
+
+def fine_clock(first: Clock, second: Clock) -> Clock:
+    """Return the first clock, or the second where the first does not tell a step from the next: a thread's may
+    tick every 10 ms.
+    """
+    return first if tick_of(first) <= FINE else second
+
+
+def tick_of(clock: Clock) -> float:
+    """Return the seconds from one reading of a busy clock to the next other one, the least of three."""
+    ticks = list[float]()
+    while len(ticks) < 3:
+        began = clock()
+        while (now := clock()) == began:
+            pass
+        ticks.append(now - began)
+    return min(ticks)
 
 
 def measure_costs(

@@ -1,6 +1,7 @@
 """What learns, by the texts that it serves, and what rows cost there, kept for later texts."""
 
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Generic, TypeVar
 
 from infer.drafters.auto import AutoPolicy
@@ -20,6 +21,7 @@ class Learners(Generic[Learner, Measured]):
     """
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._learned = dict[Hashable, Learner]()
         self._measured = dict[Hashable, Measured]()
 
@@ -41,7 +43,8 @@ class Learners(Generic[Learner, Measured]):
         def begin() -> Learner:
             return new(_kept(self._measured, (*texts, work(sampling)), measure))
 
-        return _kept(self._learned, (kind, *texts, sampling), begin)
+        with self._lock:  # what two threads measured side by side would be the cost of neither
+            return _kept(self._learned, (kind, *texts, sampling), begin)
 
 
 class Policies:

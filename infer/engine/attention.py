@@ -5,15 +5,13 @@ without one, the rows are a prompt and attention is causal. A model with ALiBi k
 attention under that name (alibi.py).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from infer.engine.alibi import is_alibi
@@ -69,31 +67,6 @@ def register() -> None:
     """Make `attn_implementation="tree"` known to Transformers."""
     AttentionInterface.register(NAME, tree_attention)
     AttentionMaskInterface.register(NAME, own_mask)
-
-
-@contextmanager
-def library_attention(lm: PreTrainedModel) -> Iterator[None]:
-    """The library's own attention, while the block lasts."""
-    with attending(lm, NAME if is_alibi(lm.config) else "sdpa"):  # ALiBi's is the library's in any case
-        yield
-
-
-@contextmanager
-def attending(lm: PreTrainedModel, name: str = NAME) -> Iterator[None]:
-    """A model with this attention, while the block lasts, whatever it has before and gets again."""
-    before = lm.config._attn_implementation
-    _set(lm, name)
-    try:
-        yield
-    finally:
-        _set(lm, before)
-
-
-def _set(lm: PreTrainedModel, name: str | None) -> None:
-    if is_alibi(lm.config):  # the library refuses to change it; under NAME only the masks are others
-        lm.config._attn_implementation = name
-    elif name != lm.config._attn_implementation:
-        lm.set_attn_implementation(name)  # type: ignore[arg-type]
 
 
 def own_mask(*args: Any, config: PretrainedConfig, **others: Any) -> Tensor | None:

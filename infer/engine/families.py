@@ -13,7 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf.errors import UserError
 from infer.engine.alibi import is_alibi
-from infer.engine.attention import library_attention
 from infer.engine.forward import DynamicForward
 from infer.engine.memory import is_out_of_memory
 from infer.engine.reading import Request
@@ -69,8 +68,7 @@ def check_tree(lm: PreTrainedModel) -> None:
     try:
         # The rival c stands between b and its child d.
         ours = _tree_logits(lm, prompt, Tree((a, b, c, d), (-1, 0, 0, 1), 4))
-        with library_attention(lm):
-            first, second = lm(paths).logits[:, n:]
+        first, second = lm(paths).logits[:, n:]
         theirs = torch.stack([first[0], first[1], second[1], first[2]])
     except Exception as error:  # whatever an architecture's own code raises
         if is_out_of_memory(error):

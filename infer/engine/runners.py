@@ -3,6 +3,8 @@
 On a GPU a runner's graphs hold the addresses of its cache: another runner captures, and compiles, anew.
 """
 
+from threading import Lock
+
 from transformers import PreTrainedModel
 
 from infer.engine.runner import Runner
@@ -14,10 +16,12 @@ class Runners:
     def __init__(self, lm: PreTrainedModel, *, static: bool | None = None, compile: bool = False) -> None:
         self.static, self._lm, self._compile = static, lm, compile
         self._kept: Runner | None = None
+        self._lock = Lock()
 
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
         """One that nobody uses and that fits, or a new one."""
-        kept, self._kept = self._kept, None
+        with self._lock:  # or two threads take the same
+            kept, self._kept = self._kept, None
         if kept is not None and kept.fits(batch=batch, capacity=capacity, max_rows=max_rows):
             return kept
         del kept  # its memory makes room for the new one's

@@ -13,6 +13,7 @@ sequence that fills up has an empty cache, whose columns nobody uses.
 """
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ from infer.trees.tree import Tree
 COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # leaders of every probe that are brought over
 WARM_UPS = 3
+CAPTURES = Lock()  # before one begins the device is synchronized, which ends any other
 SAMPLINGS = 8  # whose graphs are kept: each has its temperature in it, and the caller may know any number
 
 
@@ -157,7 +159,11 @@ class Graph:
                 self._compute()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        # Other threads may allocate and wait meanwhile: by default that ends a capture.
+        with (
+            CAPTURES,
+            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             self._packed = self._compute()
         return graph
 

@@ -11,9 +11,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.agreement import agreement, shares
 from infer.engine.alibi import is_alibi, leave_to_masks
-from infer.engine.attention import NAME
 from infer.engine.cache import TreeCache
 from infer.engine.gate import ProbeGate
+from infer.engine.view import view_of
 
 TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 
@@ -26,8 +26,7 @@ class Target:
     """
 
     def __init__(self, lm: PreTrainedModel, *, batch: int, capacity: int) -> None:
-        if lm.config._attn_implementation != NAME:
-            raise ValueError(f"wanted a model with attn_implementation={NAME!r}")
+        lm = view_of(lm)  # several decode on one model at a time
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
         self.dtype, self.device = lm.dtype, lm.device

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from conf.typed import PATH
 from infer.config import check_dtype
 from infer.gpu_check.shapes import SHAPES
 
@@ -10,7 +11,7 @@ from infer.gpu_check.shapes import SHAPES
 class GpuCheckConfig:
     """python -m infer.gpu_check: parity and speed of decoding on this GPU, with random weights."""
 
-    out: str  # the JSON file to write
+    out: str = field(metadata=PATH)  # the JSON file to write
     device: str = "cuda"  # cuda, or cpu to try the check itself with shapes=[tiny]
     # models that are timed: codellama_7b, codellama_13b, tiny
     shapes: list[str] = field(default_factory=lambda: ["codellama_7b", "codellama_13b"])

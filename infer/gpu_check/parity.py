@@ -20,7 +20,6 @@ from infer.drafters.costs import Costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafter, Each
-from infer.engine.attention import NAME
 from infer.engine.head import Logits
 from infer.engine.pick import gumbel
 from infer.engine.reading import Request
@@ -135,7 +134,6 @@ def _near_ties(
     """How many tokens are not the judge's pick, and how far below it the worst is, in shares of the
     range of the place's logits.
     """
-    judge.set_attn_implementation("sdpa")
     head: Any = judge.get_output_embeddings()
     flips, worst = 0, 0.0
     for request, text in zip(requests, texts):
@@ -152,6 +150,5 @@ def _near_ties(
         below = scores.amax(1) - scores.gather(1, ids[0, n:, None])[:, 0]
         flips += int((below > 0).sum())
         worst = max(worst, float((below / (logits.amax(1) - logits.amin(1))).max()))
-    judge.set_attn_implementation(NAME)
     tokens = sum(map(len, texts))
     return {"flips_per_1000": 1000 * flips / tokens, "worst": worst, "passed": worst <= near}

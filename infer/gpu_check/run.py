@@ -1,6 +1,7 @@
 """A run of infer.gpu_check: parity first, then speed; what is known is written before the rest is tried."""
 
 import gc
+import os
 import subprocess
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,7 +34,7 @@ def run(config: GpuCheckConfig) -> None:
         raise UserError(
             "device=cuda: wanted a CUDA device, found none (device=cpu shapes=[tiny] tries the check)"
         )
-    out = Path(config.out)
+    out = Path(os.path.realpath(config.out))
     with suppress(FileExistsError, NotADirectoryError):  # which the next line tells
         out.parent.mkdir(parents=True, exist_ok=True)
     file_to_write("out", config.out)

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from conf.console import PlainConsole
 
 
 def show(report: dict[str, Any]) -> None:
     """Print parity in a line for each dtype, and a table for each shape."""
-    console = Console()
+    console = PlainConsole()
     console.print(f"{report['hardware']['name']}, {report['date']}")
     for dtype in dict.fromkeys(row["dtype"] for row in report["parity"]):
         rows = [row for row in report["parity"] if row["dtype"] == dtype]

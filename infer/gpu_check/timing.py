@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from conf.clock import duration
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafter, Each
@@ -47,7 +48,7 @@ def in_turns(tasks: Mapping[K, Callable[[], Any]], *, rounds: int, device: torch
         for name, task in tasks.items():
             began = clock(device)
             task()
-            times[name].append(1e3 * (clock(device) - began))
+            times[name].append(1e3 * duration(began, clock(device)))
     return {name: spread(found) for name, found in times.items()}
 
 
@@ -95,7 +96,7 @@ def loops(
             for _ in range(each):
                 began = clock(lm.device)
                 list(islice(steps, 2 if name.startswith("two") else 1))
-                times[name].append(1e3 * (clock(lm.device) - began))
+                times[name].append(1e3 * duration(began, clock(lm.device)))
     return {name: spread(found) for name, found in times.items()}
 
 

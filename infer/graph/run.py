@@ -1,6 +1,5 @@
 """A draft of a text, found by decoding it, and shown."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +7,7 @@ import torch
 from rich.console import Console
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
@@ -45,7 +45,7 @@ def run(config: GraphConfig) -> None:
         print_graph(Console(), outcome, model.text, before=before, told=told)
         if out:
             write_picture(out, outcome, model.text, told=told)
-            print(f"wrote {out}", file=sys.stderr)
+            print_line(f"wrote {out}", error=True)
 
 
 def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:

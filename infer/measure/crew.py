@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from conf import LoneError, UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.sealed import Broken, sealed, unsealed
 from conf.stage import begun, partial_of, publish
@@ -134,7 +135,7 @@ class Units:
             unsealed(file)
         except Broken as error:
             if members.first:
-                print(f"{file} {error}: it is done again", flush=True)
+                print_line(f"{file} {error}: it is done again")
             return False
         return True
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.protocol import Drafters
 from infer.engine.reading import Request
@@ -120,7 +121,7 @@ def loop_decoder(
         for (step,) in decode(runner, [request], drafters, own_limits, sampling):
             first = first or clock()
             steps.append(step)
-        return run_of(steps, seconds=clock() - began, first_seconds=first - began)
+        return run_of(steps, seconds=duration(began, clock()), first_seconds=first - began)
 
     return run
 

@@ -6,6 +6,7 @@ All that decoding knows of training comes from here.
 from dataclasses import dataclass, fields
 from logging import getLogger
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from conf import UserError
-from conf.errors import in_one_line
+from conf.errors import Refusing, in_one_line, visible
 from conf.files import read_json
-from infer.engine.attention import NAME, register
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
@@ -26,6 +26,7 @@ from infer.models.directory import check_directory
 from infer.text import Infilling, Text
 
 T = TypeVar("T")
+_reading = Lock()  # the library's verbosity, which belongs to the process, changes meanwhile
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,12 @@ class Adaptive:
 
 
 def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
-    """The library's model with tree attention and its adapter, if it has one, ready to decode.
+    """The library's model with its adapter, if it has one, ready to decode.
 
     Under torchrun it is divided over the processes, each on its own GPU or all on CPUs. Raises UserError
     for a directory that is no model or lacks its adapter, a model that trees or so many processes do not
     suit, and an adapter that would have to be divided.
     """
-    register()
     logging.disable_progress_bar()
     path, ranks = check_directory(folder), parallel.processes()
     if ranks > 1 and device:
@@ -58,7 +58,8 @@ def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> 
     adapted = gated or (path / "adapter").is_dir()
     if ranks > 1 and adapted:
         raise UserError(f"model={folder}: wanted a model without an adapter for {ranks} processes, found one")
-    lm = _read_model(path, dtype=dtype, ranks=ranks)
+    with _reading:
+        lm = _read_model(path, dtype=dtype, ranks=ranks)
     if adapted:
         lm = with_adapter(lm, path / "adapter", gated=gated)
     if ranks == 1:
@@ -79,7 +80,6 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
             path,
             config=config,
             dtype=getattr(torch, dtype),
-            attn_implementation=NAME,
             local_files_only=True,
             distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
             output_loading_info=True,
@@ -127,7 +127,8 @@ def _check_weights(path: Path, found: dict[str, Any]) -> None:
     if absent:
         raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
     if further:
-        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, ", ".join(further[:3]))
+        names = visible(", ".join(further[:3]))
+        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, names)
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
@@ -145,10 +146,8 @@ def load_text(folder: str | Path) -> Text:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
-    try:
+    with Refusing(f"{file}: wanted a tokenizers file, found"):
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception on a malformed file
-        raise UserError(f"{file}: wanted a tokenizers file, found {in_one_line(error)}") from error
     adaptive = load_adaptive(folder) if has_adaptive(folder) else None
     control = adaptive.control if adaptive else None
     if control is None:

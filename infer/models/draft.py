@@ -35,7 +35,7 @@ STAND_IN = 0  # read for an id that the draft model does not have: any is as goo
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that drafts, on the target's device, its attention a tree's.
+    """A model that drafts, on the target's device.
 
     Its head has the ids below `rows` alone, so that it proposes none that the target lacks. Among them
     may be some that only one of the two can spell, such as rows of padding: they are read and proposed

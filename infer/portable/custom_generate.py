@@ -29,7 +29,6 @@ from transformers.generation.streamers import BaseStreamer
 from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
 from infer.drafters.protocol import Each
-from infer.engine.attention import attending, register
 from infer.engine.reading import Request
 from infer.engine.sampling import SEEDS, Sampling
 from infer.engine.target import context_length
@@ -234,18 +233,16 @@ def _texts(
     """The new tokens of each sequence."""
     texts = [list[int]() for _ in requests]
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
-    register()
-    with attending(lm):
-        kept = kept_for(lm)
-        policy = drafting.policy(kept, lm, batch=len(requests), capacity=capacity, sampling=sampling)
-        drafters = Each(partial(AdaptiveDrafter, drafting.ids, policy))
-        runner = kept.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
-        for steps in decode(runner, requests, drafters, limits, sampling):
-            for step in steps:
-                texts[step.sequence] += step.tokens
-                for token in step.tokens if streamer else ():
-                    streamer.put(torch.tensor([token]))  # type: ignore[union-attr]
-        kept.runners.give(runner)
+    kept = kept_for(lm)
+    policy = drafting.policy(kept, lm, batch=len(requests), capacity=capacity, sampling=sampling)
+    drafters = Each(partial(AdaptiveDrafter, drafting.ids, policy))
+    runner = kept.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
+    for steps in decode(runner, requests, drafters, limits, sampling):
+        for step in steps:
+            texts[step.sequence] += step.tokens
+            for token in step.tokens if streamer else ():
+                streamer.put(torch.tensor([token]))  # type: ignore[union-attr]
+    kept.runners.give(runner)
     if streamer:
         streamer.end()
     return texts

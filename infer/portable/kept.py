@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
@@ -39,23 +40,25 @@ class Kept:
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
+_lock = Lock()  # two threads must not keep two, each of which measures
 
 
 def kept_for(lm: PreTrainedModel) -> Kept:
-    """What is known of a model, in tree attention. It is tried when it is new, and when it was moved since: a
+    """What is known of a model. It is tried when it is new, and when it was moved since: a
     graph has the addresses of its weights.
 
     Raises UserError for a model that trees do not suit, and ValueError for one in several places.
     """
     places = tuple(tensor.data_ptr() for tensor in chain(lm.parameters(), lm.buffers()))
-    found = _kept.get(lm)
-    if found is None or found.places != places:
-        _check_place(lm)
-        check_family(lm.config)
-        check_tree(lm)
-        weakly: Any = proxy(lm)
-        found = _kept[lm] = Kept(places, Runners(weakly, static=None if _is_fixed(lm) else False))
-    return found
+    with _lock:
+        found = _kept.get(lm)
+        if found is None or found.places != places:
+            _check_place(lm)
+            check_family(lm.config)
+            check_tree(lm)
+            weakly: Any = proxy(lm)
+            found = _kept[lm] = Kept(places, Runners(weakly, static=None if _is_fixed(lm) else False))
+        return found
 
 
 def _check_place(lm: PreTrainedModel) -> None:

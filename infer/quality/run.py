@@ -10,10 +10,11 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
-from conf.stage import is_finished, made_from, with_manifest, write_manifest
+from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import Model, load
 from infer.hardware import circumstances, hardware
 from infer.measure import crew
@@ -38,7 +39,7 @@ def run(config: QualityConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     work, out = find_work(config), Path(config.out) / "quality"
-    made = made_from(config, with_manifest(whose(config)), ignore=("tracker", "workers")) | work.made()
+    made = made_from(config, existing(whose(config)), ignore=("tracker", "workers")) | work.made()
     if is_finished(out, "quality", made):
         tell(members, f"quality: {out} is finished: nothing to do")
     else:
@@ -159,7 +160,7 @@ def _workers(config: QualityConfig, members: Members) -> int:
 def tell(members: Members, line: str) -> None:
     """A line for people, once."""
     if members.first:
-        print(line)
+        print_line(line)
 
 
 def check_identical(quality: Mapping[str, Any]) -> None:

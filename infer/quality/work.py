@@ -1,9 +1,7 @@
 """What there is to do: the problems that can be judged here, found out before a weight is read."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from conf import UserError
 from infer.benchmarks.kinds import rules
 from infer.benchmarks.problem import Problem
-from infer.benchmarks.reading import kind_of, read_problems
+from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problems
 from infer.config import Infill
 from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
@@ -42,8 +40,7 @@ class Work:
 
     def made(self) -> dict[str, Any]:
         """What decides the result beside settings and models: the problems as they were read, in order."""
-        read = {name: [asdict(problem) for problem in problems] for name, problems in self.benchmarks.items()}
-        digests = {name: hashlib.sha256(json.dumps(rows).encode()).hexdigest() for name, rows in read.items()}
+        digests = {name: fingerprint_problems(problems) for name, problems in self.benchmarks.items()}
         return {"skipped": self.skipped, "problems": digests}
 
     def facts(self, config: QualityConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ python -m infer.report compare=A,B out=DIR
 from pathlib import Path
 
 from conf import run
+from conf.characters import print_line
 from infer.report.config import ReportConfig
 
 
@@ -23,7 +24,7 @@ def main(config: ReportConfig) -> None:
         print_comparison(write_comparison(out, first, second))
     else:
         print_report(write(out, config.tracker))
-    print(f"report: {out / 'index.html'}")
+    print_line(f"report: {out / 'index.html'}")
 
 
 if __name__ == "__main__":

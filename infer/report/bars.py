@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from conf import characters
 from infer.report.palette import WHO, color
 from infer.report.panels import WIDE, coolest, finish, panels
 from infer.report.rows import PLACE, Row, groups, label, task
@@ -42,7 +43,7 @@ def speedup_by_set(part: Part) -> Figure | None:
                 label=name,
             )
         axis.axhline(1, color=color("plain"), linewidth=1.2, label="plain decoding")
-        axis.set_xticks(range(len(sets)), [name.replace("_", " ") for name in sets])
+        axis.set_xticks(range(len(sets)), [characters.label(name.replace("_", " ")) for name in sets])
         axis.tick_params(axis="x", length=0)
         axis.grid(visible=False, axis="x")
     return finish(figure, shown, ylabel="speedup over plain decoding")
@@ -74,7 +75,7 @@ def scores(part: Part) -> Figure | None:
         + (f", temperature {mine[0]['temperature']:g}" if mine[0]["temperature"] else "")
         for mine in places.values()
     ]
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), map(characters.label, names))
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlim(left=0)
     axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))

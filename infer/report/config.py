@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
+from conf.typed import PATH
 
 
 @dataclass
@@ -13,8 +14,10 @@ class ReportConfig:
     Raises ValueError for anything but two folders to compare.
     """
 
-    out: str  # the folder with speed/ and quality/, or one of them; the page is written there too
-    compare: str | None = None  # two reports' folders, A,B; null: a report of `out` itself
+    # the folder with speed/ and quality/, or one of them; the page is written there too
+    out: str = field(metadata=PATH)
+    # two reports' folders, A,B; null: a report of `out` itself
+    compare: str | None = field(default=None, metadata={"path": "compared"})
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:

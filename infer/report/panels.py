@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from conf.characters import label
 from infer.report.rows import Row, groups
 
 WIDE = 10.5  # inches of a figure
@@ -37,7 +38,7 @@ def panels(contents: Mapping[str, Any], *, columns: int) -> tuple[Figure, list[t
     panels = []
     for name, content in contents.items():
         axis = next(axes)
-        axis.set_title(name.replace("_", " "), fontsize="medium")
+        axis.set_title(label(name.replace("_", " ")), fontsize="medium")
         axis.grid(alpha=0.3)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from conf import UserError
+from conf.console import PlainConsole
 from conf.files import write_bytes, write_json
+from conf.stage import check_place
 from infer.report.comparison import compare
 from infer.report.page import render
 from infer.report.rows import Row, groups, label, number, percent, points, span, task
@@ -24,13 +25,14 @@ def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
 
     Raises UserError where one of the two is no report, and where `out` is one.
     """
+    check_place(out)
     if any((out / name).exists() for name in ("report.json", "speed", "quality", "manifest.json")):
         raise UserError(f"out={out}: wanted a folder for the comparison alone, found another result in it")
     reports = [build(folder, setting="compare") for folder in (first, second)]
     found = {**compare(*reports), "folders": [str(first), str(second)]}
     for kind in ("speed", "quality"):
         if found[kind]:
-            write_bytes(out / f"{kind}.csv", sheet(found[kind]).encode())
+            write_bytes(out / f"{kind}.csv", sheet(found[kind]))
     page = render("compare.html.j2", found=found, page_tables=_tables(found), apart=LEGEND)
     write_bytes(out / "index.html", page.encode("utf-8", "replace"))
     write_json(out / "comparison.json", found)
@@ -39,21 +41,21 @@ def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
 
 def print_comparison(found: Mapping[str, Any]) -> None:
     """What differs, then the tables."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     first, second = found["names"]
-    console.print(f"A: {first} ({found['folders'][0]})\nB: {second} ({found['folders'][1]})\n", markup=False)
+    console.print(f"A: {first} ({found['folders'][0]})\nB: {second} ({found['folders'][1]})\n")
     for one in found["differences"]:
-        console.print(f"{one['part']} {one['name']}: {one['values'][0]} | {one['values'][1]}", markup=False)
+        console.print(f"{one['part']} {one['name']}: {one['values'][0]} | {one['values'][1]}")
     console.print("" if found["differences"] else "Both were made alike.\n")
     for one in _tables(found):
-        console.print(one["title"], markup=False)
+        console.print(one["title"])
         console.print(_terminal_table(one["head"], one["rows"]))
         console.print()
     console.print(LEGEND)
     for one in found["lone"]:
-        console.print(f"only in {one['report']}: {one['row']}", markup=False)
+        console.print(f"only in {one['report']}: {one['row']}")
     for warning in found["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
 
 
 def _terminal_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

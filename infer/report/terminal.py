@@ -6,7 +6,9 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from conf.console import PlainConsole
 from infer.report.rows import FORWARD, Row, differs, drafts, groups, label, number, percent, same, span, task
 from infer.report.summary import sentence
 from infer.report.terminal_quality import print_scores
@@ -17,31 +19,31 @@ SPEED = ("tok/s", "speedup", "95 %", "acc.", "len", "tok/\nfwd", "first\nms", "l
 
 def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "quality")) -> None:
     """What was measured of these kinds, what to beware of in all of it, and what it comes to."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = PlainConsole(soft_wrap=False)
     if report["speed"] and "speed" in kinds:
         _print_speed(console, report)
     if report["quality"] and "quality" in kinds:
         _print_quality(console, report["quality"])
     for warning in report["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
     if report["summary"]["sentence"]:
-        console.print(report["summary"]["sentence"], markup=False)
+        console.print(report["summary"]["sentence"])
 
 
 def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
     rows, machine = report["speed"]["rows"], report["speed"]["hardware"]
-    console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)\n", markup=False)
+    console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)\n")
     told = {(one["prompt_set"], one["temperature"]): sentence(one) for one in report["summary"]["best"]}
     for (name, temperature), mine in groups(rows, "prompt_set", "temperature").items():
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"
-        console.print(f"{name}, temperature {temperature:g}: {counts}", markup=False)
+        console.print(f"{name}, temperature {temperature:g}: {counts}")
         console.print(speed_table(mine))
         nothing = "the texts were too short for drafts" if any(map(drafts, mine)) else ""
-        console.print(told.get((name, temperature), nothing), "", markup=False, sep="\n")
+        console.print(told.get((name, temperature), nothing), "", sep="\n")
     for one in report["speed"]["skipped"]:
-        console.print(f"left out: {one['prompt_set']}: {one['reason']}", markup=False)
+        console.print(f"left out: {one['prompt_set']}: {one['reason']}")
     for one in report["speed"]["left_out"]:
-        console.print(f"left out: {one['peer']}: {one['reason']}", markup=False)
+        console.print(f"left out: {one['peer']}: {one['reason']}")
     if any(row["decoder"] == "sdsat" for row in rows):
         console.print(FORWARD)
     if any(row["peer"] for row in rows):
@@ -55,7 +57,7 @@ def speed_table(rows: Sequence[Row]) -> Table:
     """One row for each decoder, the dtypes apart."""
     table = plain_table(("decoder", *SPEED))
     for dtype, mine in groups(rows, "dtype").items():
-        table.add_row(f"[bold]{dtype[0]}[/bold]")
+        table.add_row(Text(dtype[0], "bold"))
         for row in mine:
             table.add_row(
                 f" {label(row)}" + (f" {PEER}" if row["peer"] else ""),
@@ -75,15 +77,15 @@ def speed_table(rows: Sequence[Row]) -> Table:
 def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     settings, machine = part["settings"], part["hardware"]
     place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
-    console.print(f"quality in {settings['dtype']} on {place}\n", markup=False)
+    console.print(f"quality in {settings['dtype']} on {place}\n")
     print_scores(console, part)
     if part["same"]:
         agree, asked = (sum(one[name] for one in part["same"]) for name in ("identical", "compared"))
         console.print(f"decoded with drafts, {agree} of {asked} answers are those of plain decoding")
     for one in part["skipped"]:
-        console.print(f"skipped: {task(one)}: {one['reason']}", markup=False)
+        console.print(f"skipped: {task(one)}: {one['reason']}")
     if part.get("sandbox"):
-        console.print(f"sandbox: {part['sandbox']['told']}", markup=False)
+        console.print(f"sandbox: {part['sandbox']['told']}")
     console.print()
 
 

@@ -24,7 +24,7 @@ def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
         for columns in _tables(rows):
             lines = _lines(columns, rows, gaps, same)
             for table in _cut(_heads(columns), lines):
-                console.print(_title(columns, metric, temperature), markup=False)
+                console.print(_title(columns, metric, temperature))
                 console.print(table, "")
 
 

@@ -1,12 +1,13 @@
 """A report to Weights & Biases: its rows as tables, its plots as images."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import wandb
 
+from conf.characters import print_line
+from conf.errors import visible
 from conf.tracker import TrackerConfig, keep_within
 from infer.report.rows import flat
 
@@ -34,7 +35,7 @@ def _begin(tracker: TrackerConfig, folder: Path, report: dict[str, Any]) -> Any:
     def begin(mode: Any) -> Any:
         return wandb.init(
             project=tracker.project,
-            name=f"{report['name']}-report",
+            name=visible(f"{report['name']}-report"),
             mode=mode,
             dir=str(folder),
             config=config,
@@ -46,7 +47,7 @@ def _begin(tracker: TrackerConfig, folder: Path, report: dict[str, Any]) -> Any:
         return begin(tracker.mode)
     except wandb.errors.Error as error:
         told = f"tracker.mode={tracker.mode}: {str(error).splitlines()[0]}; the report is logged offline"
-        print(told, file=sys.stderr)
+        print_line(told, error=True)
         return begin("offline")
 
 

@@ -38,7 +38,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None) -> dict[str, Any]:
             path.unlink(missing_ok=True)
     for kind in ("speed", "quality"):
         if report[kind]:
-            write_bytes(folder / f"{kind}.csv", sheet(report[kind]["rows"]).encode())
+            write_bytes(folder / f"{kind}.csv", sheet(report[kind]["rows"]))
     write_bytes(folder / "index.html", report_page(report, images).encode("utf-8", "replace"))
     write_json(folder / "report.json", sealed(report))
     if tracker:
@@ -68,11 +68,11 @@ def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"sentence": headline(best, scores), "best": best, "scores": scores}
 
 
-def sheet(rows: Sequence[Row]) -> str:
-    """Rows as CSV, with every field that one of them has."""
+def sheet(rows: Sequence[Row]) -> bytes:
+    """Rows as CSV, with every field that one of them has; halves of surrogate pairs as Python spells them."""
     plain = [flat(row) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in plain for name in row)))
     writer.writeheader()
     writer.writerows(plain)
-    return text.getvalue()
+    return text.getvalue().encode("utf-8", "backslashreplace")

@@ -13,7 +13,7 @@ from infer.sandbox.room import Room
 _COMPLAINS = re.compile("error|exception|assert|panic|fail", re.IGNORECASE)
 
 
-def judge(program: Program, *, level: str, limits: Limits) -> Verdict:
+def judge(program: Program, *, level: str, limits: Limits, group: str = "") -> Verdict:
     """Whether it ends well, having printed at the end of its tests what only they could know.
 
     Raises UserError where the language cannot be judged here.
@@ -23,7 +23,7 @@ def judge(program: Program, *, level: str, limits: Limits) -> Verdict:
     language, word = LANGUAGES[program.language], secrets.token_hex(16)
     steps, trees = _steps(language)
     files = {language.file: program.source + language.mark(program.tests, word)}
-    report = Room(Job(level, steps, limits, trees, files, players={})).report()
+    report = Room(Job(level, steps, limits, trees, files, players={}, cgroup=group)).report()
     done = report.ended == "exited" and report.code == 0 and word in report.output
     if done and not (language.fails and language.fails in report.output):
         return Verdict(True, "passed", report.seconds)

@@ -1,7 +1,8 @@
 """Settings of the sandbox."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from conf.typed import PATH
 from infer.sandbox.guard.job import Limits
 
 MIB = 1 << 20
@@ -19,12 +20,13 @@ class SandboxConfig:
     unconfined: bool = False  # run programs even where the machine offers no walls
     wall_seconds: float = 20.0  # seconds on the clock
     cpu_seconds: float = 10.0  # seconds of the CPU
-    memory: int = 1024  # MiB of memory
+    memory: int = 1024  # MiB of memory, of files too where they lie in memory
     processes: int = 64  # processes at once, threads counted too
     file: int = 64  # MiB of each file
     folder: int = 256  # MiB of all files
     output: float = 1.0  # MiB that it may print
-    python: str | None = None  # the interpreter that Python programs run on; null: ours
+    # the interpreter that Python programs run on; null: ours
+    python: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
         for name in ("wall_seconds", "cpu_seconds", "processes", "file", "folder", "output"):

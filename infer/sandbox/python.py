@@ -21,6 +21,7 @@ from infer.sandbox.room import HERE, Room
 
 GRACE = 2.0  # seconds for a solution that has left its tests to end, so that it can be said how
 _BEGIN = "import sys; sys.path.append(sys.argv[1]); from players.{0} import main; main(sys.path.pop() + '/job')"
+_ENDS = ("exited", "killed", "stopped")  # of a solution that was within its limits
 _PLAYERS = ("__init__", "wire", "solution", "tests")
 # Real ones: in the room a link's target, of a folder on the way too, is not there.
 _ASK = (
@@ -56,13 +57,14 @@ def interpreter(path: str | None) -> Interpreter:
     return Interpreter(executable, tuple(trees))
 
 
-def judge(program: Program, *, level: str, limits: Limits, python: Interpreter) -> Verdict:
+def judge(program: Program, *, level: str, limits: Limits, python: Interpreter, group: str = "") -> Verdict:
     """Whether the tests pass, by the word of their own room."""
     to_solution, from_solution = os.pipe(), os.pipe()
     job = json.dumps({"tests": program.tests, "known": program.known})
     try:
-        solution = _room("solution", program.source, (to_solution[0], from_solution[1]), level, limits, python)
-        tests = _room("tests", job, (from_solution[0], to_solution[1]), level, limits, python)
+        common = Job(level, [], limits, list(python.trees), files={}, players={}, cgroup=group)
+        solution = _room("solution", program.source, (to_solution[0], from_solution[1]), common, python)
+        tests = _room("tests", job, (from_solution[0], to_solution[1]), common, python)
     finally:
         for descriptor in (*to_solution, *from_solution):
             os.close(descriptor)
@@ -75,24 +77,18 @@ def judge(program: Program, *, level: str, limits: Limits, python: Interpreter) 
     seconds = max(end.seconds, gone.seconds)
     if word.startswith("failed: MemoryError"):
         word = "out of memory"
-    if word == "passed" and end.ended != "exited":
-        word = "gone"  # its room was ended, by whatever else it held
+    if word == "passed" and (end.ended != "exited" or gone.ended not in _ENDS):
+        word = "gone"  # a room was ended, by whatever it had too much of
     if word != "gone":
         return Verdict(word == "passed", word, seconds)
     return Verdict(False, reason(end if gone.ended == "stopped" else gone), seconds)
 
 
-def _room(
-    player: str, job: str, channel: tuple[int, int], level: str, limits: Limits, python: Interpreter
-) -> Room:
+def _room(player: str, job: str, channel: tuple[int, int], common: Job, python: Interpreter) -> Room:
     files = {f"players/{name}.py": _text(HERE / "players" / f"{name}.py") for name in _PLAYERS}
     return Room(
-        Job(
-            level=level,
+        common._replace(
             steps=[python.step(_BEGIN.format(player), PLAYERS)],
-            limits=limits,
-            trees=list(python.trees),
-            files={},
             players=files | {"job": job},
             channel=channel,
             word=player == "tests",

@@ -11,6 +11,7 @@ from contextlib import suppress
 from conf import UserError
 from infer.sandbox import compiled, python, right
 from infer.sandbox.config import SandboxConfig
+from infer.sandbox.guard import cgroup
 from infer.sandbox.guard.job import Job, Report
 from infer.sandbox.guard.rooms import LEVELS
 from infer.sandbox.program import Program, Verdict
@@ -21,6 +22,12 @@ WALLS = {
     "bubblewrap": "namespaces made by bubblewrap: no network, no other process, no files but the system's",
     "namespaces": "namespaces of its own: no network, no other process, no files but the system's",
     "limits": "UNCONFINED: limits only, every file that {user} may read can be read",
+}
+MEMORY_COUNTED = {
+    "bubblewrap": "counted by looks at processes, sockets and files, since no memory cgroup can be made here",
+    "namespaces": "counted by looks at processes, sockets and files, since no memory cgroup can be made here",
+    "limits": "counted by looks at processes alone, since no memory cgroup can be made here: memory that no "
+    "process shows is not limited",
 }
 _TRIAL = """
 import json, os, threading
@@ -33,20 +40,21 @@ print(json.dumps({"user": os.getuid(), "seen": os.path.exists(OURS)}))
 
 
 class Sandbox:
-    """Judges programs at one level of confinement."""
+    """Judges programs at one level of confinement, in memory cgroups below `group` if it is not empty."""
 
-    def __init__(self, level: str, config: SandboxConfig, interpreter: Interpreter) -> None:
+    def __init__(self, level: str, config: SandboxConfig, interpreter: Interpreter, group: str = "") -> None:
         self.level = level
-        self._config, self._limits, self._python = config, config.limits(), interpreter
+        self._config, self._limits, self._python, self._group = config, config.limits(), interpreter, group
 
     @property
     def told(self) -> str:
         """The level and the limits, in a line for people."""
         user = "nobody" if os.getuid() == 0 else "this user"
         config = self._config
+        memory = "held by a memory cgroup" if self._group else MEMORY_COUNTED[self.level]
         limits = (
-            f"{config.cpu_seconds:g} s of computing, {config.wall_seconds:g} s in all, {config.memory} MiB, "
-            f"{config.processes} processes"
+            f"{config.cpu_seconds:g} s of computing, {config.wall_seconds:g} s in all, "
+            f"{config.processes} processes, {config.memory} MiB of memory {memory}"
         )
         return f"{self.level} ({WALLS[self.level].format(user=user)}; {limits})"
 
@@ -65,8 +73,10 @@ class Sandbox:
 
     def _judge(self, program: Program) -> Verdict:
         if program.language == "python":
-            return python.judge(program, level=self.level, limits=self._limits, python=self._python)
-        return compiled.judge(program, level=self.level, limits=self._limits)
+            return python.judge(
+                program, level=self.level, limits=self._limits, python=self._python, group=self._group
+            )
+        return compiled.judge(program, level=self.level, limits=self._limits, group=self._group)
 
     def judge_all(self, programs: Sequence[Program], workers: int) -> list[Verdict]:
         """The verdicts on several, so many at a time."""
@@ -91,7 +101,8 @@ class Sandbox:
         trees = list(self._python.trees)
         with tempfile.NamedTemporaryFile() as ours:
             step = self._python.step(_TRIAL.replace("OURS", repr(ours.name)))
-            return Room(Job(self.level, [step], self._limits, trees, files={}, players={})).report()
+            job = Job(self.level, [step], self._limits, trees, files={}, players={}, cgroup=self._group)
+            return Room(job).report()
 
 
 def open_sandbox(config: SandboxConfig) -> Sandbox:
@@ -102,15 +113,16 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
     interpreter = python.interpreter(config.python)
     refused: list[str] = []
     for level in LEVELS if shutil.which("bwrap") else [level for level in LEVELS if level != "bubblewrap"]:
-        sandbox = Sandbox(level, config, interpreter)
         if level == "limits" and not config.unconfined:
             raise UserError(
                 "sandbox.unconfined: wanted true where nothing confines the programs that are judged, found "
                 f"false (refused here: {'; '.join(refused)})"
             )
-        trouble = _trouble(sandbox)
-        if not trouble:
-            return sandbox
+        for group in (*cgroup.parents(), ""):
+            sandbox = Sandbox(level, config, interpreter, group)
+            trouble = _trouble(sandbox)
+            if not trouble:
+                return sandbox
         refused.append(f"{level}: {trouble}")
     raise UserError(f"sandbox: wanted a machine that can limit programs, found {'; '.join(refused)}")
 

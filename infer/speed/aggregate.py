@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conf.clock import duration
 from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
 from infer.report.parts import SCHEMAS
 from infer.speed.config import PEERS
@@ -169,7 +170,7 @@ def _later(run: Record) -> int:
 
 def _decoding(run: Record) -> float:
     """Their seconds."""
-    return run["seconds"] - run["first_seconds"]
+    return duration(run["first_seconds"], run["seconds"])
 
 
 def _rate(run: Record) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
+from conf.typed import PATH
 from infer.benchmarks.config import PromptSetConfig
 from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least, check_growth
 from infer.trees.lattice import DEEPEST
@@ -24,11 +25,12 @@ class SpeedConfig:
     type, and for values out of range.
     """
 
-    model: str  # a Transformers directory, best an export
-    out: str  # the report's folder
+    model: str = field(metadata=PATH)  # a Transformers directory, best an export
+    out: str = field(metadata=PATH)  # the report's folder
     prompts: dict[str, PromptSetConfig]
     tracker: TrackerConfig
-    base: str | None = None  # the model before fine-tuning, decoded plainly; null: none
+    # the model before fine-tuning, decoded plainly; null: none
+    base: str | None = field(default=None, metadata=PATH)
     draft: DraftConfig = field(default_factory=DraftConfig)
     decoders: list[str] = field(default_factory=lambda: list(OWN))  # beside plain; ssd, tsd, gsd with draft
     peers: list[str] = field(default_factory=lambda: list(PEERS))  # other libraries' decoding, where installed

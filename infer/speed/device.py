@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from conf.clock import duration
 from infer.measure.runs import clock
 from infer.speed.limit import Limit, Needs, Speeds, streamed
 
@@ -59,9 +60,10 @@ def matmul_rate(matrix: Sequence[int], *, dtype: torch.dtype, device: torch.devi
 def seconds_of(task: Callable[[], Any]) -> float:
     """Of a call among its like."""
     task()  # warms up
-    one = _seconds(task, 1)
-    calls = max(1, math.ceil(BURST / one))
-    bursts = max(LEAST, int(SECONDS / (calls * one)))
+    calls = 1
+    while (burst := calls * _seconds(task, calls)) < BURST:
+        calls *= 2
+    bursts = max(LEAST, int(SECONDS / burst))
     return min(_seconds(task, calls) for _ in range(bursts))
 
 
@@ -69,4 +71,4 @@ def _seconds(task: Callable[[], Any], calls: int) -> float:
     began = clock()
     for _ in range(calls):
         task()
-    return (clock() - began) / calls
+    return duration(began, clock()) / calls

@@ -5,6 +5,7 @@ from logging import getLogger
 
 from transformers import PreTrainedModel
 
+from conf.errors import visible
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder
 from infer.models.checkpoint import Adaptive
@@ -87,5 +88,5 @@ class Peers:
 
     def _leave_out(self, name: str, reason: str) -> None:
         if name not in self.left_out and is_first():
-            getLogger(__name__).warning("peers: %s is left out: %s", name, reason)
+            getLogger(__name__).warning("peers: %s is left out: %s", name, visible(reason))
         self.left_out.setdefault(name, reason)

@@ -22,8 +22,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
-from infer.engine.attention import library_attention
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.methods import LOOKED_UP
@@ -91,7 +91,7 @@ def _run(
                 streamer=heard,
                 assistant_model=assistant,
             )
-        seconds = clock() - began
+        seconds = duration(began, clock())
     return _told(heard, fed, len(prompt.ids), began=began, seconds=seconds)
 
 
@@ -148,13 +148,12 @@ def _counted(lm: PreTrainedModel) -> Iterator[list[int]]:
 
 @contextmanager
 def _as_the_library_has_it(lm: PreTrainedModel) -> Iterator[None]:
-    """Its attention, and none of a directory's generation settings, such as penalties: our loop has none."""
+    """With none of a directory's generation settings, such as penalties: our loop has none."""
     settings, verbosity = lm.generation_config, logging.get_verbosity()
     lm.generation_config = GenerationConfig()
     logging.set_verbosity_error()  # it warns of how its own code calls itself
     try:
-        with library_attention(lm):
-            yield
+        yield
     finally:
         lm.generation_config = settings
         logging.set_verbosity(verbosity)

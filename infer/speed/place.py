@@ -1,6 +1,7 @@
 """Whether the folder of a run can be had, asked before any weight is read."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
         if record.is_file():
             _check_threads(read_result(record), made, partial)
         with begun(out, made):
-            pass
-    if new:
-        record.unlink()
-    for folder in new:
-        folder.rmdir()
+            if new and list(partial.iterdir()) == [record]:  # while no other run can begin there
+                record.unlink()
+                for folder in new:
+                    with suppress(OSError):  # another run has begun beside it
+                        folder.rmdir()
 
 
 def _check_threads(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:

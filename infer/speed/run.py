@@ -9,10 +9,11 @@ import torch
 from rich.progress import Progress
 
 from conf import LoneError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import sealed
-from conf.stage import is_finished, made_from, with_manifest, write_manifest
+from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.hardware import hardware
 from infer.measure.crew import Members, Units, folder, muster
 from infer.measure.unfinished import HEADER, UNITS
@@ -41,7 +42,7 @@ def run(config: SpeedConfig) -> None:
     if not is_finished(out, KIND, made):
         measure(config, prepared, made, members)
     elif members.first:
-        print(f"speed: {out} is finished: nothing to do")
+        print_line(f"speed: {out} is finished: nothing to do")
     if members.first:
         _report(config)
 
@@ -49,10 +50,10 @@ def run(config: SpeedConfig) -> None:
 def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], members: Members) -> None:
     """The folder DIR/speed, made by all ranks."""
     if members.first and prepared.k != config.k:
-        print(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
+        print_line(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
     skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
     for one in skipped if members.first else ():
-        print(f"speed: {one['prompt_set']} is left out: {one['reason']}")
+        print_line(f"speed: {one['prompt_set']} is left out: {one['reason']}")
     begun = _begun(made)
     if members.first:
         check_place(Path(config.out) / KIND, begun)
@@ -93,7 +94,7 @@ def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:
-    return with_manifest({"model": config.model, "base": config.base, "draft.model": config.draft.model})
+    return existing({"model": config.model, "base": config.base, "draft.model": config.draft.model})
 
 
 def _report(config: SpeedConfig) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
@@ -130,7 +131,7 @@ def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
     params = SamplingParams(**settings, stop_token_ids=sorted(prompt.ends))
     before, began = _counts(engine), clock()
     (output,) = engine.generate([{"prompt_token_ids": list(prompt.ids)}], params, use_tqdm=False)
-    seconds = clock() - began
+    seconds = duration(began, clock())
     tokens = list(output.outputs[0].token_ids)
     drafts, drafted, accepted = (after - was for was, after in zip(before, _counts(engine)))
     # The first token is the prompt's. Each other one is a forward's; or a step is two forwards of the same

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from conf.typed import PATH
 from infer.benchmarks.config import PromptSetConfig
 from infer.config import DraftConfig, check_at_least, check_dtype, check_growth
 
@@ -16,8 +17,8 @@ class StudyConfig:
     values out of range.
     """
 
-    model: str  # a Transformers directory
-    out: str  # the folder to write
+    model: str = field(metadata=PATH)  # a Transformers directory
+    out: str = field(metadata=PATH)  # the folder to write
     prompts: dict[str, PromptSetConfig]
     draft: DraftConfig = field(default_factory=DraftConfig)
     parts: list[str] = field(default_factory=lambda: list(PARTS))  # what is measured

@@ -8,10 +8,12 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
 from conf.sealed import read_result, sealed
-from conf.stage import is_finished, made_from, staged, with_manifest, write_manifest
+from conf.stage import existing, is_finished, made_from, staged, write_manifest
+from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
@@ -38,9 +40,9 @@ def run(config: StudyConfig) -> None:
     """Measure and report, unless the folder already holds the report."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    made = made_from(config, _inputs(config))
+    made = _made(config)
     if is_finished(config.out, "study", made):
-        print(f"study: {config.out} is finished: nothing to do")
+        print_line(f"study: {config.out} is finished: nothing to do")
         report = read_result(Path(config.out) / "report.json")
     else:
         report = _measured(config, made)
@@ -66,8 +68,14 @@ def _measured(config: StudyConfig, made: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _inputs(config: StudyConfig) -> dict[str, str]:
-    return with_manifest({"model": config.model, "draft.model": config.draft.model})
+def _made(config: StudyConfig) -> dict[str, Any]:
+    """What determines the figures. The problems themselves count, not only where they lie."""
+    made = made_from(config, existing({"model": config.model, "draft.model": config.draft.model}))
+    problems = {
+        f"prompts.{name}": fingerprint_problems(read_problems(name, prompts))
+        for name, prompts in config.prompts.items()
+    }
+    return {**made, "inputs": {**made["inputs"], **problems}}
 
 
 def _check_identical(report: dict[str, Any]) -> None:

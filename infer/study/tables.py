@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from conf.console import PlainConsole
 
 Row = Mapping[str, Any]
 
 
 def print_study(report: Mapping[str, Any]) -> None:
     """All parts that were measured."""
-    console, machine, settings = Console(highlight=False), report["hardware"], report["settings"]
+    console, machine, settings = PlainConsole(), report["hardware"], report["settings"]
     console.print(
         f"{settings['draft']['model']} drafts for {settings['model']} in {settings['dtype']} on "
         f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s), {report['date']}\n"

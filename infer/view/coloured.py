@@ -2,7 +2,7 @@
 
 from html import escape
 
-from infer.view.live import PICTURES
+from conf.characters import pictures
 
 STYLE = """\
 :root { --ink: #1f2328; --paper: #ffffff; --faint: #656d76; --edge: #d1d9e0; --drafted: #cdeed3;
@@ -31,7 +31,7 @@ def span(kind: str, text: str, *, title: str = "") -> str:
 
 def safe(text: str) -> str:
     """Text that no page takes for markup, its control characters shown as their pictures."""
-    return escape(text.translate(PICTURES))
+    return escape(pictures(text))
 
 
 def legend(*, shared: bool) -> str:

@@ -9,6 +9,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from conf.characters import pictures
 from infer.api import TextStep
 from infer.view.summary import Summary
 
@@ -16,9 +17,6 @@ GIVEN, DRAFTED, SHARED = (Style.parse(style) for style in ("bright_black", "bold
 STYLES = {"drafted": DRAFTED, "shared": SHARED}
 LEGEND = Text.assemble(("given", GIVEN), "  the model's own  ", ("drafted and accepted", DRAFTED))
 OF_GRAPHS = Text.assemble(LEGEND, "  ", ("behind a merged node", SHARED))
-# No text may steer a terminal: control characters but tab and line end are shown as their pictures.
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class View:
@@ -29,7 +27,7 @@ class View:
         self._shared = False
         self._figures = console if console.is_terminal else Console(stderr=True, quiet=console.quiet)
         if console.is_terminal:
-            self._write(before.translate(PICTURES), GIVEN)
+            self._write(pictures(before), GIVEN)
 
     def step(self, step: TextStep) -> None:
         """Show one more step."""
@@ -38,12 +36,12 @@ class View:
             return
         self._shared |= step.shared > 0
         for text, kind in zip(step.texts, step.kinds, strict=True):
-            self._write(text.translate(PICTURES), STYLES.get(kind))
+            self._write(pictures(text), STYLES.get(kind))
 
     def close(self, summary: Summary) -> None:
         """Show what follows the text, and a line of figures."""
         if self._console.is_terminal:
-            self._write(self._after.translate(PICTURES), GIVEN)
+            self._write(pictures(self._after), GIVEN)
             self._console.print("\n\n", OF_GRAPHS if self._shared else LEGEND, sep="")
         else:
             self._write("\n")

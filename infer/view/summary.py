@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from conf.clock import duration
 from infer.loop import Step
 
 
@@ -35,7 +36,7 @@ class Summary:
         later = self.tokens - self.first_tokens
         parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
         if later:
-            parts.append(f"{later / (self.last - self.first):.0f} tokens/s")
+            parts.append(f"{later / duration(self.first, self.last):.0f} tokens/s")
         parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")
         if self.drafted:
             parts.append(f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted} drafts accepted")

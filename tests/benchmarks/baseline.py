@@ -23,7 +23,6 @@ from tests.benchmarks.shapes import random_llama
 
 def library(lm, prompt: list[int], new: int, cache: str | None) -> Callable[[], int]:
     def run() -> int:
-        lm.set_attn_implementation("sdpa")
         ids = torch.tensor([prompt])
         options = {"cache_implementation": cache} if cache else {}
         output = lm.generate(
@@ -36,7 +35,6 @@ def library(lm, prompt: list[int], new: int, cache: str | None) -> Callable[[], 
             disable_compile=True,
             **options,
         )
-        lm.set_attn_implementation("tree")
         return output.shape[1] - len(prompt)
 
     return run

@@ -62,11 +62,11 @@ class Measured(FixedPolicy):
 
     chances: list[list[float]] = field(default_factory=list)
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int]]:
+    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
         if candidates is None:
             return super().shape(root, None, left)
         drafts = grow(root, candidates.ids[: left - 1], self.chances, [-1.0] * self.drafted)
-        return drafts, [0] if len(drafts.tokens) == 1 else []
+        return drafts, [0] if len(drafts.tokens) == 1 else [], self.k
 
 
 def main() -> None:

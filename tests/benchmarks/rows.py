@@ -13,7 +13,6 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.engine.attention import NAME, register
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
@@ -24,7 +23,6 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 
 def main(hidden: int = 256, layers: int = 3, vocab: int = 512, turns: int = 200) -> None:
     torch.set_num_threads(1)
-    register()
     config = LlamaConfig(
         hidden_size=hidden,
         intermediate_size=hidden * 11 // 4,
@@ -34,7 +32,7 @@ def main(hidden: int = 256, layers: int = 3, vocab: int = 512, turns: int = 200)
         vocab_size=vocab,
     )
     for dtype in (torch.bfloat16, torch.float32):
-        lm = LlamaForCausalLM._from_config(config, attn_implementation=NAME).to(dtype).eval()
+        lm = LlamaForCausalLM._from_config(config).to(dtype).eval()
         runner = Runner(lm, capacity=512, max_rows=32)
         runner._forward._least = 1  # the single row as it is
         runner.prefill([list(range(256))])

@@ -3,8 +3,6 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.engine.attention import NAME, register
-
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
     "0.4M": (128, 1, 2, 352, 512),
     "5M": (256, 6, 4, 704, 512),
@@ -17,7 +15,6 @@ SIZES = {  # hidden, layers, heads, intermediate, vocabulary
 def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     """Random weights, ready to decode."""
     hidden, layers, heads, intermediate, vocab = SIZES[size]
-    register()
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=hidden,
@@ -29,4 +26,4 @@ def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
         max_position_embeddings=16384,
         tie_word_embeddings=size in ("15M", "110M"),
     )
-    return LlamaForCausalLM._from_config(config, attn_implementation=NAME, dtype=dtype).eval()
+    return LlamaForCausalLM._from_config(config, dtype=dtype).eval()

@@ -1,8 +1,12 @@
 import errno
+import fcntl
+import json
 import os
 import platform
 import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,13 +16,16 @@ import pytest
 
 from conf import UserError
 from conf.files import file_to_write, write_json
+from conf.fingerprint import fingerprint
 from conf.stage import (
     BEGUN,
     MANIFEST,
+    ROOT,
     begun,
+    check_out,
     commit,
-    fingerprint,
     is_finished,
+    lock,
     made_from,
     partial_of,
     publish,
@@ -154,27 +161,61 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
 
 def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Path) -> None:
     """Each left a hidden file: they piled up in reports, and were published with the units of a result."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
     here = f".report.json.{platform.node()}"
-    dead, living = f"{here}.{ended.pid}", f"{here}.{os.getppid()}"
-    others = (".report.json.elsewhere.1", f".other.json.{platform.node()}.{ended.pid}")
+    dead, living = f"{here}.1", f"{here}.2"
+    others = (".report.json.elsewhere.1", f".other.json.{platform.node()}.1")
     for name in (dead, living, *others):
         (tmp_path / name).write_text('{"half')
-    write_json(tmp_path / "report.json", {"whole": True})
+    with open(tmp_path / living) as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        write_json(tmp_path / "report.json", {"whole": True})
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
 
 
 def test_a_killed_writer_is_dead_before_its_parent_has_heard_of_it(tmp_path: Path) -> None:
     """A rerun right after a kill took the zombie for alive, and a unit's hidden file stayed in the result."""
-    zombie = subprocess.Popen(["sleep", "100"])
+    left = tmp_path / f".unit.json.{platform.node()}.1"
+    with open(left, "w") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        zombie = subprocess.Popen(["sleep", "100"], pass_fds=[writer.fileno()])
+    write_json(tmp_path / "unit.json", {"whole": False})
+    assert left.exists(), "its writer lives"
     zombie.kill()
     while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    (tmp_path / f".unit.json.{platform.node()}.{zombie.pid}").write_text('{"half')
     write_json(tmp_path / "unit.json", {"whole": True})
     zombie.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
+
+
+def test_writers_of_the_same_process_number_do_not_meet(tmp_path: Path) -> None:
+    """The process's number named the hidden file and said whether its writer lives: two containers that share
+    a folder and a host's name number their processes alike, and each took or removed the other's file.
+    """
+
+    def write(writer: int) -> None:
+        for turn in range(50):
+            write_json(tmp_path / "unit.json", {"writer": writer, "turn": turn})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert json.loads((tmp_path / "unit.json").read_text())["turn"] == 49
+    assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
+
+
+@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
+def test_a_folder_that_another_run_removes_is_never_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The lock was that of a folder without a name: a run went on in a new one beside it, which none locked."""
+    folder = tmp_path / "partial"
+    folder.mkdir()
+    if moment == "before it is opened":
+        folder.rmdir()
+    else:
+        monkeypatch.setattr(fcntl, "flock", lambda *_: folder.rmdir())
+    with pytest.raises(UserError, match="another run is writing it"):
+        lock(folder, "out")
 
 
 def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
@@ -230,3 +271,152 @@ def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) ->
     """It was a FileNotFoundError, in training at the very end."""
     monkeypatch.setenv("PATH", "")
     assert commit() == "unknown"
+
+
+@pytest.mark.parametrize("target", ["there", "below/that is not there"])
+def test_a_link_stays_and_its_target_becomes_the_result(target: str, tmp_path: Path) -> None:
+    """out= as a link to a folder ended in NotADirectoryError after all the work, and an export was deleted."""
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "out"
+    link.symlink_to(tmp_path / target)
+    assert not is_finished(link, "thing", {})
+    with staged(link) as partial:
+        assert not (link / "weights").exists()
+        (partial / "weights").write_text("large")
+        write_manifest(partial, "thing", {})
+    assert link.is_symlink() and is_finished(link, "thing", {})
+    assert {path.name for path in (tmp_path / target).iterdir()} == {"weights", MANIFEST}
+    assert not list(tmp_path.glob("**/.*"))
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that no rename replaces."""
+    out = tmp_path / "mounted"
+    (out / "lost+found").mkdir(parents=True)
+    monkeypatch.setattr("conf.stage.is_mount_point", lambda path: path == out)
+    return out
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
+
+
+def test_in_a_mount_point_nothing_is_visible_before_it_is_whole(mounted: Path) -> None:
+    """`docker -v` on out= ended in "Device or resource busy" after all the work."""
+    with pytest.raises(RuntimeError), staged(mounted) as partial:
+        (partial / "weights").write_text("half")
+        raise RuntimeError
+    assert names(mounted) == []
+    with staged(mounted) as partial:
+        (partial / "weights").write_text("large")
+        write_manifest(partial, "thing", {})
+        assert names(mounted) == [partial.name]
+        with pytest.raises(UserError, match="another run is writing it"), staged(mounted):
+            pass
+    assert is_finished(mounted, "thing", {})
+    assert names(mounted) == [MANIFEST, "weights"]
+
+
+def test_in_a_mount_point_what_was_begun_is_gone_on_with(mounted: Path) -> None:
+    made = {"settings": {"seed": 0}}
+    with pytest.raises(KeyboardInterrupt), begun(mounted, made) as partial:
+        (partial / "work").write_text("of hours")
+        raise KeyboardInterrupt
+    check_out(mounted)
+    with begun(mounted, made) as partial:
+        assert (partial / "work").read_text() == "of hours"
+        write_manifest(partial, "thing", made)
+        publish(partial)
+    assert names(mounted) == [MANIFEST, "work"]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_publication_that_was_killed_is_completed(
+    moves: int, mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is moved last: what a kill leaves is no result until the next run has completed it."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), staged(mounted) as partial:
+        for name in ("a", "b"):
+            (partial / name).write_text(name)
+        write_manifest(partial, "thing", {})
+        rename, left = Path.rename, [None] * moves
+
+        def killed(path: Path, target: Path) -> None:
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            rename(path, target)
+
+        patch.setattr(Path, "rename", killed)
+    assert not (mounted / MANIFEST).exists()
+    assert is_finished(mounted, "thing", {})
+    assert names(mounted) == ["a", "b", MANIFEST]
+
+
+def test_a_folder_below_one_that_cannot_be_written_is_written_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that an administrator had made for a user was refused: nothing can be made beside it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr("conf.stage.os.access", lambda path, mode: path != tmp_path)
+    with staged(out) as partial:
+        assert partial.parent == out
+
+
+def test_a_result_that_cannot_be_made_visible_is_kept_and_named(tmp_path: Path) -> None:
+    """Files that came into out= while the result was made ended in a traceback, and an export was deleted."""
+    out = tmp_path / "out"
+    with (
+        pytest.raises(
+            UserError, match=f"The result is whole in {tmp_path}/.out.partial: move it to another place.$"
+        ),
+        staged(out) as partial,
+    ):
+        (partial / "weights").write_text("large")
+        out.mkdir()
+        (out / "notes").write_text("mine")
+    assert (partial / "weights").read_text() == "large"
+    assert (out / "notes").read_text() == "mine"
+
+
+STAGE = """
+import sys
+from conf.stage import is_finished, staged, write_manifest
+with staged(sys.argv[1]) as partial:
+    (partial / "weights").write_text("large")
+    write_manifest(partial, "thing", {})
+assert is_finished(sys.argv[1], "thing", {})
+"""
+
+
+@pytest.mark.parametrize("mount", ["mount -t tmpfs tmpfs out", "mount --bind other out"])
+def test_a_real_mount_point_holds_the_result(mount: str, tmp_path: Path) -> None:
+    """A folder that `docker -v` binds may be of the same file system: `os.path.ismount` sees none."""
+    for name in ("out", "other"):
+        (tmp_path / name).mkdir()
+    if subprocess.run(["unshare", "-m", "bash", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("this user cannot mount")
+    command = f'{mount} && "{sys.executable}" -c "$STAGE" out && ls -A out && umount out && ls -A .'
+    env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
+    end = subprocess.run(
+        ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert (end.returncode, end.stderr) == (0, "")
+    assert end.stdout.split() == [MANIFEST, "weights", "other", "out"]
+
+
+def test_a_mount_that_cannot_be_written_is_one_sentence_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    mount = "mount -t tmpfs -o ro tmpfs out"
+    if subprocess.run(["unshare", "-m", "bash", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("this user cannot mount")
+    command = f'{mount} && "{sys.executable}" -c "$STAGE" out'
+    env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
+    end = subprocess.run(
+        ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert end.stderr.splitlines()[-1] == (
+        "conf.errors.UserError: out=out: wanted a folder that can be made, found Read-only file system"
+    )

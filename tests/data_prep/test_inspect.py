@@ -8,9 +8,11 @@ import pytest
 from rich.console import Console
 
 from conf import UserError, settings
+from data_prep.config import DataPrepConfig
 from data_prep.encode.encoder import Encoder
 from data_prep.inspect.__main__ import PAGE, InspectConfig, main
 from data_prep.inspect.show import marked_text, replacement_line, shortened
+from data_prep.pipeline import prepare
 from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
 
@@ -85,3 +87,27 @@ def test_a_language_that_had_too_little_is_marked(data_folder: Path) -> None:
     print_summary(manifest, console)
     shown = console.export_text()
     assert "50.00%*" in shown and "all of it is taken" in shown
+
+
+def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A document's escape sequence set the terminal's title; "$x_$" ended the page in a traceback."""
+    rows = [
+        {
+            "content": f"def f{i}(x):\n    return '\x1b]0;title\x07' + {i}\n",
+            "lang": ["$x_$", "[/b]x", "\x1b[2J"][i % 3],
+        }
+        for i in range(40)
+    ]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "out"
+    given = [f"data.path={tmp_path / 'in'}", "data.kind=jsonl", "data.language=lang", "vocab=demo"]
+    given += ["vocab.train_size=400", "seq_len=64", "workers=1", "held_out=0.1", f"out={out}"]
+    prepare(settings("data_prep", DataPrepConfig, given))
+    inspect(out, "inspect.html=true")
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "␛]0;title␇" in shown and "$x_$" in shown and "[/b]x" in shown
+    page = (out / PAGE).read_text()
+    assert "\x1b" not in page and "<svg" in page

@@ -17,13 +17,14 @@ from rich.console import Console
 
 from conf import UserError, settings
 from conf.stage import lock, read_manifest
-from data_prep.config import DataPrepConfig
+from data_prep.config import DataConfig, DataPrepConfig, ProportionConfig
 from data_prep.encode.encoder import Encoder
 from data_prep.encode.fim import Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.work.budget import read_table
 from data_prep.work.job import Job
 from data_prep.work.phases import sweep
 from tests.conftest import data_settings
@@ -84,6 +85,35 @@ def test_a_second_run_has_nothing_to_do_unless_the_input_changed(
     (tmp_path / "in" / "a.jsonl").write_text('{"content": "x = 1\\n"}\n' * 2)
     with pytest.raises(UserError, match=r"inputs\.data\.path"):
         prepare(config)
+
+
+@pytest.mark.parametrize("limit", [2**34, 0])
+def test_files_rewritten_in_the_same_size_are_other_data(
+    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Names and sizes alone were compared: other texts of the same lengths were "finished: nothing to do"."""
+    monkeypatch.setattr("data_prep.pipeline.CONTENT_BYTES", limit, raising=False)
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"content": "x = 1\\n"}\n')
+    wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    config = settings("data_prep", DataPrepConfig, wanted)
+    prepare(config)
+    path.write_text('{"content": "y = 2\\n"}\n')
+    with pytest.raises(UserError, match=r"inputs\.data\.path"):
+        prepare(config)
+
+
+def test_a_copy_of_the_data_is_the_same_data(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+    """A clone or a copy has other times."""
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"content": "x = 1\\n"}\n')
+    wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
+    config = settings("data_prep", DataPrepConfig, wanted)
+    prepare(config)
+    os.utime(path, (1, 1))
+    assert "nothing to do" in str(prepare(config))
 
 
 def test_what_is_dropped_is_counted_and_written_aside(expected: dict[str, bytes]) -> None:
@@ -196,6 +226,17 @@ def test_a_changed_table_is_noticed(jsonl: Path, data_folder: Path, tmp_path: Pa
     table.write_text("language,bytes\nlang0\n")
     with pytest.raises(UserError, match="wanted a CSV file with languages and a column"):
         run(wanted)
+
+
+def test_a_table_with_a_long_field(tmp_path: Path) -> None:
+    """A field of more than 131,072 characters was a traceback of Python's CSV reader."""
+    table = tmp_path / "table.csv"
+    table.write_text("language,bytes,about\npython,5," + "x" * 200_000 + "\n")
+    data = DataConfig(path=str(tmp_path))
+    config = DataPrepConfig(
+        out="out", data=data, tokenizer="t", budget="1M", proportion=ProportionConfig(table=str(table))
+    )
+    assert read_table(config) == {"python": 5.0}
 
 
 def test_near_duplicates_are_removed_but_one(data_folder: Path, tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
+import bz2
 import gzip
 import json
+import lzma
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -115,6 +119,115 @@ def test_invalid_utf8_in_an_id_is_one_bad_row_too(tmp_path: Path) -> None:
     ids = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"content": ["x = 1", "y = 2", "z = 3"], "id": ids}), tmp_path / "a.parquet")
     assert seen(DataConfig(path=str(tmp_path), kind="parquet", id=["id"])) == ["x = 1", "undecodable", "z = 3"]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_invalid_utf8_in_a_dictionary_column_is_one_bad_row(tmp_path: Path, kind: pa.DataType) -> None:
+    """Only plain string columns were read as bytes: the rest of the file was lost."""
+    binary = pa.binary() if kind == pa.string() else pa.large_binary()
+    texts = pa.array([b"x = 1", b"\xff", b"z = 3"], binary).view(kind)
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None, 0]), texts)
+    pq.write_table(pa.table({"content": column}), tmp_path / "a.parquet")
+    wanted = ["x = 1", "undecodable", "z = 3", "missing column", "x = 1"]
+    assert seen(DataConfig(path=str(tmp_path), kind="parquet")) == wanted
+
+
+def test_values_that_python_cannot_have_are_bad_rows(tmp_path: Path) -> None:
+    """Text that is no UTF-8 within a list lost the rest of the file; a date out of range was a traceback."""
+    names = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), names)
+    moments = pa.array([0, 0, 2**60], pa.timestamp("ms"))
+    table = pa.table({"content": ["x = 1", "y = 2", "z = 3"], "list": lists, "moment": moments})
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = DataConfig(path=str(tmp_path), kind="parquet", id=["list"])
+    assert seen(data) == ["x = 1", "undecodable", "z = 3"]
+    assert seen(replace(data, id=["moment"])) == ["x = 1", "y = 2", "malformed row"]
+
+
+def test_a_column_twice_is_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """It was a traceback of KeyError."""
+    table = pa.table([["x = 1"], ["y = 2"]], names=["content", "content"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    write_parquet(tmp_path / "b.parquet", content=["z = 3"])
+    data = DataConfig(path=str(tmp_path), kind="parquet")
+    assert seen(data) == ["column twice", "z = 3"]
+    assert isinstance(rows(data)[0], Drop) and rows(data)[0].row is None
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
+def test_an_archive_of_no_bytes_is_a_broken_file(tmp_path: Path, suffix: str) -> None:
+    """A download that was cut off at once was read as a file without rows, and counted nowhere."""
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(b"")
+    (tmp_path / f"b.json{suffix}").write_bytes(b"no archive")
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    data = DataConfig(path=str(tmp_path), kind="jsonl")
+    assert seen(data) == ["unreadable file", "unreadable file"]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_further_archives_are_read(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    """They were passed over without a word where other files lay beside them."""
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(b'{"content": "x = 1"}\r\n{"content": "y = 2"}\r\n'))
+    assert seen(DataConfig(path=str(tmp_path), kind="jsonl")) == ["x = 1", "y = 2"]
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    """No glob of pathlib enters them: a corpus put together of links was read in part, without a word."""
+    for name in ("in/python/a.py", "elsewhere/c/b.c", "elsewhere/c/more/d.c"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "in" / "c").symlink_to(tmp_path / "elsewhere" / "c")
+    (tmp_path / "in" / "c_again").symlink_to(tmp_path / "elsewhere" / "c")
+    (tmp_path / "in" / "latest").symlink_to("python")
+    (tmp_path / "elsewhere" / "c" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "e.py").symlink_to(tmp_path / "in" / "python" / "a.py")
+    parts, _ = list_parts(DataConfig(path=str(tmp_path / "in")))
+    assert parts[0].files == ("c/b.c", "c/more/d.c", "e.py", "python/a.py")
+
+
+def test_links_to_nothing_and_closed_folders_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were left out without a word."""
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "gone\x1b.py").symlink_to("nothing")
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    (tmp_path / "closed").mkdir()
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert seen(DataConfig(path=str(tmp_path))) == ["x = 1\n"]
+    assert caplog.messages == [
+        f"data.path: 2 links lead to no file and are left out, first {tmp_path}/gone\\x1b.py",
+        f"data.path: 1 folders cannot be listed and are left out, first {tmp_path}/closed",
+    ]
+    caplog.clear()
+    seen(DataConfig(path=str(tmp_path), exclude=["closed/*"], include=["a.py"]))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("**/*", ["a.py", "x/b.py", "x/y/c.c"]),
+        ("*.py", ["a.py"]),
+        ("**/*.py", ["a.py", "x/b.py"]),
+        ("x/*", ["x/b.py"]),
+        ("x/**/*", ["x/b.py", "x/y/c.c"]),
+        ("[!a]/?/*.[ch]", ["x/y/c.c"]),
+    ],
+)
+def test_globs_are_those_of_pathlib(tmp_path: Path, pattern: str, wanted: list[str]) -> None:
+    for name in ("a.py", "x/b.py", "x/y/c.c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert seen(DataConfig(path=str(tmp_path), include=[pattern])) == wanted
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(pattern) if p.is_file()) == wanted
 
 
 def test_a_documents_size_is_in_bytes_in_every_format(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Each
-from infer.engine.attention import NAME, register
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -40,7 +39,6 @@ def main() -> None:
     tokens = parser.parse_args().tokens
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    register()
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=128,
@@ -49,7 +47,7 @@ def main() -> None:
         vocab_size=1000,
         max_position_embeddings=16384,
     )
-    lm = LlamaForCausalLM._from_config(config, attn_implementation=NAME).eval()
+    lm = LlamaForCausalLM._from_config(config).eval()
     makers = {
         "plain": PlainDrafter,
         "prompt lookup": partial(PromptLookupDrafter, 5),

@@ -216,7 +216,6 @@ def test_the_librarys_processors_act_as_in_plain_decoding(prompt, k, method, pen
             for new in (PlainDrafter, MAKERS[method](k))
         )
         assert drafted == plain
-        lm.set_attn_implementation("sdpa")
         library = lm.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -225,7 +224,6 @@ def test_the_librarys_processors_act_as_in_plain_decoding(prompt, k, method, pen
             pad_token_id=1,
             **({"repetition_penalty": penalty} if processors else {}),
         )
-        lm.set_attn_implementation("tree")
         assert library[0, len(prompt) :].tolist() == plain
 
 

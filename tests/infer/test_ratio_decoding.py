@@ -62,7 +62,6 @@ def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
 
 def the_law(lm: PreTrainedModel, suppressed: Sequence[int]) -> Tensor:
     """(V^3,) the probability of every text, by the library's own attention."""
-    lm.set_attn_implementation("sdpa")
     found, texts = torch.ones(1, dtype=torch.float64), torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(LENGTH):
@@ -70,7 +69,6 @@ def the_law(lm: PreTrainedModel, suppressed: Sequence[int]) -> Tensor:
             logits[:, suppressed] = float("-inf")
             found = (found[:, None] * logits.softmax(-1)).flatten()
             texts = torch.cat([texts.repeat_interleave(V, 0), torch.arange(V).repeat(len(texts))[:, None]], 1)
-    lm.set_attn_implementation("tree")
     return found
 
 

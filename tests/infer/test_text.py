@@ -1,7 +1,9 @@
 """Text out of ids: whole characters as they come, and the end at a stop string."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from conf import UserError
+from data_prep.encode.encoder import Encoder
+from data_prep.vocab import Vocab, load_tokenizer
 from infer import Infill
 from infer.models.checkpoint import load_text
 from infer.output import Output
@@ -60,6 +64,66 @@ def test_bytes_that_are_no_text_end_no_stream(text: Text, ids: list[int]) -> Non
         assert found == text.decode([*shield, *ids]).removeprefix(text.decode(shield))
     else:
         assert found
+
+
+@given(st.lists(st.integers(0, 398), max_size=20))
+@example([153, 1, 298])
+@example([0xE4 + 3, 0xBD + 3, 0xA0 + 3, 0xE4 + 3, 0x0A + 3, 300]).via("CodeLlama's bytes, whole and then not")
+def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
+    """Of random ids every eighth stream or so gave another text: the library's stream raises for broken bytes,
+    and what had been held was decoded apart from what came before it.
+    """
+    expected = text.decode(ids)
+    stream = text.stream(opens=True)
+    assert "".join(map(stream, ids)) + stream.rest() == expected
+    prompt = text.encode("x = 1\n")
+    behind = text.stream(opens=False)
+    assert text.decode([*prompt, *ids]) == "x = 1\n" + "".join(map(behind, ids)) + behind.rest()
+    by_library = text._tokenizer.decode(ids, skip_special_tokens=True)
+    if "\ufffd" not in by_library or not text._implicit_space:  # CodeLlama's bytes break those beside them
+        assert expected == by_library
+
+
+def damaged(folder: Path, to: Path, **parts: Any) -> Path:
+    """A copy of a model directory, without its weights, whose tokenizer.json has other parts."""
+    to.mkdir()
+    for name in ("config.json", "adaptive.json"):
+        shutil.copyfile(folder / name, to / name)
+    (to / "tokenizer.json").write_text(json.dumps(json.loads((folder / "tokenizer.json").read_text()) | parts))
+    return to
+
+
+STRIP = {"type": "Strip", "content": "e", "start": 0, "stop": 50}
+PANICS: dict[str, dict[str, Any]] = {
+    "while it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "over a text": {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "xx"}},
+    "over ids": {
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [{"type": "Replace", "pattern": {"Regex": "."}, "content": ""}, STRIP],
+        }
+    },
+    "not a panic": {
+        "model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]], "byte_fallback": False}
+    },
+}
+
+
+@pytest.mark.parametrize("case", PANICS)
+def test_a_tokenizer_that_makes_the_library_panic_is_refused(
+    case: str, model_dir: Path, tmp_path: Path
+) -> None:
+    """A panic of the library's Rust code is a BaseException, which no `except Exception` of ours or of a server
+    catches: a traceback, and a thread that was gone. Training's data and an export read the same files.
+    """
+    folder = damaged(model_dir, tmp_path / "model", **PANICS[case])
+    with pytest.raises(UserError, match="tokenizer(.json: wanted| must encode and decode every text, got)"):
+        text = load_text(folder)
+        stream = text.stream(opens=True)
+        "".join(map(stream, text.encode("def f(e):\n  e"))) + stream.rest()
+    vocab = Vocab(size=400, bos=0, eos=1, pre=None, suf=None, mid=None, eot=None, adaptive=(6,))
+    with pytest.raises(UserError, match="tokenizer"):
+        Encoder(load_tokenizer(folder), vocab).check()
 
 
 def output(pieces: list[str], *stop: str) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from conf import UserError, settings
 from conf.stage import lock, made_from, read_manifest
@@ -177,6 +178,19 @@ def held(run: Run) -> None:
     run.train("held", "zero2")
     if descriptor is not None:
         os.close(descriptor)
+
+
+def lacking(run: Run) -> None:
+    """A base model without one of its weights, or with a smaller one, which ZeRO 3 reads in parts."""
+    lacks, changed = "model.layers.0.mlp.up_proj.weight", {"missing": None, "smaller": torch.zeros(47, 32)}
+    for name, weight in changed.items():
+        base = run.folder / f"{name}.base"
+        if run.rank == 0:
+            lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run.folder / "zero3/model"))
+            weights = {key: tensor for key, tensor in lm.state_dict().items() if key != lacks}
+            lm.save_pretrained(base, state_dict=weights | ({} if weight is None else {lacks: weight}))
+        torch.distributed.barrier()
+        run.train(name, "zero3", "model=pretrained", f"model.path={base}")
 
 
 def other_ranks(run: Run) -> None:

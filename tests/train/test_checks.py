@@ -7,7 +7,7 @@ import torch
 from conf import LoneError, UserError, settings
 from train.checks import check_devices, check_ranks
 from train.config import TrainConfig
-from train.engine.engine import check_zero
+from train.engine.engine import check_settings
 from train.monitor.stop import StopSignals
 
 
@@ -33,13 +33,35 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_deepspeed_would_not_take_is_told_first() -> None:
     """It was pydantic's traceback, after the model had been loaded."""
-    check_zero({"stage": 3, "offload_optimizer": {"device": "cpu"}})
+    check_settings({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}})
     with pytest.raises(
-        UserError, match="^deepspeed.zero_optimization: .* found reduce_bucket_sise Extra inputs"
+        UserError, match="^deepspeed.zero_optimization must .* got .*: reduce_bucket_sise Extra inputs"
     ):
-        check_zero({"stage": 2, "reduce_bucket_sise": 5})
-    with pytest.raises(UserError, match="found reduce_bucket_size Input should be .*50MB"):
-        check_zero({"stage": 2, "reduce_bucket_size": "50MB"})
+        check_settings({"zero_optimization": {"stage": 2, "reduce_bucket_sise": 5}})
+    with pytest.raises(UserError, match="got .*: reduce_bucket_size Input should be .*50MB"):
+        check_settings({"zero_optimization": {"stage": 2, "reduce_bucket_size": "50MB"}})
+
+
+@pytest.mark.parametrize("preset", ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"])
+def test_deepspeed_takes_our_own_settings(preset: str) -> None:
+    check_settings(settings("train", TrainConfig, ["plan=true", f"deepspeed={preset}"]).deepspeed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("communication_data_type", "fp8", "must be what DeepSpeed takes, got fp8: Invalid communication_data"),
+        ("wall_clock_breakdown", "7x", "must be true or false, got 7x"),
+        ("gradient_predivide_factor", "a", "must be a number, got a"),
+        ("bf16", {"immediate_grad_update": "maybe"}, "must be what DeepSpeed takes, got .*: immediate_grad"),
+        ("flops_profiler", {"enabled": "maybe"}, "must be what DeepSpeed takes, got "),
+        ("sparse_attention", {}, "must be what DeepSpeed takes, got .*removed"),
+    ],
+)
+def test_settings_beside_zero_are_checked_first(name: str, value: object, sentence: str) -> None:
+    """Those of ZeRO alone were: the others ended in a traceback after the model had been loaded."""
+    with pytest.raises(UserError, match=f"^deepspeed.{name} {sentence}"):
+        check_settings({"bf16": {"enabled": True}, name: value})
 
 
 @pytest.mark.parametrize(
@@ -49,6 +71,8 @@ def test_what_deepspeed_would_not_take_is_told_first() -> None:
         ("deepspeed.zero_optimization.stage=4", "zero_optimization.stage: wanted 0, 1, 2 or 3, found 4"),
         ("deepspeed.zero_optimization=3", "deepspeed.zero_optimization: wanted settings below it, found 3"),
         ("+deepspeed.optimizer.type=Lion", "deepspeed.optimizer: wanted no such setting"),
+        ("deepspeed.bf16.enabled=maybe", "deepspeed.bf16.enabled must be true or false, got maybe"),
+        ("tracker.project=a/b", "tracker.project must be a name .* without any of / .*, got a/b"),
     ],
 )
 def test_settings_of_the_optimizer_that_cannot_be(override: str, told: str) -> None:

@@ -28,7 +28,9 @@ def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of every run of two ranks; `told` is what they printed."""
     folder = tmp_path_factory.mktemp("runs")
-    told = worker("whole_and_resumed,broken,failing,stopped,finishing,held", folder, data_folder, ranks=2)
+    told = worker(
+        "whole_and_resumed,broken,failing,stopped,finishing,held,lacking", folder, data_folder, ranks=2
+    )
     (folder / "told").write_text(told)
     return folder
 
@@ -194,6 +196,13 @@ def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(data_folder: Path,
     assert "stopped by a signal; step" in Path(f"{out}.log").read_text()
     assert checkpoints(out)[-1] > [name for name in before if name.startswith("step-")][-1]
     assert len(losses(out)) == int(checkpoints(out)[-1].removeprefix("step-"))
+
+
+def test_a_base_model_without_all_its_weights_is_refused_under_zero_3(runs: Path) -> None:
+    """Training began from random weights; of a wrong size rank 0 alone knew, and the others waited for it."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert f"must have every weight of the model, got none for {name}." in told(runs, "missing")
+    assert f"size mismatch for {name}" in told(runs, "smaller")
 
 
 def test_two_runs_never_write_one_folder(runs: Path) -> None:

@@ -3,7 +3,8 @@
 Knows folders and checksums; needs no engine.
 """
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,17 +47,47 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoint:
     """The checkpoint of a folder whose files, or this rank's share of them, are whole.
 
-    Raises BrokenFile.
+    Raises BrokenFile, and UserError for a folder with files that are not listed, or are no regular files.
     """
+    try:
+        regular = {entry.name: entry.is_file(follow_symlinks=False) for entry in os.scandir(folder)}
+    except OSError as error:
+        raise BrokenFile(str(error.strerror)) from error
+    if strange := sorted(name for name in regular if not regular[name]):
+        raise _unlisted(folder, strange)  # before checkpoint.json is read, which may be a pipe
+    found = _described(folder)
+    if strange := sorted(regular.keys() - {DESCRIBED, *found.files}):
+        raise _unlisted(folder, strange)
+    for name in sorted(found.files)[rank::ranks]:
+        check_file(folder / name, **found.files[name])
+    return found
+
+
+def _described(folder: Path) -> Checkpoint:
+    """Return what `checkpoint.json` says of its folder. Raise BrokenFile for what no save writes."""
     try:
         found = Checkpoint(**unsealed(folder / DESCRIBED))
     except Broken as error:
         raise BrokenFile(f"{DESCRIBED} {error}") from None
     except TypeError:
         raise BrokenFile(f"{DESCRIBED} has other fields than this version's") from None
-    for name in sorted(found.files)[rank::ranks]:
-        check_file(folder / name, **found.files[name])
+    numbers = (found.step, found.ranks, found.stage)
+    if any(type(number) is not int for number in numbers) or found.name != folder.name:
+        raise BrokenFile(f"{DESCRIBED} must describe {folder.name}, got step {found.step}")
+    if not isinstance(found.files, dict) or not all(map(_is_plain, found.files, found.files.values())):
+        raise BrokenFile(f"{DESCRIBED} must list files by plain names, each with size and crc32")
     return found
+
+
+def _is_plain(name: str, facts: Any) -> bool:
+    return Path(name).name == name and isinstance(facts, dict) and facts.keys() == {"size", "crc32"}
+
+
+def _unlisted(folder: Path, strange: Sequence[str]) -> UserError:
+    return UserError(
+        f"{folder} must contain only the regular files that {DESCRIBED} lists, got {', '.join(strange)}. "
+        "Remove what is not listed, or restore the folder."
+    )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
+from conf.characters import print_line
 from conf.files import write_json
 from conf.sealed import read_result, sealed
 from conf.stage import check_same, lock
@@ -31,8 +32,8 @@ from train.engine.checkpoint import (
 )
 from train.engine.engine import Engine
 from train.engine.files import BrokenFile
-from train.engine.partitions import to_universal
 from train.engine.ranks import every_ranks, first_ranks
+from train.engine.universal import to_universal
 from train.folder import CHECKPOINTS, RUN
 
 
@@ -52,7 +53,7 @@ def _told_if_it_fails(old: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        print(f"train: {old} cannot be removed ({error.strerror}): the next save tries again", flush=True)
+        print_line(f"train: {old} cannot be removed ({error.strerror}): the next save tries again")
 
 
 class Checkpoints:
@@ -77,7 +78,7 @@ class Checkpoints:
             self._lock = None
 
     def _hold(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
+        Path(os.path.realpath(self.out)).mkdir(parents=True, exist_ok=True)  # also a link's target
         self._lock = lock(self.out, self.out)
 
     def newest(self) -> Checkpoint | None:
@@ -88,7 +89,7 @@ class Checkpoints:
         found, broken = find_whole(first_ranks(list_checkpoints(self.folder)), self._read)
         for folder, why in broken.items():
             if self._rank == 0:
-                print(f"train: {folder} is broken ({why}): {found and found.name} is taken", flush=True)
+                print_line(f"train: {folder} is broken ({why}): {found and found.name} is taken")
             # It would count as the newest. The next save removes it.
             self._on_first(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
         if found is not None:  # a run that was killed between its last save and its end saves no more
@@ -103,7 +104,7 @@ class Checkpoints:
             return
         self._remove_leftovers()
         universal = self.folder / f".{checkpoint.name}.universal"
-        to_universal(self.folder / checkpoint.name, universal)
+        to_universal(self.folder / checkpoint.name, checkpoint, universal)
         engine.load(self.folder, universal.name)
         every_ranks(None)  # loading ends on no rank later than here: the others may still be reading
         self._remove_leftovers()
@@ -142,22 +143,25 @@ class Checkpoints:
         prune(self.folder, **self._kept)
 
     def _read(self, folder: Path) -> Checkpoint:
-        """A checkpoint of whose files every rank has checked its share. Raises BrokenFile on every rank."""
-        found, why = None, ""
+        """A checkpoint of whose files every rank has checked its share. Raises what `read_checkpoint` does, on
+        every rank.
+        """
+        checkpoint: Checkpoint | None = None
+        failure: BrokenFile | UserError | None = None
         try:
-            found = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
-        except BrokenFile as error:
-            why = str(error)
-        whys = every_ranks(why)
-        if found is None or any(whys):
-            raise BrokenFile(next(filter(None, whys)))
-        return found
+            checkpoint = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
+        except (BrokenFile, UserError) as error:
+            failure = error
+        for failed in filter(None, every_ranks(failure)):
+            raise failed
+        assert checkpoint is not None
+        return checkpoint
 
     def _remove_leftovers(self) -> None:
         def remove() -> None:
             for pattern in (".step-*.partial", ".step-*.universal"):
                 for left in self.folder.glob(pattern):
-                    shutil.rmtree(left)
+                    left.unlink() if left.is_symlink() else shutil.rmtree(left)
             for left in self.folder.glob(".step-*.removed"):
                 with _told_if_it_fails(left):
                     shutil.rmtree(left)

@@ -1,4 +1,4 @@
-"""DeepSpeed: start, step, checkpoints. Only this and train/engine/partitions.py know it.
+"""DeepSpeed: start, step, checkpoints. Only this, partitions.py and universal.py know it.
 
 Knows how a module is trained on several ranks; knows no objective and no data.
 """
@@ -29,23 +29,37 @@ if not torch.cuda.is_available():
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 
+# `torch.load` runs no pickle then, here and in child processes: it overrules DeepSpeed's `weights_only=False`.
+os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
+
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 # All that our checkpoints hold beside tensors and plain values.
-KNOWN: list[Any] = [ZeroStageEnum, LossScaler, fragment_address]
+torch.serialization.add_safe_globals([ZeroStageEnum, LossScaler, fragment_address])
 
 
-def check_zero(settings: Mapping[str, Any]) -> None:
-    """Raises UserError for what DeepSpeed would not take as its settings of ZeRO."""
-    try:
-        DeepSpeedZeroConfig(**settings)
-    except ValueError as error:  # pydantic's: how many there are, then each setting and what is wrong with it
-        found = " ".join(line.strip() for line in str(error).splitlines()[1:3])
-        raise UserError(f"deepspeed.zero_optimization: wanted what DeepSpeed takes, found {found}") from error
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for the first of the user's settings that DeepSpeed would not take."""
+    least = {"train_batch_size": 1}
+    defaults = DeepSpeedConfig(dict(least))
+    for name, value in settings.items():
+        default = getattr(defaults, name, None)  # DeepSpeed checks no plain value
+        kind, words = (bool, "true or false") if isinstance(default, bool) else ((int, float), "a number")
+        if isinstance(default, int | float) and not isinstance(value, kind):
+            raise UserError(f"deepspeed.{name} must be {words}, got {value}.")
+        try:
+            DeepSpeedConfig({**least, name: value})
+        except Exception as error:  # pydantic's, its own, or what Python meets in a value of another type
+            lines = str(error).splitlines()
+            # pydantic: how many errors there are, then each setting and what is wrong with it
+            reason = " ".join(line.strip() for line in lines[1:3] or lines)
+            raise UserError(f"deepspeed.{name} must be what DeepSpeed takes, got {value}: {reason}") from error
 
 
 class Abandoned(Exception):
@@ -222,8 +236,7 @@ class _Files(CheckpointEngine):
     def load(self, path: str, map_location: Any = None) -> Any:
         # A checkpoint may come from anywhere: a pickle of anything else is refused, not run.
         try:
-            with torch.serialization.safe_globals(KNOWN):
-                return torch.load(path, map_location=map_location, weights_only=True)
+            return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
             raise UserError(f"{path}: wanted tensors and plain values, found {why_unread(error)}") from error
 

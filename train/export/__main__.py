@@ -12,6 +12,7 @@ manifest.json      written last
 from dataclasses import replace
 
 from conf import run
+from conf.characters import print_line
 from conf.stage import is_finished, made_from, read_manifest
 from train.export.adapter import keeps_adapter, trained_lora
 from train.export.config import ExportConfig
@@ -43,7 +44,7 @@ def main(config: ExportConfig) -> None:
         check_described(trained)
         write(config, trained, made, kept=kept)
     elif not (config.report or config.push):
-        print(f"export: {config.out} is finished: nothing to do")
+        print_line(f"export: {config.out} is finished: nothing to do")
     publish(config, manifest)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from conf.characters import markdown
 from conf.files import write_bytes
 from conf.stage import MANIFEST, commit, read_manifest, versions
 from data_prep.vocab import INFILLING, Vocab
@@ -33,7 +34,7 @@ NAMES = {
 
 def write_card(out: Path, card: str) -> None:
     """Write a card, as `render_card` makes it, into the model directory `out`."""
-    write_bytes(out / CARD, card.encode())
+    write_bytes(out / CARD, card.encode("utf-8", "backslashreplace"))
 
 
 def render_card(
@@ -113,7 +114,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"share": share, "span": span, "measured_on": measured_on}
+    found.filters |= {"share": share, "span": span, "measured_on": measured_on, "plain": markdown}
     return found
 
 

@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from conf import UserError
 from conf.errors import in_one_line
 from conf.files import read_json
-from conf.stage import fingerprint_file
+from conf.fingerprint import fingerprint_file
 from data_prep.vocab import load_tokenizer
 from train.export.trained import Trained
 from train.model.families import skeleton

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from conf.typed import PATH
 from train.config import DataConfig
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -12,15 +13,16 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 class ExportConfig:
     """python -m train.export: a checkpoint -> a model directory that others can serve."""
 
-    checkpoint: str  # a finished folder of training
-    out: str  # the model directory to write
+    checkpoint: str = field(metadata=PATH)  # a finished folder of training
+    out: str = field(metadata=PATH)  # the model directory to write
     data: DataConfig = field(default_factory=DataConfig)  # where the shards are now, if not where they were
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
     shard_size: str = "5GB"  # largest file of weights: digits and KB, MB, GB or TB, powers of 1000
     verify: bool = True  # read the result back: weights, logits and held-out acceptance must be the training's
     verify_sequences: int | None = None  # to measure acceptance on; by default what a few minutes allow
-    report: str | None = None  # infer.report's folder of the finished `out`: its figures go into the model card
+    # infer.report's folder of the finished `out`: its figures go into the model card
+    report: str | None = field(default=None, metadata=PATH)
     push: str | None = None  # upload the finished `out` to the hub as ORG/NAME
     private: bool = True  # on the hub, those alone see it who may
 

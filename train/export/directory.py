@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conf.characters import print_line
 from conf.stage import staged, write_manifest
 from train.export.bundle import write_custom_generate
 from train.export.card import render_card, write_card
@@ -31,8 +32,8 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
         step = trained.checkpoint.step
         write_card(out, render_card(out, trained.manifest, step=step, verified=told, push=config.push))
         write_manifest(out, "model", made, parameters=parameters, step=step, verified=told)
-    print(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
-    print(f"export: {describe(verified) if verified else 'not verified'}")
+    print_line(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
+    print_line(f"export: {describe(verified) if verified else 'not verified'}")
 
 
 def export(

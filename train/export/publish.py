@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.characters import print_line
 from conf.stage import read_manifest
 from train.export.card import CARD, PLACE, named, render_card, write_card
 from train.export.config import ExportConfig
@@ -40,9 +41,9 @@ def publish(config: ExportConfig, manifest: dict[str, Any]) -> None:
         write_card(
             out, render_card(out, manifest, **_exported(out, manifest), report=config.report, push=config.push)
         )
-        print(f"export: wrote {out / CARD} with {told}")
+        print_line(f"export: wrote {out / CARD} with {told}")
     if config.push:
-        print(f"export: pushed to {push(out, config.push, private=config.private)}")
+        print_line(f"export: pushed to {push(out, config.push, private=config.private)}")
 
 
 def _is_of_another(out: Path, manifest: dict[str, Any], repo: str) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.fingerprint import fingerprint
 from conf.sealed import read_result
-from conf.stage import fingerprint, read_manifest
+from conf.stage import read_manifest
 
 SCHEMA = 2
 KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")  # of a row of speed

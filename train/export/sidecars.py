@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
 from conf.files import read_json, write_json
-from conf.stage import fingerprint
+from conf.fingerprint import fingerprint
 from data_prep.vocab import FILES, INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
+from conf.errors import TOKENIZING
 from conf.files import write_bytes, write_json
 from data_prep.vocab import Vocab, load_tokenizer
 
@@ -30,7 +31,9 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     pieces = {id: piece for id in sorted(ids) if (piece := tokenizer.id_to_token(id)) is not None}
     write_json(described, tokenizer_config(config, vocab, pieces))
     value["added_tokens"] = marked(value["added_tokens"], pieces)
-    if tokenizer.encode("").ids != [vocab.bos]:
+    with TOKENIZING:
+        opening = tokenizer.encode("").ids
+    if opening != [vocab.bos]:
         value["post_processor"] = _opening(tokenizer, vocab.bos)
     write_bytes(file, json.dumps(value, ensure_ascii=False).encode())  # one line: merges are many
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from conf import UserError
-from conf.stage import fingerprint, read_manifest
+from conf.characters import print_line
+from conf.fingerprint import fingerprint
+from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import LoraSettings, ObjectiveConfig
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
@@ -122,5 +124,5 @@ def open_trained(folder: str) -> Trained:
     if found is None:
         raise UserError(f"checkpoint={folder}: wanted a folder with checkpoints, found none")
     for path, why in broken.items():
-        print(f"export: {path} is broken ({why}): {found.name} is taken")
+        print_line(f"export: {path} is broken ({why}): {found.name} is taken")
     return Trained(Path(folder), manifest, found)

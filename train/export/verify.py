@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from conf import UserError
+from conf.characters import print_line
 from data_prep.shards import Shards
 from train.export.acceptance import CHUNK, announce, check_acceptance, count_sequences, measure
 from train.export.models import OnDisk, read_model, resident, trained_model
@@ -88,7 +89,7 @@ def _verify(
     gate = Gate(lm) if trained.lora.gated else None
     module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
     count, every = count_sequences(trained, shards, sequences, device)
-    print(f"export: {announce(trained, shards, count=count, every=every, device=device)}", flush=True)
+    print_line(f"export: {announce(trained, shards, count=count, every=every, device=device)}")
     with resident(lm):
         measured = measure(module, trained, shards, count=count, device=device)
     check_acceptance(measured, trained.validation, every=every)

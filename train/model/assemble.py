@@ -15,6 +15,7 @@ from data_prep.vocab import TOKENIZER, Vocab
 from train.config import TrainConfig
 from train.data import adaptive_ids
 from train.engine import partitions
+from train.engine.ranks import every_ranks
 from train.model.lm import AdaptiveLM
 from train.model.lora import Gate, adapt
 from train.model.pretrained import load_model
@@ -24,7 +25,14 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     """The module for the engine, and the parameters of the model itself. Called by every rank."""
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     with partitions.loading(config):
-        lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=config.seed, whole=partitions.whole)
+        lm = load_model(
+            config.model,
+            vocab=vocab,
+            dtype=dtype,
+            seed=config.seed,
+            whole=partitions.whole,
+            every_rank=every_ranks,
+        )
     parameters = partitions.count_parameters(lm)
     if config.lora.rank:
         with partitions.whole(lm.get_input_embeddings(), lm.get_output_embeddings()):

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
+from conf.errors import in_one_line
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ModelConfig
 from train.objective.attention import register
@@ -73,11 +74,18 @@ def _of_shape(shape: dict[str, Any]) -> PretrainedConfig:
 
 
 def load_model(
-    config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int, whole: Whole = contextlib.nullcontext
+    config: ModelConfig,
+    *,
+    vocab: Vocab,
+    dtype: torch.dtype,
+    seed: int,
+    whole: Whole = contextlib.nullcontext,
+    every_rank: Callable[[str], list[str]] = lambda failure: [failure],
 ) -> PreTrainedModel:
-    """The model with its weights, for training; `whole` is needed where ZeRO 3 divides them as they come.
+    """The model with its weights, for training; `whole` and `every_rank`, which gathers a value of each rank,
+    are needed where ZeRO 3 divides them as they come.
 
-    Raises UserError as `model_config` does.
+    Raises UserError as `model_config` does, and for a directory that lacks weights of the model.
     """
     found = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
@@ -88,12 +96,10 @@ def load_model(
         for parameter in lm.parameters():  # not the buffers, whose rotary frequencies need float32
             parameter.data = parameter.data.to(dtype)
     else:
-        try:
-            lm = AutoModelForCausalLM.from_pretrained(
-                config.path, dtype=dtype, attn_implementation=attention, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(f"model.path={config.path}: wanted a causal model, found {_line(error)}") from error
+        lm, failure = _read_model(config.path, dtype=dtype, attention=attention)
+        # Under ZeRO 3 rank 0 alone compares sizes: the others would wait for it in the next collective.
+        for sentence in filter(None, every_rank(failure)):
+            raise UserError(f"model.path={config.path} {sentence}. Use a complete copy of the model.")
     _grow(lm, config, vocab, whole)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
@@ -102,6 +108,35 @@ def load_model(
         for layer in lm.get_decoder().layers:
             layer.compile(dynamic=True)
     return lm.train()
+
+
+def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
+    """Return the library's model, and the end of a sentence that says what is wrong with it, or ""."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report of missing weights is a table
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with both sizes
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the library meets first in files that are none of its own
+        return None, f"must be a causal model with weights, got {in_one_line(error)}"
+    finally:
+        logging.set_verbosity(verbosity)
+    lm, info = loaded
+    # The library would draw such weights at random.
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        return lm, f"must have {name} of size {tuple(expected)}, as config.json says, got {tuple(stored)}"
+    if missing := sorted(info["missing_keys"]):
+        return lm, f"must have every weight of the model, got none for {', '.join(missing[:3])}"
+    return lm, ""
 
 
 def _grow(lm: Any, config: ModelConfig, vocab: Vocab, whole: Whole) -> None:

@@ -1,9 +1,10 @@
 """The training log: one JSON object per step, in `log.jsonl`. Knows no metric."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from conf.files import write_bytes
 
 
 class StepLog:
@@ -12,9 +13,7 @@ class StepLog:
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         if path.is_file():
-            temporary = path.with_name(f".{path.name}")
-            temporary.write_text("".join(_lines(path, step)), encoding="utf-8")
-            os.replace(temporary, path)
+            write_bytes(path, "".join(_lines(path, step)).encode())
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of a step; steps count from 1."""

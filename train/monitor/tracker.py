@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conf.console import PlainConsole
+from conf.errors import visible
 from conf.stage import commit, versions
 from conf.tracker import TrackerConfig, keep_within
 
@@ -34,7 +35,7 @@ class Tracker:
         speaks: bool,
         run_id: str | None = None,
     ) -> None:
-        self._console = Console(quiet=not speaks)
+        self._console = PlainConsole(quiet=not speaks)
         self._run: Any = None
         self.run_id = run_id  # W&B's, so that a resumed run stays one run
         if speaks and config.mode != "disabled":
@@ -48,7 +49,7 @@ class Tracker:
         def begin(mode: Any) -> Any:
             return wandb.init(
                 project=config.project,
-                name=name,
+                name=visible(name),
                 id=run_id,
                 resume="allow" if run_id else None,
                 mode=mode,
@@ -76,7 +77,7 @@ class Tracker:
 
     def tell(self, sentence: str) -> None:
         """A line on the console."""
-        self._console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+        self._console.print(sentence, soft_wrap=True)
 
     def alarm(self, sentence: str) -> None:
         """A warning on the console, and to whoever W&B sends alerts."""

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig
 
 from conf import UserError
+from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
@@ -41,7 +41,7 @@ def print_plan(config: TrainConfig) -> None:
     table = Table(title="training plan", show_header=False)
     for name, value in plan(config).items():
         table.add_row(name, value)
-    Console().print(table)
+    PlainConsole().print(table)
 
 
 def plan(config: TrainConfig) -> dict[str, str]:

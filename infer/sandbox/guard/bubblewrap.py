@@ -13,29 +13,32 @@ from .job import BOX, PLAYERS, Job
 from .steward import Place, run_steps
 from .walls import DEVICES, ETC, SYSTEM, place_players
 
-OWN = 3  # bubblewrap outside and inside, and the steward
+OWN = 2  # bubblewrap outside, and the steward
 _GUARD = "/guard"
 _BEGIN = f"import sys; sys.path.append('{_GUARD}'); from guard.bubblewrap import enter; enter(*sys.argv[1:])"
 
 
-def start(job: Job, folder: str, pipes: dict[int, int], tell: int, tasks: int) -> None:
-    """Bubblewrap with the steward in it. Raises OSError for root: its programs would be root outside."""
+def command(job: Job, folder: str, pipes: dict[int, int], tell: int, tasks: int) -> list[str]:
+    """Return bubblewrap's words, with the steward in it. Raises OSError for root: its programs would be root
+    outside.
+    """
     if os.getuid() == 0:
         raise OSError("bubblewrap does not make another user of root")
     place_players(job, f"{folder}/players")
+    _copy_guard(f"{folder}/guard")
     _write(f"{folder}/job", job.text())
     place = json.dumps([{str(number): found for number, found in pipes.items()}, tell, tasks])
     words = [job.tool, *_walls(job, folder), "--", os.path.realpath(sys.executable), "-I", "-S", "-B"]
-    words += ["-c", _BEGIN, place]
-    if os.fork() == 0:
-        try:
-            for descriptor in {*pipes.values(), tell}:
-                os.set_inheritable(descriptor, True)
-            kernel.die_with_parent()
-            os.dup2(pipes[1], 2)
-            os.execve(words[0], words, {})
-        finally:
-            os._exit(127)
+    return [*words, "-c", _BEGIN, place]
+
+
+def _copy_guard(folder: str) -> None:
+    """Ours, without the name of the folder that it comes from: a program can read what is mounted."""
+    os.mkdir(folder)
+    for entry in os.scandir(os.path.dirname(os.path.abspath(__file__))):
+        if entry.name.endswith(".py"):
+            with open(entry.path, encoding="utf-8") as file:
+                _write(f"{folder}/{entry.name}", file.read())
 
 
 def _write(path: str, text: str) -> None:
@@ -45,7 +48,15 @@ def _write(path: str, text: str) -> None:
 
 def _walls(job: Job, folder: str) -> Iterator[str]:
     """Bubblewrap's arguments, in the order in which it acts on them."""
-    yield from ("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
+    yield from (
+        "--unshare-all",
+        "--as-pid-1",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--hostname",
+        "sandbox",
+    )
     trees = {*map(os.path.realpath, (sys.base_prefix, sys.base_exec_prefix)), *job.trees}
     own = sorted(tree for tree in trees if not tree.startswith("/usr/"))
     for path in (*SYSTEM, *(f"/etc/{name}" for name in (*ETC, *_java())), *own):
@@ -57,9 +68,9 @@ def _walls(job: Job, folder: str) -> Iterator[str]:
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
     yield from ("--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc")
     yield from ("--ro-bind", f"{folder}/players", PLAYERS, "--ro-bind", f"{folder}/job", f"{_GUARD}/job")
-    yield from ("--ro-bind", os.path.dirname(os.path.abspath(__file__)), f"{_GUARD}/guard")
+    yield from ("--ro-bind", f"{folder}/guard", f"{_GUARD}/guard")
     yield from ("--size", str(job.limits.folder_bytes), "--tmpfs", BOX, "--symlink", BOX, "/tmp")
-    yield from ("--remount-ro", "/", "--chdir", BOX)
+    yield from ("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", BOX)
 
 
 def _java() -> list[str]:
@@ -71,6 +82,7 @@ def enter(text: str) -> None:
     pipes, tell, tasks = json.loads(text)
     with open(f"{_GUARD}/job", encoding="utf-8") as file:
         job = Job.read(file.read())
+    kernel.clear_command_line()
     kernel.hide()
     kernel.adopt_orphans()
     named = {int(number): found for number, found in pipes.items()}

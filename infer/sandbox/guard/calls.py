@@ -1,12 +1,14 @@
 """System calls that a program under judgement has no use for, refused by a filter in the kernel (seccomp).
 
-They are doors out of what the walls hold: memory that belongs to no process and is not counted (memfd,
-System V), other processes, sockets, new namespaces with rights of their own, and parts of the kernel that
-bugs are found in. Everything else is allowed: the walls, not the filter, are what confines.
+They are doors out of what the walls and limits hold: memory that belongs to no process and is not counted
+(memfd, System V, shared anonymous mappings, pages kept in pipes), other processes, sockets, new namespaces with
+rights of their own, and parts of the kernel that bugs are found in. Everything else is allowed: the walls, not
+the filter, are what confines.
 """
 
 import errno
 import struct
+from typing import NamedTuple
 
 from . import kernel
 
@@ -41,18 +43,53 @@ _REFUSED = {  # call: its number on x86_64, on aarch64
     "fsopen": (430, 430),
     "mount_setattr": (442, 442),
 }
-_SIGNALS = {  # refused where no namespace keeps other processes out of reach
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-}
-_CLONE, _CLONE3, _X32 = (56, 220), 435, 0x40000000
-
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_CLONE3, _X32 = 435, 0x40000000
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+_ALL_BITS = 0xFFFFFFFF
+
+
+def _low(argument: int) -> int:
+    """The place of an argument's low half in what a filter reads."""
+    return 16 + 8 * argument
+
+
+class _Rule(NamedTuple):
+    """The answer to a call where every condition (place, mask, value) holds: bits & mask == value."""
+
+    numbers: tuple[int, int]  # on x86_64, on aarch64
+    answer: int
+    conditions: tuple[tuple[int, int, int], ...] = ()
+
+
+_PERM, _INVAL, _SUCCESS = _REFUSE | errno.EPERM, _REFUSE | errno.EINVAL, _REFUSE | 0
+_MMAP, _PRLIMIT, _FCNTL = (9, 222), (302, 261), (72, 25)
+_SHARED_ANONYMOUS, _HUGETLB, _SOL_SOCKET, _SO_SNDBUF = 0x21, 0x40000, 1, 7
+_RULES = (  # the first that fits decides
+    _Rule((56, 220), _PERM, ((_low(0), kernel.NEWUSER, kernel.NEWUSER),)),  # clone
+    # Shared anonymous memory lives on when the process no longer shows it; huge pages never show.
+    _Rule(_MMAP, _PERM, ((_low(3), _SHARED_ANONYMOUS, _SHARED_ANONYMOUS),)),
+    _Rule(_MMAP, _PERM, ((_low(3), _HUGETLB, _HUGETLB),)),
+    # A page in a pipe or socket may keep a huge page alive. Libraries copy where these are refused with EINVAL.
+    _Rule((278, 75), _INVAL),  # vmsplice
+    _Rule((275, 76), _INVAL),  # splice
+    _Rule((276, 77), _INVAL),  # tee
+    _Rule((40, 71), _INVAL),  # sendfile
+    # The buffers of sockets keep their first size: the guard counts sockets, not bytes.
+    _Rule((54, 208), _SUCCESS, ((_low(1), _ALL_BITS, _SOL_SOCKET), (_low(2), _ALL_BITS, _SO_SNDBUF))),
+    # Limits of other processes: a limit of 0 seconds kills.
+    _Rule(_PRLIMIT, _ALLOW, ((_low(0), _ALL_BITS, 0),)),
+    _Rule(_PRLIMIT, _PERM),
+)
+_SIGNALS = (  # ways to signal, refused where no namespace keeps other processes out of reach
+    _Rule((62, 129), _PERM),  # kill
+    _Rule((200, 130), _PERM),  # tkill
+    _Rule((234, 131), _PERM),  # tgkill
+    _Rule((129, 138), _PERM),  # rt_sigqueueinfo
+    _Rule((297, 240), _PERM),  # rt_tgsigqueueinfo
+    _Rule((424, 424), _PERM),  # pidfd_send_signal
+    *(_Rule(_FCNTL, _PERM, ((_low(1), _ALL_BITS, command),)) for command in (8, 10, 15)),  # F_SETOWN, F_SETSIG
+)
 
 
 def filter_code(*, signals: bool) -> bytes:
@@ -62,7 +99,7 @@ def filter_code(*, signals: bool) -> bytes:
     """
     machine = kernel.machine()
     column = ("x86_64", "aarch64").index(machine)
-    calls = _REFUSED if signals else _REFUSED | _SIGNALS
+    rules = [*(_Rule(numbers, _PERM) for numbers in _REFUSED.values()), *_RULES, *(() if signals else _SIGNALS)]
     code = [
         (_LOAD, 0, 0, 4),  # the calling convention: the numbers below mean nothing in another
         (_EQUAL, 1, 0, _AUDIT[machine]),
@@ -74,13 +111,18 @@ def filter_code(*, signals: bool) -> bytes:
         (_EQUAL, 0, 1, _CLONE3),
         (_RETURN, 0, 0, _REFUSE | errno.ENOSYS),
     ]
-    for numbers in calls.values():
-        code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE | errno.EPERM)]
-    code += [
-        (_EQUAL, 0, 3, _CLONE[column]),
-        (_LOAD, 0, 0, 16),  # its flags: the low half of the first argument
-        (_ANY_BIT, 0, 1, kernel.NEWUSER),
-        (_RETURN, 0, 0, _REFUSE | errno.EPERM),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+    for rule in rules:
+        code += _block(rule, column)
+    code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in code)
+
+
+def _block(rule: _Rule, column: int) -> list[tuple[int, int, int, int]]:
+    """The instructions of one rule: from the call's number to its answer, or past it with the number again."""
+    left = 3 * len(rule.conditions)  # instructions up to the answer
+    code = [(_EQUAL, 0, left + 1 + bool(left), rule.numbers[column])]
+    for place, mask, value in rule.conditions:
+        left -= 3
+        code += [(_LOAD, 0, 0, place), (_AND, 0, 0, mask), (_EQUAL, 0, left + 1, value)]
+    code.append((_RETURN, 0, 0, rule.answer))
+    return [*code, (_LOAD, 0, 0, 0)] if rule.conditions else code

@@ -44,6 +44,7 @@ class Job(NamedTuple):
     channel: tuple[int, int] | None = None  # descriptors that become 3 (to read) and 4 (to write)
     word: bool = False  # whether what is written to descriptor 5 is wanted
     tool: str = ""  # bubblewrap's program
+    cgroup: str = ""  # below which the room gets a memory cgroup; without it the guard counts memory
 
     def text(self) -> str:
         """As one line."""

@@ -12,18 +12,30 @@ import sys
 import time
 from typing import Any
 
-from . import kernel, rooms, walls
-from .job import Job, Report
-from .watch import descendants, end_all, usage
+from . import cgroup, kernel, rooms, walls
+from .job import BOX, Job, Report
+from .watch import (
+    FolderUsage,
+    ProcessorTime,
+    descendants,
+    end_all,
+    folder_usage,
+    look,
+    memory,
+    socket_memory,
+    tree_usage,
+)
 
-TICK = 0.02  # seconds between two looks
+TICK = 0.02  # seconds between two looks, on average: a program must not foresee them
 LONG_TICK = 0.2  # between two looks at files
 BUILDING = 60.0  # seconds that a room may take to be built
+OUT_OF_MEMORY = "out of memory"
 _CHUNK = 1 << 16
 
 
 def main() -> None:
     """Serve one job."""
+    kernel.clear_command_line()
     kernel.adopt_orphans()
     job = Job.read(os.fdopen(0, "rb", buffering=0, closefd=False).readline().decode())
     try:
@@ -43,7 +55,8 @@ class Guard:
         self._open = [*self._heard, 0]
         self._opened = time.monotonic()
         self._begun: float | None = None
-        self._looked = 0.0
+        self._next_look, self._time = 0.0, ProcessorTime()
+        self._looked, self._files = 0.0, FolderUsage()
 
     def watch(self) -> Report:
         """Until it has ended, or had too much of something, or is not wanted any more.
@@ -52,13 +65,20 @@ class Guard:
         """
         ended = ""
         while not ended:
-            ready = self._take(TICK)
+            ready = self._take(max(0.0, self._next_look - time.monotonic()))
             if self._room.told not in self._open:
                 ended = "exited"
-            else:
-                ended = "stopped" if 0 in ready else self._excess()
+            elif 0 in ready:
+                ended = self._excess(last=True) or "stopped"
+            elif time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + 2 * TICK * int.from_bytes(os.urandom(2)) / 0xFFFF
+                ended = self._excess()
+            elif self._flooded():
+                ended = "too much output"
         seconds = time.monotonic() - (self._begun or self._opened)
         end_all()
+        if self._room.cgroup and cgroup.ran_out_of_memory(self._room.cgroup):
+            ended = OUT_OF_MEMORY
         self._open = [descriptor for descriptor in self._open if descriptor]
         while self._take(0.0) and not self._flooded():
             continue  # what was written before the end
@@ -80,39 +100,43 @@ class Guard:
     def _flooded(self) -> bool:
         return max(len(heard) for heard in self._heard.values()) > self._job.limits.output_bytes
 
-    def _excess(self) -> str:
-        """What there is too much of, in words; nothing if there is not."""
+    def _excess(self, *, last: bool = False) -> str:
+        """What there is too much of, in words; nothing if there is not. The last look leaves nothing out."""
         now, limits = time.monotonic(), self._job.limits
         if self._begun is None:
             if now - self._opened > BUILDING:
                 raise OSError(f"the room was not ready after {BUILDING:g} s")
             return ""
-        used = usage(descendants(os.getpid()))
-        if used.tasks - self._room.own >= limits.processes:
+        pids = descendants(os.getpid())
+        processes = look(pids)
+        cpu_seconds = self._time.add(processes, now)
+        if sum(process.tasks for process in processes) - self._room.own >= limits.processes:
             return "too many processes"
         if now - self._begun > limits.wall_seconds:
             return f"timed out after {limits.wall_seconds:g} s"
-        if used.cpu_seconds > limits.cpu_seconds:
+        if cpu_seconds > limits.cpu_seconds:
             return f"timed out after {limits.cpu_seconds:g} s of computing"
-        if used.memory_bytes > limits.memory_bytes:
-            return "out of memory"
-        if self._flooded():
-            return "too much output"
-        return self._too_full(now)
-
-    def _too_full(self, now: float) -> str:
-        if self._room.folder is None or now - self._looked < LONG_TICK:
-            return ""
-        self._looked, size, count = now, 0, 0
-        for root, folders, files in os.walk(self._room.folder):
-            for name in (*folders, *files):
-                try:
-                    size += os.lstat(f"{root}/{name}").st_blocks * 512
-                except FileNotFoundError:
-                    continue
-                count += 1
-        full = size > self._job.limits.folder_bytes or count > walls.FOLDER_FILES
+        if last or now - self._looked > LONG_TICK:
+            self._looked, self._files = now, self._count_files(pids)
+        if self._out_of_memory(pids):
+            return OUT_OF_MEMORY
+        full = self._files.size_bytes > limits.folder_bytes or self._files.files > walls.FOLDER_FILES
         return "too much on disk" if full else ""
+
+    def _count_files(self, pids: list[int]) -> FolderUsage:
+        if self._room.folder is None:
+            return folder_usage(reversed(pids), BOX)
+        return tree_usage(self._room.folder)
+
+    def _out_of_memory(self, pids: list[int]) -> bool:
+        if self._room.cgroup:
+            return cgroup.ran_out_of_memory(self._room.cgroup)
+        used = memory(pids)
+        if (
+            self._job.level != "limits" and len(pids) >= self._room.own
+        ):  # with a network and a memory file system
+            used += socket_memory(pids[self._room.own - 1]) + self._files.size_bytes
+        return used > self._job.limits.memory_bytes
 
     def _report(self, ended: str, seconds: float) -> Report:
         facts: dict[str, Any] = {}

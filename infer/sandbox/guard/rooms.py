@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from . import bubblewrap, kernel, walls
+from . import bubblewrap, cgroup, kernel, walls
 from .job import NOBODY, PLAYERS, Job
 from .steward import Place, run_steps
 from .watch import end_all, tasks_of_user
@@ -27,6 +27,7 @@ class Room(NamedTuple):
     told: int  # and what the steward says
     own: int  # processes in it that are ours
     folder: str | None  # the working directory, where nothing else limits its size
+    cgroup: str  # where the kernel limits its memory; empty where the guard counts
 
 
 @contextmanager
@@ -43,28 +44,36 @@ def opened(job: Job) -> Iterator[Room]:
     if job.word:
         pipes |= {5: word[1]}
     folder = _folder() if job.level != "namespaces" else None
+    group = ""
     try:
+        if job.cgroup:
+            group = cgroup.create(job.cgroup, job.limits.memory_bytes)
         if folder is None:
-            _start_in_namespaces(job, pipes, told[1])
+            _start_in_namespaces(job, group, pipes, told[1])
         elif job.level == "bubblewrap":
-            bubblewrap.start(job, folder, pipes, told[1], _tasks(job))
+            _start_in_bubblewrap(job, group, folder, pipes, told[1])
         else:
-            _start_with_limits(job, folder, pipes, told[1])
+            _start_with_limits(job, group, folder, pipes, told[1])
         for descriptor in {*pipes.values(), word[1], told[1]}:
             os.close(descriptor)
-        yield Room(output[0], word[0], told[0], _OWN[job.level], _box(job, folder))
+        yield Room(output[0], word[0], told[0], _OWN[job.level], _box(job, folder), group)
     finally:
         end_all()
+        if group:
+            cgroup.remove(group)
         if folder:
             _remove(folder)
 
 
-def _child(main: Callable[[], None], tell: int) -> int:
-    """A process that does `main` and ends; what goes wrong is told. Its number is returned."""
+def _child(main: Callable[[], None], tell: int, group: str = "") -> int:
+    """A process that does `main` in a cgroup and ends; what goes wrong is told. Its number is returned."""
     pid = os.fork()
     if pid:
         return pid
     try:
+        kernel.be_ended_first()
+        if group:
+            cgroup.enter(group)
         main()
     except BaseException as error:
         os.write(tell, json.dumps({"trouble": str(error)}).encode() + b"\n")
@@ -72,7 +81,7 @@ def _child(main: Callable[[], None], tell: int) -> int:
         os._exit(0)
 
 
-def _start_in_namespaces(job: Job, pipes: dict[int, int], tell: int) -> None:
+def _start_in_namespaces(job: Job, group: str, pipes: dict[int, int], tell: int) -> None:
     """A process leaves the machine's namespaces and makes another, the first of its own: the steward."""
     parted, go = os.pipe(), os.pipe()
 
@@ -93,7 +102,7 @@ def _start_in_namespaces(job: Job, pipes: dict[int, int], tell: int) -> None:
         walls.build(job)
         run_steps(job, Place(walls.BOX, PLAYERS, pipes, tell, _tasks(job)))
 
-    first = _child(leave, tell)
+    first = _child(leave, tell, group)
     os.close(parted[1])
     if os.read(parted[0], 1):
         walls.map_users(first)
@@ -114,7 +123,21 @@ def _tasks(job: Job) -> int:
     return tasks_of_user(walls.program_user()) + BESIDE * job.limits.processes
 
 
-def _start_with_limits(job: Job, folder: str, pipes: dict[int, int], tell: int) -> None:
+def _start_in_bubblewrap(job: Job, group: str, folder: str, pipes: dict[int, int], tell: int) -> None:
+    words = bubblewrap.command(job, folder, pipes, tell, _tasks(job))
+
+    def become() -> None:
+        for descriptor in {*pipes.values(), tell}:
+            os.set_inheritable(descriptor, True)
+        kernel.die_with_parent()
+        for number in (0, 1, 2):  # not the guard's own, which carry the report
+            os.dup2(pipes[number], number)
+        os.execve(words[0], words, {})
+
+    _child(become, tell, group)
+
+
+def _start_with_limits(job: Job, group: str, folder: str, pipes: dict[int, int], tell: int) -> None:
     tasks = _tasks(job)
     os.chmod(folder, 0o711)
     box, players = f"{folder}/box", f"{folder}/players"
@@ -129,7 +152,7 @@ def _start_with_limits(job: Job, folder: str, pipes: dict[int, int], tell: int) 
         kernel.adopt_orphans()
         run_steps(job, Place(box, players, pipes, tell, tasks))
 
-    _child(begin, tell)
+    _child(begin, tell, group)
 
 
 def _folder() -> str:
@@ -143,11 +166,6 @@ def _box(job: Job, folder: str | None) -> str | None:
 
 
 def _remove(folder: str) -> None:
-    """A folder with all that is in it, whatever rights its owner took from itself."""
-    import shutil  # slow, and seldom needed
-
-    for root, folders, _ in os.walk(folder):
-        for name in folders:
-            if not os.path.islink(f"{root}/{name}"):
-                os.chmod(f"{root}/{name}", 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    """A folder with all that is in it, whatever rights its owner took from itself and however deep it is."""
+    for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+        os.spawnvpe(os.P_WAIT, command[0], command, {"PATH": os.defpath})

@@ -3,8 +3,8 @@
     /            a small memory file system, read-only once built
     /usr /bin …  the system's, read-only, as are the trees of toolchains, where they are on the machine
     /etc         a few files that programs start with
-    /dev         null, zero, full, random, urandom
-    /proc        of the room's own processes, where the kernel lets us mount it
+    /dev         null, full, random, urandom; not zero, which gives memory that no process shows
+    /proc        of the room's own processes, where the kernel lets us mount it, read-only
     /box /tmp    empty, written to, of limited size
 
 No home, no other process, no network but a loopback that is down.
@@ -32,7 +32,7 @@ ETC = (
     "ldc2.conf",
     "racket",
 )
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")
 FOLDER_FILES = 16384
 _OLD = "/old"
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -49,9 +49,8 @@ _FLAGS = {
 
 def part_from_machine() -> None:
     """Leave the machine's namespaces; that of processes binds the children only."""
-    kernel.unshare(
-        kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
-    )
+    names = kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
+    kernel.unshare(kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | names)
 
 
 def map_users(pid: int) -> None:
@@ -96,7 +95,9 @@ def build(job: Job) -> None:
     _read_only()
     os.mkdir("/proc")
     with suppress(OSError):  # in a container whose /proc is masked; most programs do without
-        kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        flags = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC
+        kernel.mount("proc", "/proc", "proc", flags)
+        kernel.mount("none", "/proc", "none", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | flags)
     _box(job.limits.folder_bytes)
     kernel.unmount(_OLD)
     os.rmdir(_OLD)

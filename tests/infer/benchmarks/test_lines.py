@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from conf import UserError
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.config import Infill
@@ -24,3 +27,22 @@ def test_one_line_of_every_text_is_missing_and_the_same_one_each_time(tmp_path: 
         assert one.program("") is None
     assert wholes == [texts[0], texts[3]]
     assert missing[0] in ("b = 2", "c = 3") and missing[1] == "q"
+
+
+@pytest.mark.parametrize("field", ["content", "language"])
+def test_half_of_a_surrogate_pair_is_refused_with_its_row(tmp_path: Path, field: str) -> None:
+    """JSON can spell it: it was a traceback, of a language after everything had been measured."""
+    row = {"content": "a\nb\nc\n", "language": "py"}
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {field: "a\nb\n\ud800\n"}) + "\n")
+    with pytest.raises(UserError, match=rf"mine\.jsonl, line 2: '{field}' must be text that UTF-8 can hold"):
+        read_problems("mine", BenchmarkConfig(kind="lines", path=str(file)))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_an_archive_of_no_bytes_is_refused(tmp_path: Path, suffix: str) -> None:
+    """It was a file of no rows, which a folder of several benchmarks lost without a word."""
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"content": "a\nb\nc\n"}))
+    with pytest.raises(UserError, match=f"a.jsonl{suffix}: wanted .* found an archive of no bytes"):
+        read_problems("mine", BenchmarkConfig(kind="lines", path=str(tmp_path)))

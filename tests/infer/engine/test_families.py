@@ -13,7 +13,7 @@ from conf import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.budget import FixedBudget
 from infer.drafters.protocol import Drafter, Each
-from infer.engine.attention import NAME, band, library_attention, register
+from infer.engine.attention import band
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
@@ -95,13 +95,12 @@ PROMPTS = [[5, 17, 3, 88, 41, 22, 60, 9, 14, 77, 8, 2], [44, 6, 13], [30, 31, 32
 
 
 def tiny(kind: str, **settings: Any) -> PreTrainedModel:
-    register()
     torch.manual_seed(0)
     known = AutoConfig.for_model(kind).to_dict()
     config = AutoConfig.for_model(
         kind, **{k: v for k, v in {**SIZES, **settings}.items() if k in known or k in settings}
     )
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    lm = AutoModelForCausalLM.from_config(config)
     for parameter in lm.parameters():  # biases and norms begin as nothing
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -163,7 +162,7 @@ def test_in_bfloat16_every_token_is_the_librarys_or_a_near_tie(family: str) -> N
     new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=6, width=3))
     for static in (False, True):
         for prompt, text in zip(PROMPTS, texts(lm, requests, new, static)):
-            with library_attention(lm), torch.inference_mode():
+            with torch.inference_mode():
                 logits = lm(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].float()
             below = logits.amax(1) - logits.gather(1, torch.tensor(text)[:, None])[:, 0]
             assert (below <= TOLERANCE[2] * (logits.amax(1) - logits.amin(1))).all()
@@ -193,10 +192,9 @@ def texts(
 
 def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
     ids = torch.tensor([list(prompt)])
-    with library_attention(lm):
-        whole = lm.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, pad_token_id=1
-        )
+    whole = lm.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, pad_token_id=1
+    )
     return whole[0, len(prompt) :].tolist()
 
 

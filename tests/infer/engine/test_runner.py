@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.engine.attention import library_attention
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
@@ -29,8 +28,7 @@ def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
 
 def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
     """(V,) after the last token, by the library's own attention."""
-    with library_attention(lm):
-        return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
+    return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -140,7 +138,3 @@ def test_what_does_not_fit_is_refused(llama) -> None:
         Runner(llama, capacity=4, max_rows=1).prefill([list(range(9))])
     with pytest.raises(ValueError, match="2 prompts"):
         Runner(llama, capacity=4, max_rows=1).prefill([[1], [2]])
-    other = tiny_llama()
-    other.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="attn_implementation='tree'"):
-        Runner(other, capacity=4, max_rows=1)

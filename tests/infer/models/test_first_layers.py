@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
 from infer import DraftConfig, Model, load
-from infer.engine.attention import NAME
 from infer.engine.families import check_tree
 from infer.engine.gate import GatedLinear, ProbeGate
 from infer.engine.runner import Runner
@@ -35,7 +34,7 @@ def test_the_first_layers_are_a_model_of_as_many_layers(family: str) -> None:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
     config.num_hidden_layers = 1
-    wanted = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    wanted = AutoModelForCausalLM.from_config(config).eval()
     stored = lm.state_dict()
     wanted.load_state_dict({name: stored[name] for name in wanted.state_dict()})
     short = first_layers(lm, 1)

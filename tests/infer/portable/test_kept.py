@@ -57,7 +57,6 @@ def test_a_warmer_text_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) ->
         sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
         ours(prompt, max_new_tokens=3, **sampled)
     assert asked == [Sampling(0.2), Sampling(0.2, 0, 0.9)]
-    lm.set_attn_implementation("tree")
     kept = kept_for(lm)
     policies = [kept.policy(lm, 3, batch=1, capacity=7, sampling=Sampling(t, 0, p)) for t, p in shapes]
     assert len(set(map(id, policies))) == len(shapes) and len(asked) == 2
@@ -97,7 +96,6 @@ def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "infer.portable.kept.measure_costs", lambda *_, static, **more: asked.append(static) or costs
     )
-    lm.set_attn_implementation("tree")
 
     def static() -> bool | None:
         kept = kept_for(lm)

@@ -30,6 +30,26 @@ PROGRAMS = {
         "        time.sleep(60)\ntime.sleep(60)\n",
         "out of memory",
     ),
+    "seconds of children that nobody waits for": (
+        "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\ndef f(x):\n"
+        "    end = time.monotonic() + 3.5\n    while time.monotonic() < end:\n        for _ in range(4):\n"
+        "            if os.fork() == 0:\n                while time.process_time() < 0.5: pass\n"
+        "                os._exit(0)\n        try: os.wait()\n        except ChildProcessError: pass\n"
+        "    return 2\n",
+        "timed out after",
+    ),
+    # Its end once took the guard along: a RecursionError in a walk, and the evaluation ended in a traceback.
+    "a folder nested without end": (
+        "import os\ndef f(x):\n    for _ in range(3000):\n        os.mkdir('x')\n        os.chdir('x')\n"
+        "    return 1\n",
+        "failed: AssertionError|too much on disk",
+    ),
+    # A pipe can be told to signal whom its owner likes, with any signal: a kill that the filter did not refuse.
+    "our lives, by a pipe": (
+        "import fcntl, os\ndef f(x):\n    a, b = os.pipe()\n    try:\n        fcntl.fcntl(a, 8, os.getppid())\n"
+        "        return 2\n    except OSError:\n        return 1\n",
+        "failed: AssertionError",
+    ),
     "endless loop": ("while True: pass\n", "timed out after"),
     "a full disk": (
         "import time\nfor n in range(4): open(str(n), 'wb').write(b'x' * (2 << 20))\ntime.sleep(60)\n",

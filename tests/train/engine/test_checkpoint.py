@@ -5,7 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 
 from conf import UserError, settings
 from conf.files import write_json
-from conf.sealed import sealed
+from conf.sealed import sealed, unsealed
 from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.config import TrainConfig
@@ -74,6 +76,52 @@ def test_every_byte_counts(tmp_path: Path) -> None:
             read_checkpoint(path)
         (path / name).write_bytes(whole)
     read_checkpoint(path)
+
+
+ADDED: dict[str, Callable[[Path], Any]] = {
+    "without .pt": lambda folder: (folder / "mp_rank_99").touch(),
+    "in a subfolder": lambda folder: (folder / "x").mkdir(),
+    "a link": lambda folder: (folder / "x.pt").symlink_to(folder / "a.pt"),
+    "a pipe": lambda folder: os.mkfifo(folder / "x.pt"),
+    "a listed file as a link": lambda folder: (
+        (folder / "a.pt").rename(folder.parent / "a.pt"),
+        (folder / "a.pt").symlink_to(folder.parent / "a.pt"),
+    ),
+    "the list as a pipe": lambda folder: ((folder / DESCRIBED).unlink(), os.mkfifo(folder / DESCRIBED)),
+}
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str) -> None:
+    """DeepSpeed looks for files by patterns, in subfolders too: an added one was loaded, its pickle run."""
+    path = make(tmp_path, 1)
+    before = set(path.iterdir())
+    ADDED[added](path)
+    name = next((entry.name for entry in path.iterdir() if entry not in before), "")
+    with pytest.raises(UserError, match=f"must contain only the regular files that .* lists, got .*{name}"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"files": {"../a.pt": {"size": 1, "crc32": 1}}}, "list files by plain names"),
+        ({"files": {"a.pt": 7}}, "list files by plain names"),
+        ({"files": 7}, "list files by plain names"),
+        ({"step": 2}, "must describe step-000001, got step 2"),
+        ({"step": "1"}, "must describe step-000001, got step 1"),
+    ],
+)
+def test_a_list_that_no_save_wrote_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    """A list by anybody, with a sum that fits, named files anywhere, or the folder of another step to load."""
+    path = make(tmp_path, 1)
+    value = unsealed(path / DESCRIBED)
+    write_json(path / DESCRIBED, sealed(value | change))
+    if "files" in change:
+        for file in path.glob("*.pt"):
+            file.unlink()
+    with pytest.raises(BrokenFile, match=sentence):
+        read_checkpoint(path)
 
 
 def test_ranks_share_the_files(tmp_path: Path) -> None:

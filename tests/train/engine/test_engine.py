@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from unittest import mock
 
@@ -20,8 +21,11 @@ from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import partitions
+from train.engine.checkpoint import Checkpoint
 from train.engine.engine import Abandoned, Engine, start
+from train.engine.files import write_file
 from train.engine.settings import deepspeed_config, parameter_groups
+from train.engine.universal import to_universal
 from train.model.assemble import assemble, describe
 from train.model.lm import AdaptiveLM
 
@@ -139,6 +143,29 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
     assert engine.weight_norm() > 1
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_base_model_without_all_its_weights_is_refused(data_folder: Path, tmp_path: Path, stage: int) -> None:
+    """The library drew at random what a file lacks: training began from it, after a table of warnings."""
+    options = (f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
+    lm = Setup(data_folder, "deepspeed=zero0").module().lm
+    pretrained = ("model=pretrained", f"model.path={tmp_path}")
+    weights = {name: tensor.detach().clone() for name, tensor in lm.state_dict().items()}
+    name = "model.layers.0.mlp.up_proj.weight"
+    for changed, sentence in (
+        ({}, f"must have every weight of the model, got none for {name}"),
+        (
+            {name: weights[name][:-1]},
+            rf"(must have {name} of size \(48, 32\)|size mismatch for {name}).*\(?47, 32",
+        ),
+    ):
+        lm.save_pretrained(tmp_path, state_dict={n: w for n, w in weights.items() if n != name} | changed)
+        with pytest.raises(UserError, match=f"model.path={tmp_path} .*{sentence}"):
+            Setup(data_folder, *options, *pretrained).module()
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match=f"model.path={tmp_path} must be a causal model with weights"):
+        Setup(data_folder, *options, *pretrained).module()
+
+
 def test_writers_that_cannot_be_are_refused(data_folder: Path) -> None:
     setup = Setup(data_folder, "+deepspeed.checkpoint.writer.type=python")
     with pytest.raises(UserError, match=r"deepspeed\.checkpoint\.writer: wanted no such setting"):
@@ -170,14 +197,45 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
     setup = Setup(data_folder)
     engine = Engine(setup.module(), setup.config)
     (tmp_path / "step").mkdir()
-    engine.save(tmp_path, "step")
+    written, _ = engine.save(tmp_path, "step")
     file = next((tmp_path / "step").glob("*model_states.pt"))
     state = torch.load(file, weights_only=False)
     torch.save(state | {"lr_scheduler": Foreign()}, file)
     with pytest.raises(UserError, match="wanted tensors and plain values, found a pickle of posix.putenv"):
         engine.load(tmp_path, "step")
     with pytest.raises(UserError, match="wanted a file as DeepSpeed .* found .*putenv"):
-        partitions.to_universal(tmp_path / "step", tmp_path / "universal")
+        to_universal(tmp_path / "step", Checkpoint(1, 2, 0, {}, written), tmp_path / "universal")
+
+
+def test_the_converter_sees_the_listed_files_alone(data_folder: Path, tmp_path: Path) -> None:
+    """It loads every mp_rank_* file below its folder with weights_only=False: two of three ran their pickle."""
+    setup = Setup(data_folder, "deepspeed=zero1")
+    engine = Engine(setup.module(), setup.config)
+    written, _ = engine.save(tmp_path, "step")
+    (tmp_path / "step/x").mkdir()
+    for name in ("mp_rank_99", "x/mp_rank_99_model_states.pt", "mp_rank_98_model_states.pt"):
+        torch.save(Foreign(), tmp_path / "step" / name)
+    to_universal(tmp_path / "step", Checkpoint(1, 1, 1, {}, written), tmp_path / "universal")
+    models = {path.name for path in (tmp_path / "universal").rglob("mp_rank_*")}
+    assert models == {name for name in written if name.startswith("mp_rank_")}
+    assert list((tmp_path / "universal/zero").glob("*/fp32.pt"))
+
+
+def test_the_name_of_a_weight_is_no_path_for_the_converter(tmp_path: Path) -> None:
+    """The converter makes folders of these names: a checkpoint by anybody could write beside its own."""
+    tmp_path.joinpath("step").mkdir()
+    file = tmp_path / "step/mp_rank_00_model_states.pt"
+    written = write_file({"param_shapes": [{"../../elsewhere": torch.Size([1])}]}, file)
+    with pytest.raises(UserError, match=r"names of weights must not be paths, got \.\./\.\./elsewhere"):
+        to_universal(file.parent, Checkpoint(1, 1, 1, {}, {file.name: written}), tmp_path / "universal")
+
+
+def test_pytorch_loads_no_pickle_whatever_a_library_asks_for(tmp_path: Path) -> None:
+    """DeepSpeed reads a universal checkpoint with weights_only=False."""
+    torch.save({"a": Foreign()}, tmp_path / "x.pt")
+    with pytest.raises(UnpicklingError):
+        torch.load(tmp_path / "x.pt", weights_only=False)
+    assert "RAN" not in os.environ
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

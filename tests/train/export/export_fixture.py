@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
-from conf.stage import fingerprint_file, read_manifest
+from conf.fingerprint import fingerprint_file
+from conf.stage import read_manifest
 from data_prep.config import VocabConfig
 from data_prep.vocab import find_vocab, save_tokenizer, train_bpe
 

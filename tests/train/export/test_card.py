@@ -9,7 +9,8 @@ import torch
 from huggingface_hub import metadata_load
 
 from conf import UserError
-from conf.stage import fingerprint, write_manifest
+from conf.fingerprint import fingerprint
+from conf.stage import write_manifest
 from infer.report.write import write
 from tests.infer.report.report_fixture import quality, speed, write_parts
 from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training

@@ -1,0 +1,41 @@
+"""Text that others wrote, such as documents, file names and languages, made harmless for where it is printed.
+
+    pictures    a text of several lines: control characters as their pictures
+    label       a name in a plot, where matplotlib reads mathematics
+    markdown    a name in a model card
+
+A sentence or a name on a line of its own is `conf.errors.visible`. HTML is escaped by Jinja and html.escape; no
+markup is read by `conf.console`.
+"""
+
+import re
+import sys
+
+from conf.errors import visible
+
+REPLACEMENT = 0xFFFD
+# No text may steer a terminal: tab and line end are the only control characters that reach it. Halves of
+# surrogate pairs cannot be printed at all.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), REPLACEMENT)
+_PICTURES |= dict.fromkeys(range(0xD800, 0xE000), REPLACEMENT)
+
+
+def pictures(text: str) -> str:
+    """Return the text with its lines, and with a picture for every control character; each is one character."""
+    return text.translate(_PICTURES)
+
+
+def label(text: str) -> str:
+    """Return the text as matplotlib draws it letter by letter: a pair of dollars would be mathematics."""
+    return visible(text).replace("$", r"\$")
+
+
+def markdown(text: str) -> str:
+    """Return the text as Markdown shows it letter by letter, in a paragraph or a table's cell."""
+    return re.sub(r"([\\`*|<\[])", r"\\\1", visible(text))
+
+
+def print_line(sentence: str, *, error: bool = False) -> None:
+    """Print a sentence on a line of its own, to standard output or error."""
+    print(visible(sentence), file=sys.stderr if error else sys.stdout, flush=True)

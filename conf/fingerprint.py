@@ -1,0 +1,95 @@
+"""What identifies the input of a stage, wherever it lies and whenever it was copied: its content.
+
+    a file                  SHA-256 of it
+    files                   SHA-256 of their names, sizes and blocks
+    a model directory       its weights, configuration and tokenizer, as files: it may come from anywhere
+    a folder of a stage     its manifest, which has the checksums of the rest
+
+Files are read whole, in blocks, by all cores: about 1.7 GB/s for each core, if the disk keeps up. A model's
+weights are read next anyway. Sampled blocks or times would be cheaper, and wrong: a training of the rows of the
+adaptive tokens alone changes a millionth of a 7B model, and every `git clone` or `cp` changes all times.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+from conf.errors import UserError
+
+MANIFEST = "manifest.json"
+BLOCK = 2**24  # bytes that a thread hashes at once
+QUEUE = 2**10  # blocks that wait for a thread at once
+# What Transformers and infer read of a model directory. Not the card, which `train.export report=` writes anew.
+READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
+
+
+def fingerprint(folder: str | Path) -> str:
+    """Return what the next stage records of a model directory, or of a finished folder, as its input."""
+    path = Path(folder)
+    return fingerprint_model(path) if (path / "config.json").is_file() else fingerprint_file(path / MANIFEST)
+
+
+def fingerprint_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint_model(folder: Path) -> str:
+    """Return the fingerprint of what a model directory is loaded from, its adapter included.
+
+    The manifest is left out: an export made again, of the same weights, is the same model.
+    """
+    files = [path for place in (folder, folder / "adapter") for path in place.glob("[!.]*") if path.is_file()]
+    read = [path for path in files if path.suffix in READ and path.name != MANIFEST]
+    return fingerprint_files((path.relative_to(folder).as_posix(), path) for path in read)
+
+
+def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
+    """Return the SHA-256 of files, given as (name, path), whatever their order.
+
+    Raises UserError for a file that cannot be read.
+    """
+    total = hashlib.sha256()
+    blocks = _blocks(sorted(files))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        while batch := list(islice(blocks, QUEUE)):
+            for digest in pool.map(_digest, batch):
+                total.update(digest)
+    return total.hexdigest()
+
+
+def _blocks(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path, int]]:
+    """The blocks of each file, by name, path and start; an empty file has one too."""
+    for name, path in files:
+        for start in range(0, max(1, _size(path)), BLOCK):
+            yield name, path, start
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _digest(block: tuple[str, Path, int]) -> bytes:
+    """The SHA-256 of a block with its place."""
+    name, path, start = block
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            content = file.read(BLOCK)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    head = f"{start} {len(content)} {name}\n".encode("utf-8", "surrogateescape")
+    return hashlib.sha256(head + content).digest()
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} must be readable, got {error.strerror}. Repair or remove it, and run the command again"
+    )

@@ -1,0 +1,49 @@
+"""Names and texts that others wrote, at every place where they are printed."""
+
+import io
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from conf.characters import label, markdown, pictures, print_line
+from conf.console import PlainConsole
+
+NAMES = ["$x_$", "$\\frac$", "[/b]x", "[bold]x[/bold]", ":bug:", "\x1b]0;title\x07", "half \ud800", "a\nb"]
+ESCAPE = "\x1b"
+
+
+def printed(*what: object) -> str:
+    file = io.StringIO()
+    PlainConsole(file=file, width=200).print(*what)
+    return file.getvalue()
+
+
+def test_a_console_prints_names_letter_by_letter() -> None:
+    """A language called "[/b]x" ended a finished evaluation in rich's MarkupError, in every later run too."""
+    for name in NAMES:
+        table = Table(name, title=name)
+        table.add_row(name)
+        out = printed(name) + printed(table)
+        assert out.count(pictures(name).split("\n")[0]) >= 3
+        assert ESCAPE not in out and out.encode()
+
+
+def test_a_plot_draws_names_letter_by_letter() -> None:
+    """A language called "$x_$" was mathematics that matplotlib could not read."""
+    figure = Figure()
+    axis = figure.subplots()
+    for name in NAMES:
+        text = axis.set_title(label(name))
+        figure.savefig(io.BytesIO(), format="png")
+        shown, math = text._preprocess_math(text.get_text())
+        assert not math and shown == label(name).replace(r"\$", "$")
+
+
+def test_a_cell_of_a_card_holds_names_letter_by_letter() -> None:
+    assert markdown("a|b\n<script>`x`[y](z)\\") == r"a\|b\\n\<script>\`x\`\[y](z)\\"
+
+
+def test_a_sentence_is_one_line_without_commands(capsys) -> None:
+    """A file's name with an escape sequence set the terminal's title."""
+    print_line("a\x1b]0;title\x07\n\udcff")
+    assert capsys.readouterr().out == "a\\x1b]0;title\\x07\\n\\udcff\n"

@@ -1,0 +1,84 @@
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from conf import UserError
+from conf.fingerprint import BLOCK, fingerprint, fingerprint_files
+from conf.stage import write_manifest
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("card")
+    rows = np.arange(64, dtype=np.float32).reshape(8, 8)
+    save_file({"embed": rows, "head": rows}, folder / "model.safetensors")
+    save_file({"a": rows}, folder / "adapter" / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("manifest", [False, True])
+@pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
+def test_other_weights_are_another_model(model: Path, manifest: bool, name: str) -> None:
+    """A model without a manifest was known by its path, one with a manifest by that alone: with other weights
+    in the files, of the same size and time, the result of the old ones was called finished.
+    """
+    if manifest:
+        write_manifest(model, "model", {})
+    before, times = fingerprint(model), os.stat(model / name)
+    weights = load_file(model / name)
+    first = next(iter(weights))
+    weights[first][3] = 0  # a row, as a training of adaptive tokens alone changes it
+    save_file(weights, model / name)
+    os.utime(model / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert os.stat(model / name).st_size == times.st_size
+    assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_another_configuration_or_tokenizer_is_another_model(model: Path, name: str) -> None:
+    before = fingerprint(model)
+    (model / name).write_text("[]")
+    assert fingerprint(model) != before
+
+
+def test_a_copy_is_the_same_model(model: Path, tmp_path: Path) -> None:
+    """Its files have other times; a new card, or the manifest of an export made again, is no other model."""
+    shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)
+    (tmp_path / "copy" / "README.md").write_text("another card")
+    write_manifest(tmp_path / "copy", "model", {})
+    assert fingerprint(tmp_path / "copy") == fingerprint(model)
+
+
+def test_linked_files_count_by_their_content(model: Path, tmp_path: Path) -> None:
+    """The hub's cache holds links."""
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in model.iterdir():
+        (linked / path.name).symlink_to(path)
+    assert fingerprint(linked) == fingerprint(model)
+
+
+def test_files_count_by_name_and_every_block(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(2 * BLOCK + 1))
+    whole = fingerprint_files([("a", path)])
+    assert whole == fingerprint_files([("a", path)]) != fingerprint_files([("b", path)])
+    with open(path, "r+b") as file:
+        file.seek(2 * BLOCK)
+        file.write(b"x")
+    assert fingerprint_files([("a", path)]) != whole
+    (tmp_path / "empty").write_bytes(b"")
+    assert fingerprint_files([("empty", tmp_path / "empty")]) != fingerprint_files([])
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent must be readable, got No such file or directory\. Repair"):
+        fingerprint_files([("absent", tmp_path / "absent")])

@@ -1,0 +1,105 @@
+"""Standard output that is full, closed or without a reader, of every command: all go through `run`."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import TextIOWrapper
+from pathlib import Path
+
+import pytest
+
+from conf import run
+from docs.reference import ENTRIES
+from infer.report.config import ReportConfig
+from tests.told import error
+
+
+@pytest.fixture
+def full() -> Iterator[TextIOWrapper]:
+    with open("/dev/full", "w") as stream:
+        yield stream
+
+
+@pytest.fixture
+def unread() -> Iterator[TextIOWrapper]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        yield stream
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_full_output_is_told_as_what_it_is(
+    entry: str, full: TextIOWrapper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`> /dev/full` was told as "out=runs/demo/data: No space left on device", or not at all with code 120."""
+    monkeypatch.setattr(sys, "argv", [entry, "--help"])
+    monkeypatch.setattr(sys, "stdout", full)
+    with pytest.raises(SystemExit) as end:
+        run(entry, ENTRIES[entry], lambda config: None)
+    assert end.value.code == 2
+    assert error(capsys.readouterr().err) == "standard output: No space left on device"
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_output_that_nobody_reads_ends_the_command_quietly(
+    entry: str, unread: TextIOWrapper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`| head -1` was a traceback of BrokenPipeError."""
+    monkeypatch.setattr(sys, "argv", [entry, "--help"])
+    monkeypatch.setattr(sys, "stdout", unread)
+    with pytest.raises(SystemExit) as end:
+        run(entry, ENTRIES[entry], lambda config: None)
+    assert end.value.code == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_result_that_cannot_be_written_is_still_told_by_its_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", "out=there"])
+
+    def fill(config: ReportConfig) -> None:
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    with pytest.raises(SystemExit):
+        run("report", ReportConfig, fill)
+    assert error(capsys.readouterr().err) == "out=there: No space left on device"
+
+
+PRINT = """
+import sys
+from conf import run
+from infer.report.config import ReportConfig
+
+def main(config):
+    with open(sys.argv[1].removeprefix("out="), "w") as file:  # as a result that is open while others print
+        subprocess.run(["echo", "stray"])
+        print("a line")
+        file.write("result")
+
+import subprocess
+run("report", ReportConfig, main)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize("how", ["> /dev/full", ">&-", "<&- >&- 2>&-", "| true"])
+def test_of_a_process_too(how: str, unbuffered: bool, tmp_path: Path) -> None:
+    """With a closed output the result's file had its descriptor, and what another program printed was in it."""
+    out = tmp_path / "out"
+    command = (
+        f'"{sys.executable}" {"-u" if unbuffered else ""} -c "$PRINT" out={out} {how}; exit ${{PIPESTATUS[0]}}'
+    )
+    end = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "PRINT": PRINT}, capture_output=True, text=True
+    )
+    if how == "> /dev/full":
+        assert end.returncode == 2
+        assert "error: standard output: No space left on device" in end.stderr
+    elif how != "| true":  # which may end before or after the print
+        assert end.returncode == 0 and end.stderr == ""
+        assert out.read_text() == "result"
+    assert "Traceback" not in end.stderr and "Exception ignored" not in end.stderr

@@ -1,0 +1,103 @@
+"""A view computes with the model's own weights and changes nothing of the model."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+from transformers import PreTrainedModel
+
+from infer.engine.families import check_tree
+from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.target import windows
+from infer.engine.view import view_of
+from tests.infer.engine.test_families import FAMILIES, tiny
+
+IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
+
+
+def attributes_of(lm: PreTrainedModel) -> list[dict[str, Any]]:
+    """Every module's attributes, and a copy of what is in its dictionaries."""
+    return [
+        {name: dict(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
+        for module in lm.modules()
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_view_computes_the_same_and_leaves_the_model_alone(family: str) -> None:
+    """A decoder changed the attention of a model that other threads computed with."""
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    before, said = attributes_of(lm), lm.config.to_dict()
+    logits = lm(IDS).logits
+    check_tree(lm)
+    view = view_of(lm)
+    if not any(windows(lm.config).values()):
+        torch.testing.assert_close(view(IDS).logits, logits, rtol=1e-4, atol=1e-4)
+    assert attributes_of(lm) == before and lm.config.to_dict() == said
+    assert view.config._attn_implementation == "tree" != lm.config._attn_implementation
+    for tensors in (nn.Module.parameters, nn.Module.buffers):
+        assert all(mine is theirs for mine, theirs in zip(tensors(view), tensors(lm), strict=True))
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lm: lm.double(),
+        lambda lm: lm.load_state_dict({name: 2 * value for name, value in lm.state_dict().items()}),
+        lambda lm: setattr(lm.lm_head, "weight", nn.Parameter(2 * lm.lm_head.weight)),
+        lambda lm: setattr(lm.model.norm.weight, "data", 2 * lm.model.norm.weight.data),
+        lambda lm: register_parametrization(lm.model.layers[0].mlp.up_proj, "weight", Doubled()),
+        lambda lm: lm.model.layers[0].register_forward_hook(lambda module, args, output: 2 * output),
+    ],
+    ids=["cast", "loaded", "a new parameter", "new data", "parametrized", "hooked"],
+)
+def test_a_view_follows_what_becomes_of_the_weights(change: Any) -> None:
+    lm = tiny("llama")
+    view, before = view_of(lm), lm(IDS).logits
+    change(lm)
+    after = lm(IDS).logits
+    assert after.dtype != before.dtype or not torch.equal(after, before)
+    torch.testing.assert_close(view(IDS).logits, after)
+
+
+def test_a_wrapped_forward_is_the_views_own() -> None:
+    """As accelerate wraps it: bound to the module, so that the model's own would have been called."""
+    lm, called = tiny("llama"), list[nn.Module]()
+    attention = lm.model.layers[0].self_attn
+
+    def wrapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        called.append(module)
+        return module._before(*args, **kwargs)  # type: ignore[operator]
+
+    attention._before, attention.forward = attention.forward, partial(wrapped, attention)
+    view = view_of(lm)
+    view(IDS)
+    assert called == [view.model.layers[0].self_attn] and called != [attention]
+
+
+def test_every_view_has_a_gate_of_its_own() -> None:
+    """Two texts at once on a gated model opened one gate, for each other's rows."""
+    lm, gate = tiny("llama"), ProbeGate()
+    for layer in lm.model.layers:
+        up, a, b = layer.mlp.up_proj, nn.Linear(32, 2, bias=False), nn.Linear(2, 64, bias=False)
+        layer.mlp.up_proj = GatedLinear(up, a, b, 1.0, gate)
+    views = [view_of(lm) for _ in range(2)]
+    gates = [ProbeGate.of(one) for one in (lm, *views)]
+    assert len(set(map(id, gates))) == 3
+    for one, own in zip((lm, *views), gates):
+        layers = [module for module in one.modules() if isinstance(module, GatedLinear)]
+        assert len(layers) == 2 and all(layer.gate is own for layer in layers)
+    plain = lm(IDS).logits
+    with gates[1].open(0):
+        assert torch.equal(lm(IDS).logits, plain)
+        assert not torch.equal(views[0](IDS).logits, plain)
+        torch.testing.assert_close(views[1](IDS).logits, plain)

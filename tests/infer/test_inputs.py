@@ -1,0 +1,80 @@
+"""A finished result is that of the very models and prompts it was measured of."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from conf import UserError, settings
+from conf.stage import write_manifest
+from infer.quality import run as quality
+from infer.quality.config import QualityConfig
+from infer.speed import run as speed
+from infer.speed.config import SpeedConfig
+from infer.study import run as study
+from infer.study.config import StudyConfig
+
+PROMPTS = ["prompts=null", "prompts.mine.path={}", "prompts.mine.key=text", "prompts.mine.count=1"]
+LINES = ["benchmarks=null", "benchmarks.mine.kind=lines", "benchmarks.mine.path={}"]
+# The stage, its settings, what measures, and the settings of models and texts that it reads.
+STAGES: dict[str, tuple[Any, type, str, list[str], list[str]]] = {
+    "speed": (speed, SpeedConfig, "measure", ["model", "base", "draft"], [*PROMPTS, "peers=[]"]),
+    "quality": (quality, QualityConfig, "_measured", ["model", "base"], LINES),
+    "study": (study, StudyConfig, "_measured", ["model", "draft"], PROMPTS),
+}
+CASES = [(stage, name) for stage in STAGES for name in [*STAGES[stage][3], "texts"]]
+
+
+def zero_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    zeros = {name: 0 * value for name, value in weights.items()}
+    save_file(zeros, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def finishing(kind: str) -> Callable[..., Any]:
+    """In place of what measures: leave a finished result of the same `made`."""
+
+    def measure(config: Any, *args: Any) -> Any:
+        made = next(one for one in args if isinstance(one, dict) and "inputs" in one)
+        out = Path(config.out)
+        write_manifest(out if kind == "study" else out / kind, kind, made)
+        raise KeyboardInterrupt
+
+    return measure
+
+
+@pytest.mark.parametrize(("stage", "name"), CASES)
+def test_a_result_of_other_weights_or_texts_is_not_finished(
+    stage: str, name: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models without a manifest were known by their paths, the study's prompts by their file's name: with other
+    weights or texts in the same place the old figures were told as theirs.
+    """
+    module, schema, measures, models, more = STAGES[stage]
+    folders = {setting: tmp_path / setting for setting in models}
+    for folder in folders.values():
+        shutil.copytree(model_dir, folder)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"text": "def f(x):\n    return x\n    pass\n"}) + "\n")
+    given = [f"{setting}={folder}" for setting, folder in folders.items()]
+    given += [one.format(texts) for one in more]
+    if stage != "study":
+        given.append("tracker.mode=disabled")
+    config = settings(
+        stage,
+        schema,
+        [*given, "dtype=float32" if stage != "speed" else "dtypes=[float32]", f"out={tmp_path / 'out'}"],
+    )
+    monkeypatch.setattr(module, measures, finishing(stage))
+    with pytest.raises(KeyboardInterrupt):
+        module.run(config)
+    if name == "texts":
+        texts.write_text(texts.read_text().replace("return x", "return y"))
+    else:
+        zero_weights(folders[name])
+    with pytest.raises(UserError, match="now asked for with (inputs|problems)"):
+        module.run(config)

@@ -1,0 +1,168 @@
+"""Calls that overlap in threads on one model: every text is that of the call by itself.
+
+`transformers serve`, and whoever serves by `infer.generate`, runs calls in threads.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from infer import DecodeConfig, Model, generate, load
+from infer.drafters.adaptive import AdaptiveDrafter
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import Costs
+from infer.drafters.policies import Policies
+from infer.engine.families import check_tree
+from infer.engine.reading import Candidates
+from infer.engine.sampling import Sampling
+from infer.portable.kept import kept_for
+from tests.conftest import tiny_llama
+from tests.infer.conftest import ROWS
+from tests.infer.engine.test_families import tiny
+from tests.infer.library import PROMPT, Generate, left_padded
+from tests.infer.models.test_draft import copied
+
+THREADS = 4
+PROMPTS = [PROMPT, [61, 62], [99] * 7, [20, 31, 77]]
+Value = TypeVar("Value")
+
+
+@pytest.fixture(autouse=True)
+def often() -> Iterator[None]:
+    """Threads take turns within every few operations."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(calls: Sequence[Callable[[], Value]]) -> list[Value]:
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def test_custom_generate_beside_the_librarys_padded_batches(lm: PreTrainedModel, ours: Generate) -> None:
+    """custom_generate set the model's attention while it ran: batches of the library's that were filled up on
+    the left came out wrong in other threads (30 of 30), and after two calls at once the model stayed so.
+    """
+    asked = [
+        left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False} for prompts in (PROMPTS, PROMPTS[1:])
+    ]
+    ways: list[dict[str, Any]] = [{"probes": "root"}, {"probes": "all", "k": 2}, {}]
+    calls = [partial(lm.generate, **one) for one in asked]
+    expected = [call().tolist() for call in calls]
+    for index, way in enumerate(ways * 2):
+        calls.append(partial(ours, **asked[index % 2], **way))
+        expected.append(expected[index % 2])
+    before = lm.config.to_dict()
+    found = in_threads(calls * 5)
+    assert [one.tolist() for one in found] == expected * 5
+    assert lm.config._attn_implementation == "sdpa" and lm.config.to_dict() == before
+
+
+def text_of(model: Model, prompt: list[int], decode: DecodeConfig) -> list[int]:
+    return [token for step in generate(model, prompt, decode) for token in step.tokens]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_generate_in_threads(model: Model, model_dir: Path, tmp_path: Path, gated: bool) -> None:
+    """An adapter's gate belonged to the model: it was opened for the rows of another thread's forward."""
+    if gated:
+        folder = copied(model_dir, tmp_path / "gated")
+        described = json.loads((folder / "adaptive.json").read_text())
+        (folder / "adaptive.json").write_text(json.dumps(described | {"gated": True}))
+        settings = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        get_peft_model(tiny_llama(vocab=ROWS), settings).save_pretrained(folder / "adapter")
+        model = load(folder, "float32")
+    methods = [{"method": "plain"}, {}, {"probes": "root", "k": 3}, {"probes": "all", "k": 2}]
+    plain = DecodeConfig("plain", max_new_tokens=16)
+    expected, calls = list[list[int]](), list[Callable[[], list[int]]]()
+    for prompt in PROMPTS:
+        for temperature in (0.0, 1.0):
+            text = text_of(model, prompt, DecodeConfig("plain", max_new_tokens=16, temperature=temperature))
+            for method in methods:
+                decode = DecodeConfig(**method, max_new_tokens=16, temperature=temperature)
+                calls.append(partial(text_of, model, prompt, decode))
+                expected.append(text)
+    assert in_threads(calls) == expected and text_of(model, PROMPT, plain) == expected[0]
+
+
+def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
+    """Another thread's text makes a policy plan anew. More probes were then hung under the sites of the plan
+    before, and the tree was larger than the cache has room for.
+    """
+
+    class Replanned(AutoPolicy):
+        def shape(self, *args: Any) -> Any:
+            found = super().shape(*args)
+            self.k = self.most
+            return found
+
+    policy = Replanned(Costs((1, 64), (1.0, 1.01)), 16)
+    drafter = AdaptiveDrafter([90], policy)
+    rows = list[int]()
+    for _ in range(40):
+        policy.k = 2
+        tree = drafter.propose([1], 99)
+        rows.append(len(tree.tokens))
+        drafter.observe(tree, [0], 19, Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16), rows[-1])
+    assert max(rows) > 16 and max(rows) <= policy.max_rows
+
+
+def test_texts_that_begin_together_measure_once() -> None:
+    """Both measured what rows cost, each on the time that the other left."""
+    policies, measured = Policies(), list[int]()
+    together = Barrier(THREADS)
+
+    def measure() -> Costs:
+        measured.append(1)
+        time.sleep(0.05)
+        return Costs((1, 64), (1.0, 2.0))
+
+    def begin() -> AutoPolicy:
+        together.wait()
+        return policies.auto(3, batch=1, capacity=100, sampling=Sampling(), measure=measure)
+
+    found = in_threads([begin] * THREADS)
+    assert len(measured) == 1 and len(set(map(id, found))) == 1
+
+
+def test_first_calls_that_overlap_keep_one_state_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each made its own, and what all but the last had measured and learned was lost."""
+    lm, tried, together = tiny("llama"), list[int](), Barrier(THREADS)
+
+    def slowly(lm: PreTrainedModel) -> None:
+        tried.append(1)
+        time.sleep(0.05)
+        check_tree(lm)
+
+    monkeypatch.setattr("infer.portable.kept.check_tree", slowly)
+
+    def first() -> int:
+        together.wait()
+        return id(kept_for(lm))
+
+    assert len(set(in_threads([first] * THREADS))) == len(tried) == 1
+
+
+def test_the_librarys_verbosity_survives_overlapping_loads(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two loads took the first one's silence for the user's, and restored that."""
+    before = logging.get_verbosity()
+    expected = torch.cat([one.flatten() for one in load(model_dir, "float32").lm.parameters()])
+    models = in_threads([partial(load, model_dir, "float32")] * THREADS)
+    assert logging.get_verbosity() == before
+    assert all(torch.equal(torch.cat([one.flatten() for one in m.lm.parameters()]), expected) for m in models)
