@@ -3,18 +3,27 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from conf.typed import PATH, take_types
 from infer.engine.sampling import SEEDS, Sampling
+from infer.trees.lattice import DEEPEST, RANKS
 
 DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
+GROWTH = {  # of them those of the paper, by method
+    "ssd": ("theta_prob",),
+    "tsd": ("k", "theta_prob", "theta_sib"),
+    "gsd": ("k", "theta_prob", "theta_sib", "tau", "tau_reading"),
+}
+TAU_READINGS = ("gram", "preceding")
 SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
 ORDERS = ("psm", "spm")  # of an infilling's parts
+TREES = ("lattice", "paper")  # of candidates of adaptive tokens
 METHODS = ("plain", "prompt_lookup", "sdsat", *BY_DRAFT_MODEL)
 
 
@@ -33,12 +42,15 @@ class DecodeConfig:
     probes: str = "auto"
     nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
-    # the tree is the candidates' lattice, unrolled best first (auto's always is); false: of fixed shape
-    graph: bool = False
+    # shape of a tree with width above 1: lattice (the likeliest paths, as auto has it) or paper (SDSAT 3.4.2)
+    tree: str = "lattice"
     depth: int | None = None  # levels that a draft model draws; null: 10
     theta_prob: float | None = None  # a node less likely than this gets no children; null: 0.2
     theta_sib: float | None = None  # nor does one less likely than this share of its best sibling; null: 0.3
     tau: int | None = None  # tokens that must recur for nodes to be merged; null: 2 of gsd, never of others
+    # what tau counts: gram (the merged token and those before it, GSD 5.2) or preceding (those before it
+    # alone, as in the authors' code: there tau=1 is what tau=2 is here, and tau=0 is possible)
+    tau_reading: str = "gram"
     draft_rows: int | None = None  # rows of the draft model in a step, at most; null: 992
     verify: str = "pick"  # pick (the text without drafts) or ratio (another, of its distribution; GSD 3)
     temperature: float = 0.0  # of sampling; 0: the likeliest token
@@ -93,25 +105,26 @@ class DecodeConfig:
             raise ValueError(
                 f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method or 'none'}"
             )
-        counts = ("k", "nodes", "width", "depth", "tau", "draft_rows")
+        counts = ("k", "nodes", "width", "depth", "draft_rows")
         check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
+        check_growth(self, group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
             raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
-        for name in ("theta_prob", "theta_sib"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"decode.{name}: wanted between 0 and 1, found {value}")
+        if self.tree not in TREES:
+            raise ValueError(f"decode.tree must be {' or '.join(TREES)}, got {self.tree or 'nothing'}")
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
             )
 
     def _check_drawn(self) -> None:
-        if self.width > 1 or self.graph or self.probes != "auto":
+        if self.width > 1 or self.tree != "lattice" or self.probes != "auto":
             raise ValueError(
-                "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, "
+                "decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them, "
                 f"found {self.method}"
             )
+        if self.tau_reading != "gram" and self.method != "gsd":
+            raise ValueError(f"decode.tau_reading: wanted decode.method=gsd with it, found {self.method}")
         if self.tau is not None and self.method != "gsd":
             raise ValueError(f"decode.tau: wanted decode.method=gsd, which merges, found {self.method}")
         if self.method == "ssd" and self.k not in (None, 1):
@@ -124,12 +137,14 @@ class DecodeConfig:
         given = [name for name in GROWN if getattr(self, name) is not None]
         if given:
             raise ValueError(f"decode.{given[0]}: {drawn} with it, found {self.method}")
+        if self.tau_reading != "gram":
+            raise ValueError(f"decode.tau_reading: {drawn} with it, found {self.method}")
         if self.verify == "ratio":
             raise ValueError(f"decode.verify=ratio: {drawn}, whose drafts are drawn, found {self.method}")
         shaped = self.nodes or self.width > 1
-        if self.method != "sdsat" and (shaped or self.graph or self.probes != "auto"):
+        if self.method != "sdsat" and (shaped or self.tree != "lattice" or self.probes != "auto"):
             raise ValueError(
-                "decode.nodes, decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with "
+                "decode.nodes, decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with "
                 f"them, found {self.method}"
             )
         if self.probes == "auto" and shaped:
@@ -137,14 +152,44 @@ class DecodeConfig:
                 "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
                 "which chooses the tree itself"
             )
-        if self.graph and self.probes != "auto" and self.width == 1:
-            raise ValueError("decode.graph: wanted decode.width above 1 with it, rival candidates, found 1")
+        if self.tree == "paper":
+            self._check_paper_tree()
+
+    def _check_paper_tree(self) -> None:
+        if self.probes == "auto":
+            raise ValueError("decode.probes must be root, all or a number with decode.tree=paper, got auto")
+        if self.width < RANKS:
+            raise ValueError(f"decode.width must be at least {RANKS} with decode.tree=paper, got {self.width}")
+        if self.nodes is not None:
+            raise ValueError(
+                "decode.nodes must be unset with decode.tree=paper, whose size follows from k, "
+                f"got {self.nodes}"
+            )
+        if self.k is not None and self.k > DEEPEST:
+            raise ValueError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {self.k}")
 
 
 def check_dtype(value: str, *, name: str = "dtype") -> None:
     """Raises ValueError for what no weights are read as."""
     if value not in DTYPES:
         raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value or 'none'}")
+
+
+def check_growth(config: Any, *, group: str = "") -> None:
+    """Raises ValueError for a threshold, a tau or a reading of it that a draft model's graph cannot have."""
+    for name in ("theta_prob", "theta_sib"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{group}{name}: wanted between 0 and 1, found {value}")
+    tau, reading = config.tau, config.tau_reading
+    if reading not in TAU_READINGS:
+        raise ValueError(f"{group}tau_reading must be {' or '.join(TAU_READINGS)}, got {reading or 'nothing'}")
+    least = 1 if reading == "gram" else 0
+    if tau is not None and tau < least:
+        cure = f" Set {group}tau_reading=preceding for tau=0." if tau == 0 else ""
+        raise ValueError(
+            f"{group}tau must be at least {least} with {group}tau_reading={reading}, got {tau}.{cure}"
+        )
 
 
 def check_at_least(config: object, bounds: Mapping[str, int], *, group: str = "") -> None:

@@ -34,7 +34,10 @@ def rules_of(decode: DecodeConfig) -> Rules:
     """How a graph grows, by the settings; as in the paper (Appendix A) where they are silent."""
     assert decode.method in RULES
     given = {name: getattr(decode, name) for name in ("k", "depth", "theta_prob", "theta_sib", "tau")}
-    return replace(RULES[decode.method], **{name: value for name, value in given.items() if value is not None})
+    rules = replace(RULES[decode.method], **{name: value for name, value in given.items() if value is not None})
+    if decode.tau_reading == "preceding" and rules.tau is not None:
+        return replace(rules, tau=rules.tau + 1)  # the merged token itself counts in Rules
+    return rules
 
 
 class DraftMethods:

@@ -24,9 +24,9 @@ class Limits:
     eos: Collection[int] = ()
     stop: Callable[[int], Stop] | None = None  # the one of each sequence, by its index
 
-    def also(self, ends: Collection[int]) -> "Limits":
-        """With more ids that end a text."""
-        return replace(self, eos={*self.eos, *ends})
+    def of(self, ends: Collection[int], max_new_tokens: int | None = None) -> "Limits":
+        """The limits of a text that more ids end, and that may have a number of tokens of its own."""
+        return replace(self, eos={*self.eos, *ends}, max_new_tokens=max_new_tokens or self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafters, Each
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
+from infer.trees.lattice import DEEPEST
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
@@ -81,6 +82,8 @@ class Methods:
             raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
         if not sdsat:
             return Each(partial(PromptLookupDrafter, k))
+        if decode.tree == "paper" and k > DEEPEST:
+            raise UserError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}")
         ids = self._ids(k)
         policy = self._auto(k, batch, capacity, decode.sampling) if automatic else fixed(decode, k)
         return Each(partial(AdaptiveDrafter, ids, policy, watch))
@@ -106,7 +109,7 @@ class Methods:
 def fixed(decode: DecodeConfig, k: int) -> Policy:
     """The policy that the settings spell out."""
     probes = decode.probes if decode.probes in ("root", "all") else int(decode.probes)
-    return FixedPolicy(k, probes, decode.nodes, decode.width, decode.graph)
+    return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
 
 def library_processors(

@@ -8,7 +8,7 @@ if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
     echo "error: wanted launch/evaluate.sh MODEL [BASE] [out=DIR] [speed.NAME=VALUE] [quality.NAME=VALUE]" >&2
     exit 2
 fi
-model=${1%/} speed=(experiment=paper) quality=(experiment=paper)
+model=${1%/} speed=(experiment=quick) quality=(experiment=paper)
 shift
 both=("model=$model" "out=$model-report")
 if [[ $# -gt 0 && $1 != *=* ]]; then

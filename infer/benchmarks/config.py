@@ -50,13 +50,19 @@ class PromptSetConfig(SourceConfig):
 
     key: str | None = None  # of jsonl: the field that holds the text; null: prompt
     share: float = 1.0  # of jsonl: share of a text's lines that is the prompt
+    first: float = 1.0  # share of the problems that prompts are drawn from: the first ones, in their order
     count: int | None = 10  # prompts taken; null: all
+    max_new_tokens: int | None = None  # of a text, at most; null: as many as of every set
     max_tokens: int | None = None  # longer prompts are passed over
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
             raise ValueError(f"prompts.share: wanted a share above 0, up to 1, found {self.share}")
+        if not 0 < self.first <= 1:
+            raise ValueError(f"prompts.first must be above 0 and at most 1, got {self.first}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 2:
+            raise ValueError(f"prompts.max_new_tokens must be at least 2, got {self.max_new_tokens}")
         if self.count is not None and self.count < 1:
             raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
         if self.max_tokens is not None and self.max_tokens < 1:

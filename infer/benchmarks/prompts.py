@@ -5,7 +5,7 @@ Which prompts are taken is decided by the seed alone, before anything is decoded
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
@@ -21,23 +21,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt; `ends` are the ids that end its text beside EOS: EOT, where it asks for a middle."""
+    """A prompt; `ends` are the ids that end its text beside EOS: EOT, where it asks for a middle.
+
+    `max_new_tokens` is the limit of its set; None: that of the whole run.
+    """
 
     id: str
     ids: tuple[int, ...]
     ends: frozenset[int]
     before: str  # the text that the new one follows
     after: str  # and the one that follows it, where it is a middle
+    max_new_tokens: int | None = None
 
 
 def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -> list[TokenPrompt]:
-    """`count` prompts of at most `max_tokens`, drawn without replacement; equally many of each category and
-    language while they last.
+    """`count` prompts of at most `max_tokens`, drawn without replacement from the `first` problems; equally
+    many of each category and language while they last.
 
     Raises UserError as `read_problems` does, for infillings of a model that has none, and for too few prompts
     of fitting length.
     """
     problems = read_problems(name, config)
+    problems = problems[: max(1, int(config.first * len(problems)))]
     random.Random(seed).shuffle(problems)
     groups = dict[tuple[str, str], list[Problem]]()
     for problem in problems:
@@ -66,7 +71,7 @@ def _limit(config: PromptSetConfig) -> str:
 
 def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -> Iterator[TokenPrompt]:
     for problem in problems:
-        prompt = token_prompt(problem, text)
+        prompt = replace(token_prompt(problem, text), max_new_tokens=config.max_new_tokens)
         if config.max_tokens is None or len(prompt.ids) <= config.max_tokens:
             yield prompt
 

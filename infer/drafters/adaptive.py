@@ -18,7 +18,7 @@ from typing import Protocol
 
 from infer.drafters.outcome import Outcome, Watch
 from infer.engine.reading import Candidates
-from infer.trees.lattice import by_rank, grow, lattice
+from infer.trees.lattice import grow, lattice, nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts
 from infer.trees.tree import Tree
 
@@ -57,14 +57,14 @@ class FixedPolicy:
     """Always the same: up to `nodes` drafts of `width` candidates for each of k places.
 
     `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
-    `graph`: the tree is unrolled from the candidates' lattice, by their weights; else its shape is fixed.
+    `tree`: "lattice", unrolled from the candidates' lattice by their weights, or "paper", the published shape.
     """
 
     k: int
     probes: str | int = "root"
     nodes: int | None = None  # k where not given
     width: int = 1
-    graph: bool = False
+    tree: str = "lattice"
 
     @property
     def most(self) -> int:
@@ -73,7 +73,9 @@ class FixedPolicy:
 
     @property
     def drafted(self) -> int:
-        """Drafts in a tree."""
+        """Drafts in a tree, at most."""
+        if self.tree == "paper":
+            return len(nucleus_shape(self.k))
         return min(self.nodes or self.k, self.k if self.width == 1 else self.nodes or self.k)
 
     @property
@@ -87,9 +89,10 @@ class FixedPolicy:
         if candidates is None:
             return grow(root, (), (), ()), [0], self.k
         ids, weights = candidates.ids[: left - 1], candidates.weights
-        # A chain has one shape, and its weights say where it probably ends.
-        chances = weights if self.graph or self.width == 1 else by_rank(ids)
-        drafts = grow(root, ids, chances, [0.0] * self.drafted)
+        if self.tree == "paper":
+            drafts = nucleus_tree(root, ids, weights, self.k)
+        else:
+            drafts = grow(root, ids, weights, [0.0] * self.drafted)
         count = len(drafts.tokens)
         if self.probes == "root":
             return drafts, [0] if count == 1 else [], self.k

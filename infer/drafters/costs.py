@@ -81,7 +81,7 @@ class Bench:
         self._runner = Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch, static=static)
         self._sampling, self._drafts = sampling, drafts
         # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
-        self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH, graph=True))
+        self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH))
         # One thread that does all the work has a clock of its own, on which no other process shows.
         alone = lm.device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter

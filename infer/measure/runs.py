@@ -25,9 +25,10 @@ from infer.loop import Limits, Step, decode
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt decoded once; times are in seconds from the prompt on. Drafts are counted per verification
-    of at least one draft.
+    """One prompt decoded once; times are in seconds from the prompt on.
 
+    Of its forwards `verifications` judged at least one draft, `drafted` drafts in all, which were `levels` deep
+    in all: as many as drafted where drafts are chains.
     `first_seconds` is when the first `first_tokens` tokens were there; `rows` were fed in all forwards but the
     prompt's; `depths` says by step how deep its tree was, as far as it was judged, and `accepts` how many
     drafts were accepted.
@@ -41,6 +42,8 @@ class Run:
     first_seconds: float = field(default=0.0, kw_only=True)
     first_tokens: int = field(default=0, kw_only=True)
     rows: int = field(default=0, kw_only=True)
+    verifications: int = field(default=0, kw_only=True)
+    levels: int = field(default=0, kw_only=True)
     depths: tuple[int, ...] = field(default=(), kw_only=True)
     accepts: tuple[int, ...] = field(default=(), kw_only=True)
 
@@ -69,7 +72,7 @@ class Measured:
         return sum(len(run.tokens) for run in self._runs) / sum(run.forwards for run in self._runs)
 
     @property
-    def acceptance_rate(self) -> float | None:
+    def node_efficiency(self) -> float | None:
         """Accepted over drafted tokens; None where nothing is drafted."""
         drafted = sum(run.drafted for run in self._runs)
         return sum(run.accepted for run in self._runs) / drafted if drafted else None
@@ -112,9 +115,10 @@ def loop_decoder(
     """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it."""
 
     def run(prompt: TokenPrompt) -> Run:
-        request, ends = Request(prompt.ids, seed_of(prompt, seed)), limits.also(prompt.ends)
+        request = Request(prompt.ids, seed_of(prompt, seed))
+        own_limits = limits.of(prompt.ends, prompt.max_new_tokens)
         began, first, steps = clock(), 0.0, list[Step]()
-        for (step,) in decode(runner, [request], drafters, ends, sampling):
+        for (step,) in decode(runner, [request], drafters, own_limits, sampling):
             first = first or clock()
             steps.append(step)
         return run_of(steps, seconds=duration(began, clock()), first_seconds=first - began)
@@ -133,6 +137,8 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
         first_seconds=first_seconds,
         first_tokens=len(steps[0].tokens),
         rows=sum(step.rows for step in steps),
+        verifications=sum(step.drafted > 0 for step in steps),
+        levels=sum(step.depth for step in steps),
         depths=tuple(map(_judged, steps)),
         accepts=tuple(step.accepted for step in steps),
     )

@@ -9,7 +9,14 @@ from typing import Any
 from infer.report.rows import KEY, PLACE, Row, differs, dotted, label, task
 
 SCHEMA = 1
-COMPARED = ("tokens_per_second", "speedup", "speedup_interval", "acceptance_rate", "tokens_per_forward")
+COMPARED = (
+    "tokens_per_second",
+    "speedup",
+    "speedup_interval",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "tokens_per_forward",
+)
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def rate_against_k(part: Part) -> Figure | None:
 
 
 def acceptance_against_k(part: Part) -> Figure | None:
-    """Accepted over drafted tokens (left of Figures 3 and 4)."""
+    """Accepted drafts over k (left of Figures 3 and 4)."""
     figure = _against_k(part["rows"], "acceptance_rate", "acceptance rate")
     for axis in figure.axes if figure else ():
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

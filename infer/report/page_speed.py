@@ -17,6 +17,7 @@ MORE = {
     "drafted tokens": lambda row: number(row["drafted"], ",d"),
     "nodes of a draft model's graph": lambda row: number(row["drafted_nodes"], ",.1f"),
     "steps that used a merged node": lambda row: percent(row["graph_success"], 1),
+    "accepted of drafted tokens": lambda row: percent(row["node_efficiency"]),
     "accepted by place": lambda row: " ".join(map(percent, row["acceptance_by_position"] or ())),
     "peak memory": lambda row: quantity(row["peak_memory_bytes"], "B"),
 }

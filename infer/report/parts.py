@@ -11,7 +11,7 @@ from conf.stage import MANIFEST, partial_of, read_manifest
 from infer.measure.unfinished import HEADER
 from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED
 
-SCHEMAS = {"speed": 2, "quality": 1}  # as they are written and read
+SCHEMAS = {"speed": 3, "quality": 1}  # as they are written and read
 FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
 LISTS = {

@@ -40,7 +40,7 @@ PLOTS = {
     "acceptance_rate": Plot(
         "speed",
         acceptance_against_k,
-        "Accepted over drafted tokens against k, as on the left of the paper's Figures 3 and 4.",
+        "Accepted drafts over k against k, as on the left of the paper's Figures 3 and 4.",
     ),
     "speedup": Plot(
         "speed",

@@ -22,6 +22,8 @@ SPEED = (
     "speedup_whole",
     "first_ms",
     "acceptance_rate",
+    "mean_acceptance_length",
+    "node_efficiency",
     "acceptance_by_position",
     "tokens_per_forward",
     "rows_per_forward",

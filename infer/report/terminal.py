@@ -14,7 +14,7 @@ from infer.report.summary import sentence
 from infer.report.terminal_quality import print_scores
 
 PEER, OTHER = "†", "≠"
-SPEED = ("tok/s", "speedup", "95 %", "acc.", "tok/\nfwd", "first\nms", "limit", "same")
+SPEED = ("tok/s", "speedup", "95 %", "acc.", "len", "tok/\nfwd", "first\nms", "limit", "same")
 
 
 def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "quality")) -> None:
@@ -65,6 +65,7 @@ def speed_table(rows: Sequence[Row]) -> Table:
                 number(row["speedup"]),
                 "" if row["decoder"] == "plain" else span(row["speedup_interval"]),
                 percent(row["acceptance_rate"]),
+                number(row["mean_acceptance_length"]),
                 number(row["tokens_per_forward"]),
                 number(row["first_ms"], ".3g" if (row["first_ms"] or 0) < 100 else ".0f"),
                 percent(row["limit_share"]),

@@ -120,7 +120,7 @@ def _row(
         "prompts": len(by_prompt),
         "rounds": len({pair.round for pair in pairs}),
         **_speed(list(by_prompt.values())),
-        **_counts([pair.run for pair in pairs]),
+        **_counts(key, [pair.run for pair in pairs]),
         **{name: part[name] if part else None for name in PARTS},
         **_sameness(key, pairs),
     }
@@ -182,18 +182,27 @@ def _all(run: Record) -> float:
     return run["tokens"] / run["seconds"]
 
 
-def _counts(runs: Sequence[Record]) -> dict[str, Any]:
-    """What the forwards came to. A decoder that does not count its forwards has 0 of them."""
-    tokens, forwards, rows, drafted = (
-        sum(run[name] for run in runs) for name in ("tokens", "forwards", "rows", "drafted")
+def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
+    """What the forwards came to. A decoder that does not count its forwards has 0 of them.
+
+    The acceptance rate is both papers': accepted drafts over the places that were drafted for, which are k in
+    every verification of SDSAT (its accept_rate), and else the levels of the tree. The mean acceptance length
+    is that of vLLM and SGLang: tokens by verification. Node efficiency counts all nodes of the trees.
+    """
+    names = ("tokens", "forwards", "rows", "drafted", "accepted", "verifications", "levels")
+    tokens, forwards, rows, drafted, accepted, verifications, levels = (
+        sum(run[name] for run in runs) for name in names
     )
+    places = key.k * verifications if key.decoder == "sdsat" else levels
     judged, right = (_summed([run[name] for run in runs]) for name in ("judged", "right"))
     timed = [run for run in runs if run["forwards"] > 1 and run["first_seconds"]]
     steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in timed]
     return {
         "tokens": tokens,
         "forwards": forwards,
-        "acceptance_rate": sum(run["accepted"] for run in runs) / drafted if drafted else None,
+        "acceptance_rate": accepted / places if places else None,
+        "mean_acceptance_length": 1 + accepted / verifications if verifications else None,
+        "node_efficiency": accepted / drafted if drafted else None,
         "acceptance_by_position": [a / b for a, b in zip_longest(right, judged, fillvalue=0)],
         "tokens_per_forward": tokens / forwards if forwards else None,
         "rows_per_forward": rows / forwards if forwards and rows else None,

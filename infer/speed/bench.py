@@ -80,7 +80,8 @@ class Bench:
 
     def capacity(self, prompts: Sequence[TokenPrompt]) -> int:
         """Tokens of the longest text."""
-        return max(len(prompt.ids) for prompt in prompts) + self._config.max_new_tokens
+        new = self._config.max_new_tokens
+        return max(len(prompt.ids) + (prompt.max_new_tokens or new) for prompt in prompts)
 
     def own(self, name: str) -> dict[Group, dict[Way, Own]]:
         """Our ways to decode a set, the model's and the base model's; those of the set before are no longer
@@ -113,7 +114,7 @@ class Bench:
         decode = ways(self._config, group.temperature)[way]
         methods = self._methods[group, way.decoder == GSD_PROBES]
         capacity = self.capacity(prompts)
-        left = context_length(lm.config) - (capacity - decode.max_new_tokens)
+        left = context_length(lm.config) - max(len(prompt.ids) for prompt in prompts)
         return methods.drafters(decode, batch=1, capacity=capacity, left=left, watch=watch)
 
     def enough_memory(self) -> AbstractContextManager[None]:
@@ -142,13 +143,13 @@ class Bench:
         with told_as(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
             lm = load_model(folder, dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
-        named = {
-            f"{prompt.id} of prompts.{name}": prompt.ids
-            for name, prompts in self._prepared.prompts.items()
-            for prompt in prompts
-        }
-        new, context = self._config.max_new_tokens, context_length(lm.config)
-        check_lengths(list(named.values()), list(named), new=new, context=context, setting="max_new_tokens")
+        context = context_length(lm.config)
+        for name, prompts in self._prepared.prompts.items():
+            named = [f"{prompt.id} of prompts.{name}" for prompt in prompts]
+            own = prompts[0].max_new_tokens
+            setting = f"prompts.{name}.max_new_tokens" if own else "max_new_tokens"
+            new = own or self._config.max_new_tokens
+            check_lengths([prompt.ids for prompt in prompts], named, new=new, context=context, setting=setting)
         return lm
 
     def _draft(self, lm: PreTrainedModel) -> Draft:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from conf.tracker import TrackerConfig
 from conf.typed import PATH
 from infer.benchmarks.config import PromptSetConfig
-from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least
+from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least, check_growth
+from infer.trees.lattice import DEEPEST
 
 OWN = ("sdsat", "auto", "prompt_lookup", *BY_DRAFT_MODEL)
 PEERS = {
@@ -34,6 +35,11 @@ class SpeedConfig:
     decoders: list[str] = field(default_factory=lambda: list(OWN))  # beside plain; ssd, tsd, gsd with draft
     peers: list[str] = field(default_factory=lambda: list(PEERS))  # other libraries' decoding, where installed
     k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])  # drafts in a row of sdsat: a row each
+    children: int | None = None  # k of tsd and gsd, children of a node; null: 4
+    theta_prob: float | None = None  # of ssd, tsd and gsd, as in decode; null: 0.2
+    theta_sib: float | None = None  # of tsd and gsd; null: 0.3
+    tau: int | None = None  # of gsd; null: 2
+    tau_reading: str = "gram"  # of gsd: gram or preceding
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.2, 1.0])  # 0: greedy; a row each
     top_k: int = 10  # of temperatures above 0 (SDSAT 3.4.2); 0: all
     top_p: float = 0.95  # of temperatures above 0
@@ -46,18 +52,25 @@ class SpeedConfig:
 
     def __post_init__(self) -> None:
         self._check_choices()
+        if not self.prompts:
+            raise ValueError("prompts: wanted at least one set, found none")
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperatures: wanted some from 0 on, found {self.temperatures}")
-        check_at_least(self, {"rounds": 1, "max_new_tokens": 2, "threads": 1, "top_k": 0})
-        if "sdsat" in self.decoders and max(self.k) >= self.max_new_tokens:
+        check_growth(self)
+        check_at_least(self, {"children": 1, "rounds": 1, "max_new_tokens": 2, "threads": 1, "top_k": 0})
+        shortest = min(s.max_new_tokens or self.max_new_tokens for s in self.prompts.values())
+        if "sdsat" in self.decoders and max(self.k) >= shortest:
             # The first token of a text is no draft's.
-            raise ValueError(f"k: wanted below max_new_tokens={self.max_new_tokens}, found {max(self.k)}")
+            raise ValueError(f"k: wanted below max_new_tokens={shortest}, found {max(self.k)}")
+        if "sdsat" in self.decoders and max(self.temperatures) and max(self.k) > DEEPEST:
+            raise ValueError(
+                f"k must be at most {DEEPEST} with temperatures above 0, whose trees are the paper's, "
+                f"got {max(self.k)}"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
-        if not self.prompts:
-            raise ValueError("prompts: wanted at least one set, found none")
 
     def _check_choices(self) -> None:
         known = {"decoders": OWN, "peers": tuple(PEERS), "dtypes": DTYPES}

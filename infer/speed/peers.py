@@ -75,6 +75,8 @@ def _run(
     lm: PreTrainedModel, draft: Draft | None, prompt: TokenPrompt, settings: dict[str, Any], seed: int
 ) -> Run:
     ends = sorted(eos_ids(lm) | prompt.ends)
+    if prompt.max_new_tokens:
+        settings = settings | {"max_new_tokens": prompt.max_new_tokens}
     config = GenerationConfig(**settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
     ids = torch.tensor([prompt.ids], device=lm.device)
     with _as_the_library_has_it(lm), ExitStack() as stack:
@@ -105,6 +107,8 @@ def _told(heard: "Streamer", fed: list[int], prompt: int, *, began: float, secon
         first_seconds=heard.first - began,
         first_tokens=len(heard.steps[0]),
         rows=sum(rows),
+        verifications=sum(row > 1 for row in rows),
+        levels=sum(rows) - len(rows),
         depths=tuple(row - 1 for row in rows),
         accepts=tuple(len(step) - 1 for step in heard.steps),
     )

@@ -60,7 +60,7 @@ def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenProm
 
 def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
     """SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
-    told = [(prompt.id, prompt.ids, sorted(prompt.ends)) for prompt in prompts]
+    told = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
     return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
 
 

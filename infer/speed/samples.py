@@ -23,7 +23,7 @@ def shown(ways: Collection[Way]) -> set[Way]:
 def sample(own: Own, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list[str]]:
     """The text in pieces of [kind, text], as Step.kinds has them."""
     output = Output(text.stream(opens=not prompt.before), ends=prompt.ends)
-    limits = replace(own.limits, stop=lambda _: output)
+    limits = replace(own.limits.of((), prompt.max_new_tokens), stop=lambda _: output)
     request = Request(prompt.ids, seed_of(prompt, seed))
     steps = (step for (step,) in decode(own.runner, [request], own.drafters, limits, own.sampling))
     return in_pieces(

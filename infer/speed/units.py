@@ -57,6 +57,8 @@ def record(run: Run) -> dict[str, Any]:
         "rows": run.rows,
         "drafted": run.drafted,
         "accepted": run.accepted,
+        "verifications": run.verifications,
+        "levels": run.levels,
         "judged": by_position(run.depths),
         "right": by_position(run.accepts),
         "text": hashlib.sha256(str(list(run.tokens)).encode()).hexdigest()[:16],

@@ -126,6 +126,8 @@ def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
     """
     from vllm import SamplingParams
 
+    if prompt.max_new_tokens:
+        settings = {**settings, "max_tokens": prompt.max_new_tokens}
     params = SamplingParams(**settings, stop_token_ids=sorted(prompt.ends))
     before, began = _counts(engine), clock()
     (output,) = engine.generate([{"prompt_token_ids": list(prompt.ids)}], params, use_tqdm=False)
@@ -144,6 +146,8 @@ def _run(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
         first_seconds=getattr(output.metrics, "first_token_latency", 0.0) or 0.0,
         first_tokens=1,
         rows=forwards + 3 * drafted,
+        verifications=drafts,
+        levels=drafted,
     )
 
 

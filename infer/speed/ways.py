@@ -1,10 +1,12 @@
 """The ways to decode, by the settings of infer.methods. Pure."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from infer.config import BY_DRAFT_MODEL, DecodeConfig
+from infer.config import BY_DRAFT_MODEL, GROWTH, DecodeConfig
 from infer.speed.config import SpeedConfig
 from infer.speed.units import PLAIN, Way
+from infer.trees.lattice import RANKS
 
 GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
 DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
@@ -13,8 +15,7 @@ DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
     """Plain decoding first. What a draft model draws is there where one is given.
 
-    sdsat is the paper's two forwards; of sampled text a tree of the probes' top ten (SDSAT 3.4.2, and
-    conf/infer/decode/nucleus.yaml).
+    sdsat is the paper's two forwards; sampled text has the paper's trees (SDSAT 3.4.2, decode=nucleus).
     """
     plain = DecodeConfig(
         "plain",
@@ -28,13 +29,19 @@ def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
         if name == "sdsat":
             for k in config.k:
                 two = replace(plain, method="sdsat", probes="root", k=k)
-                found[Way("sdsat", k)] = replace(two, width=10, nodes=16, graph=True) if temperature else two
+                found[Way("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
         elif name == "auto":
             found[Way("auto")] = replace(plain, method="sdsat")
         elif name == "prompt_lookup":
             found[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
         elif config.draft.model:
-            found[Way(name)] = replace(plain, method=name)
+            found[Way(name)] = replace(plain, method=name, **_growth(config, name))
     if config.draft.adaptive and "gsd" in config.decoders:
         found[Way(GSD_PROBES)] = replace(plain, method="gsd")
     return found
+
+
+def _growth(config: SpeedConfig, method: str) -> dict[str, Any]:
+    """The settings of a draft model's graph that the method has."""
+    given = {**asdict(config), "k": config.children}
+    return {name: given[name] for name in GROWTH[method]}

@@ -133,7 +133,7 @@ class Worker:
             own.runner,
             own.drafters,
             Request(prompt.ids, seed_of(prompt, self._config.seed)),
-            own.limits.also(prompt.ends),
+            own.limits.of(prompt.ends, prompt.max_new_tokens),
             own.sampling,
             device=device,
             outcomes=outcomes,

@@ -7,11 +7,18 @@ from typing import Any
 
 from infer.config import DecodeConfig
 from infer.study.bench import Bench
-from infer.study.rates import acceptance_rate, counts_of, drafted_per_token, fed_per_token, rank_shares
+from infer.study.rates import (
+    acceptance_rate,
+    counts_of,
+    drafted_per_token,
+    drafted_share,
+    fed_per_token,
+    rank_shares,
+)
 
 VALUES: dict[str, tuple[float, ...]] = {
     "k": (1, 2, 3, 4, 5, 6),
-    "tau": (1, 2, 3, 4),
+    "tau": (0, 1, 2, 3, 4),
     "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
     "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
 }
@@ -25,6 +32,8 @@ def measure_ablation(bench: Bench) -> list[dict[str, Any]]:
     for setting, values in VALUES.items():
         for method in ("gsd", "tsd") if setting == "k" else ("gsd",):
             for value in values:
+                if setting == "tau" and value == 0 and bench.config.tau_reading == "gram":
+                    continue
                 figures = _figures(bench, bench.decode(method, **{setting: value}))
                 rows.append({"setting": setting, "value": value, "method": method, **figures})
     return rows
@@ -46,6 +55,7 @@ def _figures(bench: Bench, decode: DecodeConfig) -> dict[str, Any]:
     runs = bench.run(decode)
     return {
         "acceptance_rate": acceptance_rate(runs),
+        "drafted_share": drafted_share(runs),
         "drafted_per_token": drafted_per_token(runs),
         "fed_per_token": fed_per_token(runs),
     }

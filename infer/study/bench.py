@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from conf import UserError
 from infer.api import load
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
-from infer.config import DecodeConfig, DraftConfig
+from infer.config import GROWTH, DecodeConfig, DraftConfig
 from infer.draft_methods import DraftMethods
 from infer.drafters.outcome import Outcome, Watch
 from infer.drafters.protocol import Drafters
@@ -62,11 +62,11 @@ class Bench:
         return self.model.draft
 
     def decode(self, method: str, **settings: Any) -> DecodeConfig:
-        """The paper's settings (Appendix A) but for those given; the study's number of nodes."""
-        verified = {} if method == "plain" else {"nodes": self.config.nodes}
-        return DecodeConfig(
-            method=method, **({"max_new_tokens": self.config.max_new_tokens} | verified | settings)
-        )
+        """The study's settings, those of the paper's Appendix A by default, but for those given."""
+        study = {name: getattr(self.config, name) for name in GROWTH.get(method, ())}
+        if method != "plain":
+            study["nodes"] = self.config.nodes
+        return DecodeConfig(method, **({"max_new_tokens": self.config.max_new_tokens} | study | settings))
 
     def drafters(self, way: Way, watch: Watch | None = None) -> Drafters:
         """New ones, that have learned nothing yet."""

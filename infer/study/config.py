@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from conf.typed import PATH
 from infer.benchmarks.config import PromptSetConfig
-from infer.config import DraftConfig, check_at_least, check_dtype
-from infer.trees.growth import Rules
+from infer.config import DraftConfig, check_at_least, check_dtype, check_growth
 
 PARTS = ("methods", "sampling", "time", "recurrence", "ablation", "merging", "ranks")
 
@@ -24,6 +23,11 @@ class StudyConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
     parts: list[str] = field(default_factory=lambda: list(PARTS))  # what is measured
     dtype: str = "float32"  # of both models: float32, bfloat16 or float16
+    k: int = 4  # children of a node of TSD and GSD
+    theta_prob: float = 0.2  # a node less likely than this gets no children
+    theta_sib: float = 0.3  # nor does one less likely than this share of its best sibling
+    tau: int = 2  # of GSD: tokens that must recur for nodes to be merged
+    tau_reading: str = "preceding"  # what tau counts: preceding (the authors' code) or gram (the paper's text)
     self_layers: int = 1  # layers of the model's own that draft for Self-SSD
     nodes: int = 100  # verified in a step where the budget is fixed
     rounds: int = 3  # alternations of all decoders over every prompt, where time is measured
@@ -44,10 +48,11 @@ class StudyConfig:
                 "draft.adaptive: wanted false, since the study is of drafts level by level, found true"
             )
         check_dtype(self.dtype)
-        bounds = dict.fromkeys(("self_layers", "nodes", "rounds", "max_new_tokens", "threads"), 1)
+        check_growth(self)
+        bounds = dict.fromkeys(("k", "self_layers", "nodes", "rounds", "max_new_tokens", "threads"), 1)
         check_at_least(self, bounds)
-        if "sampling" in self.parts and self.nodes < Rules().k:
+        if "sampling" in self.parts and self.nodes < self.k:
             raise ValueError(
-                f"nodes: wanted at least {Rules().k} with sampling among parts, where a node's children are "
+                f"nodes: wanted at least {self.k} with sampling among parts, where a node's children are "
                 f"verified together, found {self.nodes}"
             )

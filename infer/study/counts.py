@@ -21,11 +21,13 @@ from infer.trees.token_graph import Drafts, TokenGraph
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One step: the `nodes` of its graph without the root, the `rows` that the draft model was fed, the
-    `tokens` that it emitted, the rank of each accepted draft, and whether one of them was a copy.
+    """One step: the `nodes` of its graph without the root, the `levels` that were drafted, the `rows` that the
+    draft model was fed, the `tokens` that it emitted, the rank of each accepted draft, and whether one of them
+    was a copy.
     """
 
     nodes: int
+    levels: int
     rows: int
     tokens: int
     ranks: tuple[int, ...]
@@ -36,11 +38,20 @@ class Counts:
         """The numbers of a step."""
         return cls(
             len(outcome.graph.tokens) - 1,
+            depth(outcome.graph),
             outcome.rows,
             len(outcome.tokens),
             tuple(ranks(outcome.graph, outcome.drafts, outcome.path)),
             outcome.succeeded,
         )
+
+
+def depth(graph: TokenGraph) -> int:
+    """Levels of the graph as it was drafted: of the nodes' own paths, not of those through merged nodes."""
+    depths = [0]
+    for parent in graph.parents[1:]:
+        depths.append(depths[parent] + 1)
+    return max(depths)
 
 
 def ranks(graph: TokenGraph, drafts: Drafts, path: Sequence[int]) -> list[int]:

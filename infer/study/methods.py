@@ -17,6 +17,7 @@ from infer.study.rates import (
     acceptance_rate,
     accepted_per_step,
     drafted_per_token,
+    drafted_share,
     fed_per_token,
     graph_success,
 )
@@ -56,7 +57,7 @@ def measure_methods(bench: Bench) -> list[dict[str, Any]]:
                 way = Way(bench.decode("ssd", **sampling, **nodes), own=True)
                 ways[Key(decoding, "self-ssd", budget, "pick")] = way
     ways[Key("greedy", "tsd", WIDE, "pick")] = Way(bench.decode("tsd", **WIDELY))
-    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1))
+    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1, tau_reading="gram"))
     return _rows(bench, ways)
 
 
@@ -95,6 +96,7 @@ def _figures(measured: Measured, plain: Measured) -> dict[str, Any]:
     speedups = measured.speedups(plain)
     return {
         "acceptance_rate": acceptance_rate(runs),
+        "drafted_share": drafted_share(runs),
         "accepted_per_step": accepted_per_step(runs),
         "drafted_per_token": drafted_per_token(runs),
         "fed_per_token": fed_per_token(runs),

@@ -7,6 +7,7 @@ step out. Where nothing was drafted a figure is None.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from infer.measure.runs import Run
 from infer.study.counts import Counts
@@ -19,12 +20,22 @@ class DraftedRun(Run):
     counts: tuple[Counts, ...]
 
 
-def acceptance_rate(runs: Sequence[Run]) -> float | None:
-    """The share of the emitted tokens that were drafted and accepted: a/(a+1) at a accepted drafts a step.
+def acceptance_rate(runs: Sequence[DraftedRun]) -> float | None:
+    """Accepted drafts over levels drafted, the mean of the texts.
 
-    The paper names no formula; its 0.5 to 0.9, higher with more drafts in a step, can be nothing
-    else (of the drafted tokens TSD has hundreds rejected).
+    The paper names no formula; its authors' code (`matchness`) adds a level for every forward of the draft
+    model, whatever the number of nodes on it.
     """
+    shares = []
+    for run in runs:
+        levels = sum(step.levels for step in run.counts)
+        if levels:
+            shares.append(sum(len(step.ranks) for step in run.counts) / levels)
+    return fmean(shares) if shares else None
+
+
+def drafted_share(runs: Sequence[Run]) -> float | None:
+    """The share of the emitted tokens that were drafted: a/(a+1) at a accepted drafts a step."""
     if not any(run.drafted for run in runs):
         return None
     return sum(run.accepted for run in runs) / sum(len(run.tokens) for run in runs)

@@ -51,6 +51,7 @@ def _rank(rank: int) -> Callable[[Row], str]:
 METHODS = {
     "": _way,
     "accept": _number("acceptance_rate", ".3f"),
+    "share": _number("drafted_share", ".3f"),
     "drafted": _number("drafted_per_token", ".1f"),
     "fed": _number("fed_per_token", ".1f"),
     "success": _number("graph_success", ".1%"),
@@ -58,7 +59,10 @@ METHODS = {
     "same": lambda row: f"{row['identical']}/{row['prompts']}",
 }
 TABLES: dict[str, tuple[str, Mapping[str, Callable[[Row], str]]]] = {
-    "methods": ("Methods; drafted and fed are by emitted token (Table 1)", METHODS),
+    "methods": (
+        "Methods; accept is by level drafted, share of the text; drafted and fed are by token (Table 1)",
+        METHODS,
+    ),
     "sampling": ("Keyed draws and verification by ratio (Table 2)", METHODS),
     "time": (
         "Milliseconds of a step (Table 3)",
@@ -75,16 +79,17 @@ TABLES: dict[str, tuple[str, Mapping[str, Callable[[Row], str]]]] = {
         {"n": _number("n", "d"), "share": _number("share", ".1%"), "tokens": _number("tokens", ",d")},
     ),
     "ablation": (
-        "Settings, one at a time; drafted and fed are by emitted token (Figure 5)",
+        "Settings, one at a time; columns as above (Figure 5)",
         {
             "": lambda row: f"{row['method']} {row['setting']}={row['value']}",
             "accept": _number("acceptance_rate", ".3f"),
+            "share": _number("drafted_share", ".3f"),
             "drafted": _number("drafted_per_token", ".1f"),
             "fed": _number("fed_per_token", ".1f"),
         },
     ),
     "merging": (
-        "KL divergence by merging, in nats (Table 5)",
+        "KL divergence by merging, in nats; tau of the authors, k=16 is all (Table 5)",
         {
             "": lambda row: f"k={row['k']} tau={row['tau']}",
             "mean": _number("mean_kl", ".2e"),

@@ -10,23 +10,25 @@ and its rivals are merged into it.
                              bc .21, ad .12, bd .06             |   `-- d .12
                                                                 `-- b .3 ...
 
-With chances by rank alone, the same at every step, the tree is the usual one of a fixed shape.
+The published trees (SDSAT §3.4.2) are the other shape: `nucleus_tree` is the same at every step.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
-# How often the first candidate for a place is right where all before it are, and how that falls with the
-# rank r: as r to the power of -FALL. Fitted to the pooled first five places of the demo model on its held-out
-# text: ranks 1 to 6 were right in .53 .15 .08 .05 .03 .03 of the cases, greedy, and in .38 .14 .07 .05 .03 .02,
-# sampled at temperature 1.
-FIRST, FALL = 0.5, 1.75
-
-
-def by_rank(ids: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Chances of the candidates for each place by their ranks alone: of a tree that is always the same."""
-    return [[FIRST / rank**FALL for rank in range(1, len(row) + 1)] for row in ids]
+# Nodes by level of the authors' trees, by depth: 28, 36, 46, 60 and 76 nodes (their tree_choice), and how the
+# nodes of a level are divided: the first node above it has the first number of children, and so on.
+LEVELS = {
+    5: (4, 8, 8, 5, 3),
+    7: (4, 8, 8, 6, 5, 3, 2),
+    9: (4, 8, 8, 6, 6, 5, 4, 3, 2),
+    11: (4, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
+    13: (4, 8, 8, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
+}
+CHILDREN = {8: (3, 2, 2, 1), 6: (3, 2, 1), 5: (3, 2), 4: (3, 1), 3: (3,), 2: (2,)}
+DEEPEST, RANKS = max(LEVELS), 4  # places of the deepest tree; candidates that a tree has for a place, at most
 
 
 def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> TokenGraph:
@@ -47,3 +49,43 @@ def grow(
 ) -> Drafts:
     """The likeliest paths through a lattice, while node n's chance is above `prices[n - 1]`."""
     return unroll(lattice(root, ids, chances), prices, depth=len(ids))
+
+
+@lru_cache
+def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
+    """(parent, rank) of every node behind the root of the authors' tree of `depth` levels, 1 to 13.
+
+    A depth between two of theirs has the first levels of the deeper tree. Depth 5, the ranks of a level from
+    left to right, nodes with the same parent in brackets:
+
+        level 1   (0 1 2 3)
+        level 2   (0 1 2)(0 1)(0 1)(0)       under the four nodes of level 1
+        level 3   (0 1 2)(0 1)(0 1)(0)       under the first four of level 2
+        level 4   (0 1 2)(0 1)               under the first two of level 3
+        level 5   (0 1 2)                    under the first one of level 4
+    """
+    sizes = next(sizes for deepest, sizes in sorted(LEVELS.items()) if depth <= deepest)[:depth]
+    shape, level = list[tuple[int, int]](), [0]
+    for size in sizes:
+        children = CHILDREN[size] if shape else (size,)
+        first = 1 + len(shape)
+        shape += [(parent, rank) for parent, count in zip(level, children) for rank in range(count)]
+        level = list(range(first, 1 + len(shape)))
+    return tuple(shape)
+
+
+def nucleus_tree(
+    root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], depth: int
+) -> Drafts:
+    """The authors' tree over the candidates (SDSAT §3.4.2), without nodes that have no candidate."""
+    graph, drafts = lattice(root, ids, chances), Drafts([root], [-1], [0], [1.0], [0])
+    nodes: list[int | None] = [0]  # of the drafts, by node of the shape
+    for above, rank in nucleus_shape(depth):
+        parent = nodes[above]
+        behind = graph.children[drafts.nodes[parent]] if parent is not None else ()
+        if parent is None or rank >= len(behind):
+            nodes.append(None)
+            continue
+        nodes.append(len(drafts.tokens))
+        drafts.hang(graph, behind[rank], parent, drafts.chances[parent] * graph.chances[behind[rank]])
+    return drafts

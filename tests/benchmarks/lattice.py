@@ -1,11 +1,11 @@
-"""SDSAT's candidates as a lattice, or as a tree of fixed shape: tokens per forward at the same node budget.
+"""SDSAT's candidates as a lattice, or as a tree of fixed shape: tokens per forward by nodes.
 
     python -m tests.benchmarks.lattice MODEL_DIR PROMPTS.jsonl [KEY] [--count 24] [--new 128]
 
 Counts forwards, takes no times. A forward that makes drafts is one, and one that verifies them is another
-(`decode.probes=root`). The trees: a chain; `by rank`, the fixed shape of `decode.graph=false`; `measured`,
-the best fixed shape for this model, from how often each rank was right at each place of other prompts; and
-the lattice. In `nodes` stands what a tree had on average: a lattice leaves out what may not be drawn, and the
+(`decode.probes=root`). The trees: a chain; `paper`, the published shape of `decode.tree=paper`; `measured`, the
+best fixed shape for this model, from how often each rank was right at each place of other prompts; and the
+lattice. In `nodes` stands what a tree had on average: a lattice leaves out what may not be drawn, and the
 end of a text cuts every tree. The last line is JSON.
 """
 
@@ -102,12 +102,15 @@ def main() -> None:
     for name, sampling in SAMPLINGS.items():
         counting = Counting(args.k, "root", 4 * args.k, WIDTH)
         run(counting, others, sampling)
-        results[name] = {"chain": run(FixedPolicy(args.k), prompts, sampling)}
+        paper = FixedPolicy(args.k, "root", None, WIDTH, "paper")
+        results[name] = {
+            "chain": run(FixedPolicy(args.k), prompts, sampling),
+            f"paper {paper.drafted}": run(paper, prompts, sampling),
+        }
         for nodes in args.nodes:
             policies = {
-                "by rank": FixedPolicy(args.k, "root", nodes, WIDTH),
                 "measured": Measured(args.k, "root", nodes, WIDTH, chances=counting.chances()),
-                "lattice": FixedPolicy(args.k, "root", nodes, WIDTH, graph=True),
+                "lattice": FixedPolicy(args.k, "root", nodes, WIDTH),
             }
             for kind, policy in policies.items():
                 results[name][f"{kind} {nodes}"] = run(policy, prompts, sampling)

@@ -53,7 +53,7 @@ def compare(
         **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
         **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
         "two sites k=3": FixedPolicy(3, 2),
-        "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4, graph=True),
+        "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4),
     }
     makers = {
         "prompt lookup k=5": partial(PromptLookupDrafter, 5),

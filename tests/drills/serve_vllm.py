@@ -45,7 +45,7 @@ def told(measured: Measured, baseline: Measured) -> dict[str, float | None]:
     return {
         "tokens_per_second": measured.median_rate(),
         "ratios": measured.speedups(baseline),
-        "acceptance": measured.acceptance_rate,
+        "acceptance": measured.node_efficiency,
     }
 
 

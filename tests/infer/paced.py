@@ -114,6 +114,8 @@ def expected(k: int, seconds: Callable[[int], float], prompt: float) -> dict[str
     return {
         "acceptance_by_position": list(RIGHT[:k]),
         "acceptance_rate": drafted / k,
+        "mean_acceptance_length": 1 + drafted,
+        "node_efficiency": drafted / k,
         "tokens_per_forward": (2 + drafted) / 2,
         "rows_per_forward": 1 + k,
         "ms_per_forward": 1e3 * seconds(1 + k),

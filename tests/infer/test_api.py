@@ -24,6 +24,7 @@ METHODS = {
     "tree": {"method": "sdsat", "k": 4, "probes": "2", "nodes": 8, "width": 3},
     "auto": {"method": "sdsat"},
 }
+PAPER = {"method": "sdsat", "probes": "root", "width": 4, "tree": "paper"}
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
 
 
@@ -203,15 +204,25 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"stop": [3]}, r"decode.stop: wanted a list of texts, found \[3\]"),
         (
             {"method": "prompt_lookup", "nodes": 3},
-            "decode.nodes, decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them",
+            "decode.nodes, decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them",
         ),
         ({"method": "plain", "probes": "all"}, "decode.probes: wanted decode.method=sdsat .* found plain"),
-        ({"method": "plain", "graph": True}, "decode.graph, .* wanted decode.method=sdsat .* found plain"),
-        ({"method": "gsd", "graph": True}, "decode.graph, .* wanted decode.method=sdsat with them, found gsd"),
+        ({"method": "plain", "tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat .* found plain"),
+        ({"method": "gsd", "tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat with them, found gsd"),
         (
-            {"method": "sdsat", "probes": "root", "graph": True},
-            "decode.graph: wanted decode.width above 1 .* found 1",
+            {"method": "gsd", "tau": 0},
+            "decode.tau must be at least 1 .* got 0. Set decode.tau_reading=preceding",
         ),
+        (
+            {"method": "tsd", "tau_reading": "preceding"},
+            "decode.tau_reading: wanted decode.method=gsd .* found tsd",
+        ),
+        ({"tau_reading": "both"}, "decode.tau_reading must be gram or preceding, got both"),
+        ({"tree": ""}, "decode.tree must be lattice or paper, got nothing"),
+        ({"method": "sdsat", "tree": "paper"}, "decode.probes must be root, all or a number .* got auto"),
+        ({**PAPER, "width": 1}, "decode.width must be at least 4 with decode.tree=paper, got 1"),
+        ({**PAPER, "nodes": 16}, "decode.nodes must be unset with decode.tree=paper, .* got 16"),
+        ({**PAPER, "k": 14}, "decode.k must be 1 to 13 with decode.tree=paper, got 14"),
         ({"method": "ssd", "theta_sib": 0.5}, r"decode.theta_sib: wanted decode.method=tsd\|gsd.* found ssd"),
         ({"draft_rows": 4097}, "decode.draft_rows: wanted at most 4096, found 4097"),
     ],
@@ -226,11 +237,11 @@ def test_settings_out_of_range_are_named(chosen: dict, sentence: str) -> None:
     ("draft", "chosen", "sentence"),
     [
         ("self:1", {"width": 4, "probes": "root"}, "decode.width, .* wanted decode.method=sdsat .* found gsd"),
-        ("self:1", {"graph": True}, "decode.graph, .* wanted decode.method=sdsat .* found gsd"),
+        ("self:1", {"tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat .* found gsd"),
         (None, {"tau": 3}, r"decode.tau: wanted decode.method=ssd\|tsd\|gsd with it, found sdsat"),
         (None, {"depth": 3, "theta_prob": 0.4}, r"decode.depth: wanted decode.method=ssd\|.* found sdsat"),
         (None, {"width": 4}, "decode.nodes, decode.width: wanted decode.probes=root, all or a number"),
-        (None, {"probes": "root", "graph": True}, "decode.graph: wanted decode.width above 1 .* found 1"),
+        (None, {"probes": "root", "tree": "paper"}, "decode.width must be at least 4 .* got 1"),
     ],
 )
 def test_settings_are_held_against_the_method_that_runs(

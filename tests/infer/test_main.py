@@ -214,7 +214,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt=x", "draft=self:2"], "draft=self:2: wanted fewer layers than the model's 2"),
         (
             ["prompt=x", "draft=self:1", "decode.width=4", "decode.probes=root"],
-            "decode.width, decode.graph, decode.probes: wanted decode.method=sdsat with them, found gsd",
+            "decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them, found gsd",
         ),
         (["prompt=x", "decode.tau=3"], "decode.tau: wanted decode.method=ssd|tsd|gsd with it, found sdsat"),
         (["prompt=x", "draft=self:1", "decode=sdsat"], "draft=self:1: wanted decode=ssd|tsd|gsd with it"),

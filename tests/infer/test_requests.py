@@ -88,7 +88,7 @@ def test_settings_of_every_type(model: Model) -> None:
         ({"max_new_tokens": True}, "decode.max_new_tokens: wanted a whole number, found True"),
         ({"temperature": [1]}, r"decode.temperature: wanted a number, found \[1\]"),
         ({"temperature": 10**400}, r"decode.temperature: wanted 0 .*or at least 1e-30, found inf"),
-        ({"graph": 1}, "decode.graph: wanted true or false, found 1"),
+        ({"tree": 1}, "decode.tree: wanted a text, found 1"),
         ({"stop": "end"}, "decode.stop: wanted a list of texts, found 'end'"),
         ({"method": 3}, "decode.method: wanted a text, found 3"),
     ]:

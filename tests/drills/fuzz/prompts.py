@@ -58,7 +58,7 @@ PIECES = (
     *("\ufeff", "\u2028", "\r", "\x85", "\U0010ffff", "ﬁ", "\u00a0", "\u3000"),
 )
 METHODS = ("plain", "prompt_lookup", "sdsat", "ssd", "tsd", "gsd")
-SETTINGS = ("k", "probes", "nodes", "width", "graph", "depth", "theta_prob", "theta_sib", "tau", "draft_rows")
+SETTINGS = ("k", "probes", "nodes", "width", "tree", "depth", "theta_prob", "theta_sib", "tau", "draft_rows")
 CHOICE = ("temperature", "top_p", "top_k", "seed", "max_new_tokens", "min_new_tokens", "repetition_penalty")
 FURTHER = ("no_repeat_ngram_size", "stop", "verify", "method")
 OWN = ("k", "probes", "seed")  # of custom_generate
@@ -146,7 +146,7 @@ def value(name: str, rng: random.Random) -> Any:
     """For a setting: what it may be, something near that, or anything."""
     likely: dict[str, Callable[[], Any]] = {
         "probes": lambda: rng.choice(("auto", "root", "all", "3", 2, "0", "-1", "1e3", "٣")),
-        "graph": lambda: True,
+        "tree": lambda: "paper",
         "verify": lambda: "ratio",
         "method": lambda: rng.choice((*METHODS, None, "PLAIN", "")),
         "stop": lambda: [text(rng)[: rng.choice((1, 2, 50))] for _ in range(rng.randrange(1, 4))],

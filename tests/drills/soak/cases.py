@@ -202,7 +202,7 @@ def _undrawn(rng: random.Random, *, adaptive: bool) -> dict[str, Any]:
     ]
     found = rng.choice(kinds if adaptive else kinds[:2])
     if found.get("width"):
-        found |= {"nodes": rng.randint(1, 16), "graph": rng.random() < 0.5}
+        found |= {"width": 4, "tree": "paper"} if rng.random() < 0.5 else {"nodes": rng.randint(1, 16)}
     return found
 
 

@@ -116,3 +116,13 @@ def test_no_prompts_left_after_length_filters(data_folder: Path, text: Text) -> 
     ):
         config.count = 5
         load_prompts("mine", config, text, seed=0)
+
+
+def test_the_first_share_of_a_benchmark_is_taken_in_its_order(text: Text) -> None:
+    """The papers' authors decode the first half of HumanEval, 82 problems; the seed drew others."""
+    config = PromptSetConfig(kind="humaneval", first=0.5, count=None, max_new_tokens=512)
+    prompts = load_prompts("humaneval", config, text, seed=3)
+    assert {prompt.id for prompt in prompts} == {f"HumanEval/{index}" for index in range(82)}
+    assert {prompt.max_new_tokens for prompt in prompts} == {512}
+    with pytest.raises(ValueError, match="prompts.first must be above 0 and at most 1, got 0"):
+        PromptSetConfig(kind="humaneval", first=0)

@@ -102,11 +102,11 @@ def drafting(model_dir: Path) -> Model:
     [
         DecodeConfig(method="gsd", nodes=16, tau=1, theta_prob=0.01, max_new_tokens=40),
         DecodeConfig(method="ssd", nodes=4, max_new_tokens=40),
-        DecodeConfig(method="sdsat", probes="all", width=4, nodes=8, graph=True, max_new_tokens=40),
-        DecodeConfig(method="sdsat", probes="root", width=4, nodes=8, max_new_tokens=40),
+        DecodeConfig(method="sdsat", probes="all", width=4, nodes=8, max_new_tokens=40),
+        DecodeConfig(method="sdsat", probes="root", width=4, tree="paper", max_new_tokens=40),
         DecodeConfig(method="sdsat", max_new_tokens=40),
     ],
-    ids=lambda decode: f"{decode.method} {decode.probes} {decode.graph}",
+    ids=lambda decode: f"{decode.method} {decode.probes} {decode.tree}",
 )
 def test_who_looks_on_is_told_what_was_drafted_and_what_came_of_it(
     drafting: Model, decode: DecodeConfig

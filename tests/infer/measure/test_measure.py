@@ -14,7 +14,7 @@ def test_measured_figures_are_those_of_the_runs() -> None:
     drafted = Measured([[Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2, [Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2])
     assert plain.tokens_per_second == [1.0, 2.0]
     assert drafted.speedups(plain) == [2.0, 1.0]
-    assert plain.acceptance_rate is None and drafted.acceptance_rate == 0.5
+    assert plain.node_efficiency is None and drafted.node_efficiency == 0.5
     assert (plain.tokens_per_forward, drafted.tokens_per_forward) == (1.0, 2.0)
 
 
@@ -26,7 +26,7 @@ def test_every_round_counts() -> None:
     right, wrong = Run([1, 2, 3, 4], 1.0, 3, 4, 1), Run([1, 2, 3, 5], 1.0, 1, 4, 3)
     found = Measured([[right, right], [right, wrong]])
     assert [ours == theirs for ours, theirs in zip(found.outputs, plain.outputs)] == [True, False]
-    assert found.acceptance_rate == 6 / 16 and found.tokens_per_forward == 16 / 10
+    assert found.node_efficiency == 6 / 16 and found.tokens_per_forward == 16 / 10
 
 
 def test_decoders_take_turns_after_a_warm_up() -> None:
@@ -67,6 +67,8 @@ def test_a_run_is_the_sum_of_its_steps() -> None:
         first_seconds=1.0,
         first_tokens=1,
         rows=12,
+        verifications=2,
+        levels=6,
         depths=(0, 3, 1),
         accepts=(0, 2, 1),
     )

@@ -52,7 +52,7 @@ def speed(
     ]
     costs = [1, 2, 4, 8, 16, 32, 64]
     return {
-        "schema": 2,
+        "schema": 3,
         **HEAD,
         "versions": VERSIONS,
         "settings": {"model": "runs/7b/model", "max_new_tokens": 256, "rounds": rounds, "k": list(KS)},
@@ -132,6 +132,8 @@ def _row(
         "speedup_whole": 0.98 * ratio if plain else 1.0,
         "first_ms": 21.5 + 5 * drawn,
         "acceptance_rate": float(np.mean(np.cumprod(places))) if depth else None,
+        "mean_acceptance_length": emitted if depth else None,
+        "node_efficiency": float(np.mean(np.cumprod(places))) if depth else None,
         "acceptance_by_position": np.cumprod(places).tolist(),
         "tokens_per_forward": emitted,
         "rows_per_forward": rows,

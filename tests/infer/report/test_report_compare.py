@@ -83,4 +83,4 @@ def test_another_schema_is_refused(folders: tuple[Path, Path], tmp_path: Path, m
     fixture.write_parts(tmp_path / "old", speed=fixture.speed(sets=("humaneval",)) | {"schema": 1})
     with pytest.raises(SystemExit):
         command(monkeypatch, f"compare={folders[0]},{tmp_path / 'old'}", f"out={tmp_path / 'c'}")
-    assert "wanted a speed report of schema 2, found schema 1" in capsys.readouterr().err
+    assert "wanted a speed report of schema 3, found schema 1" in capsys.readouterr().err

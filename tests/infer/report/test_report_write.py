@@ -38,7 +38,7 @@ def test_one_folder_holds_all_of_it(tmp_path: Path, monkeypatch, capsys) -> None
     fixture.write_parts(tmp_path, speed=fixture.speed(), quality=fixture.quality())
     command(monkeypatch, f"out={tmp_path}")
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["schema"] == 2 and report["speed"]["schema"] == 2 and report["quality"]["schema"] == 1
+    assert report["schema"] == 2 and report["speed"]["schema"] == 3 and report["quality"]["schema"] == 1
     with (tmp_path / "speed.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(report["speed"]["rows"]) == 3 * 3 * 17
@@ -212,11 +212,11 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
         (lambda folder: None, "wanted a report's folder, with what infer.speed or infer.quality left in it"),
         (lambda folder: (folder / ".speed.partial").mkdir(), "found neither"),
         (
-            lambda folder: fixture.write_parts(folder, speed=fixture.speed() | {"schema": 3}),
-            "speed.json: wanted a speed report of schema 2, found schema 3",
+            lambda folder: fixture.write_parts(folder, speed=fixture.speed() | {"schema": 4}),
+            "speed.json: wanted a speed report of schema 3, found schema 4",
         ),
         (
-            lambda folder: fixture.write_parts(folder, speed={"schema": 2, "rows": [{"decoder": "plain"}]}),
+            lambda folder: fixture.write_parts(folder, speed={"schema": 3, "rows": [{"decoder": "plain"}]}),
             "speed.json: wanted prompt_set in every row, found a row without it",
         ),
         (

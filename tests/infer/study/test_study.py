@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from infer.api import Model
+from infer.config import DecodeConfig
+from infer.draft_methods import rules_of
 from infer.drafters.costs import Costs
 from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
@@ -46,10 +48,10 @@ def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
         tokens = [*(drafts.tokens[at] for at in path[1:]), D]
         return Counts.of(Outcome(graph, drafts, path, tokens, rows=4))
 
-    assert one() == Counts(4, 4, 1, (), False)
-    assert one(2, 4) == Counts(4, 4, 3, (2, 1), False)
-    assert one(1, 3) == Counts(4, 4, 3, (1, 1), False)  # merged itself, but no copy
-    assert one(1, 3, 4) == Counts(4, 4, 4, (1, 1, 1), True)
+    assert one() == Counts(4, 2, 4, 1, (), False)
+    assert one(2, 4) == Counts(4, 2, 4, 3, (2, 1), False)
+    assert one(1, 3) == Counts(4, 2, 4, 3, (1, 1), False)  # merged itself, but no copy
+    assert one(1, 3, 4) == Counts(4, 2, 4, 4, (1, 1, 1), True)  # three of two levels: a copy lies deeper
 
 
 def test_n_grams_recur_in_other_branches() -> None:
@@ -83,17 +85,45 @@ def test_recurrence_is_that_of_all_pairs_of_paths(nodes: list[tuple[int, int]], 
 
 def test_rates_are_those_of_the_runs() -> None:
     """Of five steps the last has no one, and one drafted nothing."""
-    counts = (Counts(12, 3, 2, (2,), False), Counts(8, 2, 3, (1, 1), True), Counts(4, 1, 2, (1,), False))
+    counts = (
+        Counts(12, 4, 3, 2, (2,), False),
+        Counts(8, 3, 2, 3, (1, 1), True),
+        Counts(4, 3, 1, 2, (1,), False),
+    )
     runs = [rates.DraftedRun([1] * 10, 1.0, 5, 20, 5, counts)]
-    assert rates.acceptance_rate(runs) == 0.5 and rates.accepted_per_step(runs) == 1.0
+    assert rates.drafted_share(runs) == 0.5 and rates.accepted_per_step(runs) == 1.0
     assert rates.drafted_per_token(runs) == 24 / 8 and rates.fed_per_token(runs) == 6 / 8
     assert rates.graph_success(runs) == 1 / 3
     assert rates.rank_shares(counts, 3) == [0.75, 0.25, 0]
 
 
+def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
+    """It was the share of the emitted tokens, and fell with θ_prob where the paper has it rise. The authors add
+    the levels of every draft, divide the accepted drafts by them, and take the mean of the texts.
+    """
+    strict = (Counts(1, 1, 1, 2, (1,), False), Counts(2, 2, 2, 3, (1, 1), False))
+    loose = (Counts(40, 8, 9, 4, (1, 2, 1), False), Counts(44, 8, 9, 6, (1, 1, 1, 3, 1), False))
+    runs = {
+        name: [rates.DraftedRun([1] * 9, 1.0, 3, 44, 8, counts)]
+        for name, counts in (("strict", strict), ("loose", loose))
+    }
+    assert rates.acceptance_rate(runs["strict"]) == 3 / 3 and rates.acceptance_rate(runs["loose"]) == 8 / 16
+    assert rates.acceptance_rate(runs["strict"] + runs["loose"]) == (3 / 3 + 8 / 16) / 2
+
+
+def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
+    """Their tau=0 merges nodes of the same token, as tau=1 of the paper's text does; it was refused."""
+    for tau in range(4):
+        preceding = rules_of(DecodeConfig("gsd", tau=tau, tau_reading="preceding"))
+        assert preceding == rules_of(DecodeConfig("gsd", tau=tau + 1))
+    assert rules_of(DecodeConfig("gsd", tau_reading="preceding")).tau == 3
+    assert rules_of(DecodeConfig("tsd")).tau is None
+
+
 def test_nothing_drafted_has_no_rates() -> None:
     runs = [rates.DraftedRun([1, 2], 1.0, 2, 0, 0, ())]
-    assert rates.acceptance_rate(runs) is None and rates.accepted_per_step(runs) is None
+    assert rates.acceptance_rate(runs) is None and rates.drafted_share(runs) is None
+    assert rates.accepted_per_step(runs) is None
     assert rates.drafted_per_token(runs) is None and rates.fed_per_token(runs) is None
     assert rates.graph_success(runs) is None and rates.rank_shares((), 4) is None
 

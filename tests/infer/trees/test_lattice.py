@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from infer.drafters.adaptive import FixedPolicy
 from infer.engine.reading import Candidates
-from infer.trees.lattice import grow
+from infer.trees.lattice import grow, nucleus_tree
 
 
 @st.composite
@@ -58,18 +58,53 @@ def test_a_node_is_drafted_while_its_chance_is_above_its_price() -> None:
     assert grow(0, ids, chances, []).tokens == [0]
 
 
-def shapes_of(policy: FixedPolicy, candidates: Candidates) -> tuple[list[int], list[int]]:
-    """The tree's parents, and the ids that its candidates of place j and rank r have as 10 j + r."""
-    drafts, *_ = policy.shape(99, candidates, left=20)
-    return drafts.parents, drafts.tokens
+DEPTH_5 = """
+    0 1 2 3
+    00 01 02 10 11 20 21 30
+    000 001 002 010 011 020 021 100
+    0000 0001 0002 0010 0011
+    00000 00001 00002
+"""
 
 
-def test_a_tree_of_fixed_shape_does_not_look_at_the_weights() -> None:
-    ids = [[10 * place + rank for rank in range(3)] for place in range(4)]
-    sure, unsure = ([[0.9, 0.05, 0.01]] * 4, [[0.4, 0.35, 0.25]] * 4)
-    fixed, lattice = FixedPolicy(4, "root", 9, 3), FixedPolicy(4, "root", 9, 3, graph=True)
-    shapes = [shapes_of(fixed, Candidates(ids, weights)) for weights in (sure, unsure)]
-    assert shapes[0] == shapes[1]
-    # One half for every place that the first candidate holds; 0.15 and 0.07 for the others.
-    assert shapes[0] == ([-1, 0, 1, 0, 2, 1, 3, 0, 4, 2], [99, 0, 10, 1, 20, 11, 10, 2, 30, 21])
-    assert shapes_of(lattice, Candidates(ids, sure)) != shapes_of(lattice, Candidates(ids, unsure))
+def paths_of(depth: int, width: int = 10) -> set[str]:
+    """The ranks on the way to every node of a tree whose candidate for any place has its rank as token."""
+    ids, weights = [list(range(width))] * depth, [[0.5 / 2**rank for rank in range(width)]] * depth
+    drafts = nucleus_tree(99, ids, weights, depth)
+    paths = [""]
+    for token, parent in zip(drafts.tokens[1:], drafts.parents[1:]):
+        paths.append(paths[parent] + str(token))
+    assert drafts.depths == [len(path) for path in paths] and len(set(paths)) == len(paths)
+    assert drafts.chances[1:] == pytest.approx(
+        [drafts.chances[p] * 0.5 / 2**t for t, p in zip(drafts.tokens[1:], drafts.parents[1:])]
+    )
+    return set(paths[1:])
+
+
+def test_the_papers_trees_have_the_authors_shapes() -> None:
+    """28, 36, 46, 60 and 76 nodes at depth 5 to 13, as in the tables of the authors' decoder; the tree of
+    depth 5 is written out. The project once had 16 nodes at every depth.
+    """
+    assert paths_of(5) == set(DEPTH_5.split())
+    assert {depth: len(paths_of(depth)) for depth in (5, 7, 9, 11, 13)} == {5: 28, 7: 36, 9: 46, 11: 60, 13: 76}
+    assert all(paths_of(depth - 1) < paths_of(depth) for depth in (13, 9, 7, 5))
+    deepest = paths_of(13)
+    assert {"0" * 12 + "1", "000021", "00100", "0100"} < deepest and "00101" not in deepest
+
+
+def test_a_paper_tree_has_as_many_levels_and_ranks_as_there_are_candidates() -> None:
+    assert paths_of(5, width=2) == {path for path in DEPTH_5.split() if set(path) <= set("01")}
+    cut = nucleus_tree(9, [[1, 2, 3, 4]] * 2, [[0.4, 0.3, 0.2, 0.1]] * 2, 5)
+    assert max(cut.depths) == 2 and len(cut.tokens) == 1 + 4 + 8
+
+
+def test_a_paper_tree_does_not_look_at_the_weights() -> None:
+    ids = [[10 * place + rank for rank in range(4)] for place in range(4)]
+    sure, unsure = [[0.9, 0.05, 0.01, 0.01]] * 4, [[0.4, 0.3, 0.2, 0.1]] * 4
+
+    def shape(policy: FixedPolicy, weights: list[list[float]]) -> list[int]:
+        return policy.shape(99, Candidates(ids, weights), left=20)[0].tokens
+
+    paper, likeliest = FixedPolicy(4, "root", None, 4, "paper"), FixedPolicy(4, "root", 9, 4)
+    assert shape(paper, sure) == shape(paper, unsure) and len(shape(paper, sure)) == 1 + paper.drafted
+    assert shape(likeliest, sure) != shape(likeliest, unsure)
