@@ -39,6 +39,8 @@ class ObjectiveConfig:
 
     name: str = "dual"  # causal (eq. 7), basic (eq. 8), dual (eq. 9), or branch (eq. 9 in one pass)
     L: int = 5  # widest window of adaptive tokens
+    wide_share: float = 0.0  # share of branch's windows that are wider than L; 0: none, offsets above L untrained
+    L_max: int = 13  # widest of these windows: their widths are uniform on L + 1..L_max
     start_rate: float = 0.1  # probability that a position starts a window
     w: float = 1.0  # weight of the masked term
     masked_mean: str = "n"  # what the masked term is divided by: n (tokens, eq. 9) or masked (its positions)
@@ -54,6 +56,7 @@ class ObjectiveConfig:
             raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
         if self.L < 1:
             raise ValueError(f"objective.L: wanted at least 1, found {self.L}")
+        self._check_wide()
         if self.w < 0:
             raise ValueError(f"objective.w: wanted at least 0, found {self.w}")
         if not 0 < self.start_rate <= 1:
@@ -64,6 +67,28 @@ class ObjectiveConfig:
         if self.soft and self.name not in ("dual", "branch"):
             raise ValueError(
                 f"objective.soft: wanted 0 for {self.name}, which has no clean sequence to learn from"
+            )
+
+    def _check_wide(self) -> None:
+        """Raises ValueError for wide windows that the objective cannot train."""
+        if not 0 <= self.wide_share <= 1:
+            raise ValueError(f"objective.wide_share must be a share from 0 to 1, got {self.wide_share}")
+        if not self.wide_share:
+            return
+        if self.name != "branch":
+            raise ValueError(
+                f"objective.wide_share must be 0 for objective={self.name}, got {self.wide_share}: only branch "
+                "has windows of a set width. Use objective=branch"
+            )
+        if self.diverse:
+            raise ValueError(
+                f"objective.wide_share must be 0 with objective.diverse=true, got {self.wide_share}: no "
+                "offset above L has an id of its own. Set objective.diverse=false or raise objective.L"
+            )
+        if self.L_max <= self.L:
+            raise ValueError(
+                f"objective.L_max must be above objective.L={self.L}, got {self.L_max}. Raise it, or set "
+                "objective.wide_share=0"
             )
 
 

@@ -15,7 +15,7 @@ from conf import LoneError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig
-from train.objective.adaptive import retain, sample_windows, window_offsets
+from train.objective.adaptive import retain, sample_windows, widen, window_offsets
 from train.objective.layout import Layout, basic, branch, causal, dual, replaceable
 
 TRAINING, HELD_OUT = 0, 1  # streams that windows are drawn from
@@ -88,6 +88,10 @@ def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> 
     """Starts and widths of one sequence's windows."""
     generator = np.random.default_rng(seed)
     starts, widths = sample_windows(n, L=objective.L, start_rate=objective.start_rate, generator=generator)
+    if objective.wide_share:
+        widths = widen(
+            widths, L=objective.L, L_max=objective.L_max, share=objective.wide_share, generator=generator
+        )
     if objective.retention < 1:
         widths = retain(widths, rate=objective.retention, floor=objective.retention_floor, generator=generator)
     return starts, widths

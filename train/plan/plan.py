@@ -65,7 +65,9 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
     parameters = sum(parameter.numel() for parameter in skeleton(architecture).parameters())
     objective, optimizer = config.objective, config.optimizer
     tokens = "diverse tokens" if objective.diverse else "one adaptive token"
-    window = f", L={objective.L}, w={objective.w:g}, {tokens}" if objective.name != "causal" else ""
+    wide = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
+    width = f"L={objective.L}{wide if objective.wide_share else ''}"
+    window = f", {width}, w={objective.w:g}, {tokens}" if objective.name != "causal" else ""
     return {
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
         f"{parameters / 1e9:.2f}B parameters",

@@ -40,12 +40,12 @@ def model(attention: str, *, kv_heads: int = 2) -> AdaptiveLM:
     return AdaptiveLM(lm, chunk=7, L=L)
 
 
-def a_layout(*, adaptive: tuple[int, ...] = (45,), seed: int = 0) -> Layout:
+def a_layout(*, adaptive: tuple[int, ...] = (45,), seed: int = 0, widest: int = L) -> Layout:
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, 40, size=(2, N))
     documents = np.repeat([[0, 1]], 2, axis=0).repeat(N // 2, axis=1)
     starts = [np.flatnonzero(generator.random(N) < 0.2) for _ in range(2)]
-    windows = [(s, generator.integers(1, L + 1, size=len(s))) for s in starts]
+    windows = [(s, generator.integers(1, widest + 1, size=len(s))) for s in starts]
     return branch(tokens, documents, windows, replaceable(tokens, documents, [3]), adaptive, w=0.7)
 
 
@@ -73,11 +73,16 @@ def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("adaptive", [(45,), (45, 46, 47)], ids=["identical", "diverse"])
+@pytest.mark.parametrize(
+    ("adaptive", "widest"),
+    [((45,), L), ((45, 46, 47), L), ((45,), 3 * L)],
+    ids=["identical", "diverse", "wider than L"],
+)
 def test_value_and_gradient_are_those_of_every_window_alone(
-    module: AdaptiveLM, adaptive: tuple[int, ...]
+    module: AdaptiveLM, adaptive: tuple[int, ...], widest: int
 ) -> None:
-    layout = a_layout(adaptive=adaptive)
+    layout = a_layout(adaptive=adaptive, widest=widest)
+    assert layout.offsets.max() == widest
     loss, *_ = module(**to_tensors(layout, torch.device("cpu")))
     names, parameters = zip(*module.lm.named_parameters(), strict=True)
     ours = torch.autograd.grad(loss, parameters)
