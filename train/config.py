@@ -39,11 +39,12 @@ class ObjectiveConfig:
 
     name: str = "dual"  # causal (eq. 7), basic (eq. 8), dual (eq. 9), or branch (eq. 9 in one pass)
     L: int = 5  # widest window of adaptive tokens
-    wide_share: float = 0.0  # share of branch's windows that are wider than L; 0: none, offsets above L untrained
+    wide_share: float = 0.0  # share of branch's windows that are wider than L; 0: offsets above L untrained
     L_max: int = 13  # widest of these windows: their widths are uniform on L + 1..L_max
     start_rate: float = 0.1  # probability that a position starts a window
     w: float = 1.0  # weight of the masked term
     masked_mean: str = "n"  # what the masked term is divided by: n (tokens, eq. 9) or masked (its positions)
+    attention: str = "auto"  # of branch's windows: flex (CUDA), dense, or auto: flex on CUDA if it works there
     diverse: bool = False  # a token of its own for each offset (App. B), in place of one for all
     soft: float = 0.0  # share of the model's own prediction in a masked position's target
     retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
@@ -52,6 +53,8 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         if self.name not in ("causal", "basic", "dual", "branch"):
             raise ValueError(f"objective.name: wanted causal, basic, dual or branch, found {self.name}")
+        if self.attention not in ("auto", "flex", "dense"):
+            raise ValueError(f"objective.attention must be auto, flex or dense, got {self.attention}")
         if self.masked_mean not in ("n", "masked"):
             raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
         if self.L < 1:

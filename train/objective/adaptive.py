@@ -31,9 +31,9 @@ def widen(
 ) -> np.ndarray:
     """(m,) widths, of which a `share`, chosen independently, is drawn again uniformly on L + 1..L_max.
 
-        widths                  2 5 1 3 4
-        chosen                  0 1 0 0 1
-        with L = 5, L_max = 8   2 7 1 3 6
+    widths                  2 5 1 3 4
+    chosen                  0 1 0 0 1
+    with L = 5, L_max = 8   2 7 1 3 6
     """
     chosen = generator.random(len(widths)) < share
     return np.where(chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths)

@@ -112,6 +112,7 @@ def _forward_bytes(
     """
     checkpointing, work = config.model.activation_checkpointing, expected_work(config.objective, seq_len)
     rows, copies = config.micro_batch * work.rows, 2 if config.objective.name == "dual" else 1
+    branches = round(work.rows - copies * seq_len)
     layer, rest = (
         config.micro_batch * copies * kept
         for kept in saved_bytes(
@@ -119,10 +120,14 @@ def _forward_bytes(
             attention=config.model.attention,
             dtype=dtype,
             trunk=seq_len,
-            branches=round(work.rows - copies * seq_len),
+            branches=branches,
             cuda=cuda,
         )
     )
+    if cuda and config.objective.attention == "dense":
+        # Bool once, and in the scores' type in every layer.
+        mask = config.micro_batch * branches * (seq_len + branches)
+        layer, rest = layer + mask * dtype.itemsize, rest + mask
     d, vocab = architecture.hidden_size, architecture.vocab_size
     stream = rows * d * dtype.itemsize  # the hidden states of all rows
     kept = rest + architecture.num_hidden_layers * (stream if checkpointing else layer)

@@ -86,6 +86,18 @@ def test_offloading_moves_the_optimizer_to_the_machine() -> None:
     assert "states offloaded" in plan(there)["memory per machine"]
 
 
+def test_dense_attention_on_a_gpu_costs_its_mask() -> None:
+    """objective.attention=dense: a mask of every branch column and column, once as bool and in each layer."""
+    common = ["model=demo", "objective=branch", "global_batch=1", "model.shape.num_hidden_layers=4"]
+    flex, dense = (
+        settings("train", TrainConfig, [*common, f"objective.attention={name}"]) for name in ("flex", "dense")
+    )
+    architecture = model_config(flex.model, vocab=VOCAB)
+    found = [estimate_memory(architecture, c, ranks=1, seq_len=1000, cuda=True) for c in (flex, dense)]
+    mask = 300 * 1300  # L=5: 0.3 branch columns for each token
+    assert found[1].activations - found[0].activations == mask + 4 * 2 * mask
+
+
 def test_lora_needs_no_optimizer_for_what_is_frozen() -> None:
     common = ["experiment=sdsat_7b_l5"]
     whole, adapter = (settings("train", TrainConfig, [*common, f"lora.rank={rank}"]) for rank in (0, 8))
