@@ -184,7 +184,7 @@ class TrainConfig:
         for name in ("keep_every", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: wanted at least 0, found {getattr(self, name)}")
-        for name in ("zero_optimization", "bf16", "fp16", "checkpoint"):
+        for name in ("zero_optimization", "bf16", "fp16", "checkpoint", "data_types"):
             if not isinstance(found := self.deepspeed.get(name, {}), dict):
                 raise ValueError(f"deepspeed.{name}: wanted settings below it, found {found}")
         for name in ("optimizer", "scheduler"):
@@ -194,6 +194,7 @@ class TrainConfig:
                 )
         if self.stage not in (0, 1, 2, 3):
             raise ValueError(f"deepspeed.zero_optimization.stage: wanted 0, 1, 2 or 3, found {self.stage}")
+        self._check_accumulation()
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
         if not 0 < self.plan_utilisation <= 1:
@@ -203,6 +204,28 @@ class TrainConfig:
                 "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
                 f"sequence, found {self.objective.name}"
             )
+
+    def _check_accumulation(self) -> None:
+        """Raises ValueError for a type that DeepSpeed's optimizers cannot add gradients up in."""
+        wanted = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        if wanted not in (None, "fp32", "bf16"):
+            raise ValueError(f"deepspeed.data_types.grad_accum_dtype must be fp32 or bf16, got {wanted}")
+        if wanted == "bf16" and not self.bf16:
+            raise ValueError(
+                "deepspeed.data_types.grad_accum_dtype must be fp32 with deepspeed.bf16.enabled=false, got bf16"
+            )
+        if wanted == "fp32" and self.bf16 and self.stage < 2:
+            # 0.19.8: stage 0 has no such optimizer; that of stage 1 holds all gradients in both types.
+            raise ValueError(
+                f"deepspeed.data_types.grad_accum_dtype must be bf16 for bfloat16 weights at ZeRO stage "
+                f"{self.stage}, got fp32. Use deepspeed=zero2, which takes no more memory"
+            )
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of each number that gradients of several micro-batches are added up in."""
+        wanted = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        return 2 if self.bf16 and wanted != "fp32" else 4
 
     @property
     def bf16(self) -> bool:

@@ -98,6 +98,7 @@ def _states(architecture: PretrainedConfig, config: TrainConfig, *, b: int, rank
         ranks=ranks,
         stage=config.stage,
         b=b,
+        g=config.gradient_bytes,
         accumulates=config.accumulations(ranks) > 1,
         zero=config.zero,
         cuda=cuda,
@@ -138,8 +139,10 @@ def _forward_bytes(
     each = 4 + (dtype.itemsize if dtype.itemsize < 4 else 0)
     each *= 2 if config.objective.soft else 1
     chunk = 2 * each * min(config.loss_chunk, config.micro_batch * work.predicted) * vocab
-    of_head = 0 if config.lora.rank else vocab * d * dtype.itemsize
-    return kept, working, stream + of_head, stream + chunk
+    of_head = 0 if config.lora.rank else vocab * d
+    # Of a bfloat16 head the gradient is summed over chunks in float32, beside a chunk's product.
+    summed = 4 * of_head if dtype.itemsize < 4 else 0
+    return kept, working, stream + of_head * dtype.itemsize, stream + chunk + summed
 
 
 def saved_bytes(

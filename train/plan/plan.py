@@ -127,7 +127,8 @@ def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -
     together = min(config.plan_ranks, MACHINE)
     offloaded = f", {together * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
     return {
-        "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}",
+        "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}, "
+        f"gradients added up in {'float32' if config.gradient_bytes == 4 else 'bfloat16'}",
         "memory per GPU": f"{verdict(memory, capacity - RESERVED, config.plan_device)} "
         f"(fullest in {memory.moment})",
         **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},

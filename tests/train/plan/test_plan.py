@@ -203,6 +203,7 @@ def test_zero_stages_divide_what_they_should() -> None:
         "largest_group": 900,
         "ranks": 4,
         "b": 2,
+        "g": 2,
         "accumulates": True,
         "zero": {},
     }
@@ -210,6 +211,10 @@ def test_zero_stages_divide_what_they_should() -> None:
     assert [states.weights for states in found] == [2000, 2000, 2000, 500]
     assert [states.optimizer for states in found] == [12000, 3000, 3000, 3000]
     assert [states.while_forward()[0] for states in found] == [2000, 2000, 500, 500]
+    wide = [States(stage=stage, cuda=False, **{**common, "g": 4}) for stage in (2, 3)]
+    assert [states.while_forward()[0] for states in wide] == [1000, 1000]
+    assert [states.at_step()[0] for states in wide] == [1000, 1000]
+    assert wide[0].at_step()[1] == 0, "the sum is what the optimizer reads"
 
 
 @pytest.mark.parametrize("objective", ["causal", "branch"])
