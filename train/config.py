@@ -171,7 +171,7 @@ class TrainConfig:
     plan: bool = False  # print what would run, with its memory and time, and stop
     plan_ranks: int = 8  # ranks (GPUs) that plan=true assumes
     plan_device: str = "a100_80gb"  # device that plan=true assumes: a name that it lists, or GiB
-    plan_utilisation: float = 0.4  # share of its peak operations that plan=true assumes
+    plan_utilisation: float | None = None  # share of its peak that plan=true assumes; null: 40 %, and 30 %
     peak_tflops: float | None = None  # of a device, in bfloat16; null: from a table of datasheets
     memory_check: bool = True  # refuse to train what cannot fit into memory
     seed: int = 0  # of the order of the data, the windows and random weights
@@ -197,7 +197,7 @@ class TrainConfig:
         self._check_accumulation()
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
-        if not 0 < self.plan_utilisation <= 1:
+        if self.plan_utilisation is not None and not 0 < self.plan_utilisation <= 1:
             raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
         if self.lora.gated and self.objective.name not in ("dual", "branch"):
             raise ValueError(

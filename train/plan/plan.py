@@ -25,6 +25,7 @@ DEVICES = {
     "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
 }
 CLOSE = 0.9  # an estimate above this share of the memory may be wrong about fitting
+USUAL = (0.4, 0.3)  # shares of a device's peak that are assumed where the settings name none
 MACHINE = 8  # GPUs of one machine, whose memory the ranks share
 
 
@@ -113,10 +114,13 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         "computed twice",
     }
     if peak:
-        second = config.plan_ranks * peak * config.plan_utilisation
+        whole = config.steps * flops.model / (config.plan_ranks * peak) / 3600
+        first, *others = [config.plan_utilisation] if config.plan_utilisation else USUAL
         lines["hours"] = (
-            f"{config.steps * flops.model / second / 3600:.1f} on {config.plan_ranks} x {config.plan_device}, "
-            f"if {100 * config.plan_utilisation:.0f} % of {peak / 1e12:.0f} TFLOP/s are used (assumed)"
+            f"{whole / first:.1f} on {config.plan_ranks} x {config.plan_device}, if {100 * first:.0f} % of "
+            f"{peak / 1e12:.0f} TFLOP/s are used"
+            + "".join(f", {whole / share:.1f} if {100 * share:.0f} %" for share in others)
+            + " (assumed)"
         )
     return lines
 
