@@ -70,6 +70,7 @@ class Compiled:
         self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
 
     def __call__(self, *args: Any) -> Tensor:
+        """The function's value."""
         if not self._failed:
             try:
                 return self._compiled(*args)

@@ -1,4 +1,4 @@
-"""A run of infer.gpu_check: parity first, then speed. A part that fails is reported and leaves the others alone."""
+"""A run of infer.gpu_check: parity first, then speed. A part that fails is reported; the others still run."""
 
 import gc
 import subprocess
@@ -92,7 +92,8 @@ def _judge(report: dict[str, Any], out: Path) -> None:
     if report["failed"]:
         name, why = next(iter(report["failed"].items()))
         raise UserError(
-            f"out={out}: every part must finish, got {len(report['failed'])} that failed, the first {name} ({why})"
+            f"out={out}: every part must finish, got {len(report['failed'])} that failed, "
+            f"the first {name} ({why})"
         )
 
 

@@ -59,7 +59,9 @@ def test_a_job_that_saved_before_its_limit_is_queued_again(code: int, requeued: 
         ({"RANKS": "8", "OMP_NUM_THREADS": "3"}, "3"),
     ],
 )
-def test_every_rank_gets_its_share_of_the_cores(environment: dict[str, str], threads: str, tmp_path: Path) -> None:
+def test_every_rank_gets_its_share_of_the_cores(
+    environment: dict[str, str], threads: str, tmp_path: Path
+) -> None:
     """torchrun gave each of several ranks one thread: an optimizer on the CPU stepped on one core of 32."""
     project = tmp_path / "project"
     (project / "launch").mkdir(parents=True)

@@ -59,7 +59,8 @@ def attention(config: TrainCheckConfig) -> dict[str, Any]:
     batch = random_batch(499, 256, ObjectiveConfig(name="branch"), torch.device(config.device))
     parameters, gradients = list(lm.parameters()), config.device == "cuda"
     results: dict[str, list[Tensor]] = {}
-    with torch.set_grad_enabled(gradients), torch.compiler.set_stance("default" if gradients else "force_eager"):
+    stance = "default" if gradients else "force_eager"
+    with torch.set_grad_enabled(gradients), torch.compiler.set_stance(stance):
         for module.kernel in (DENSE, FLEX):
             loss, *_ = module(**batch)
             results[module.kernel] = [loss, *(torch.autograd.grad(loss, parameters) if gradients else ())]

@@ -118,7 +118,10 @@ def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["deepspeed=zero1"], "must be bf16 for bfloat16 weights at ZeRO stage 1, got fp32. Use deepspeed=zero2"),
+        (
+            ["deepspeed=zero1"],
+            "must be bf16 for bfloat16 weights at ZeRO stage 1, got fp32. Use deepspeed=zero2",
+        ),
         (["deepspeed.data_types.grad_accum_dtype=fp16"], "must be fp32 or bf16, got fp16"),
         (["deepspeed.bf16.enabled=false", "deepspeed.data_types.grad_accum_dtype=bf16"], "must be fp32 with"),
     ],

@@ -55,7 +55,8 @@ def test_a_part_that_fails_leaves_the_others_their_results(
 
 
 def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "command", lambda name, config: [sys.executable, "-c", "import time; time.sleep(99)"])
+    sleeps = [sys.executable, "-c", "import time; time.sleep(99)"]
+    monkeypatch.setattr(run, "command", lambda name, config: sleeps)
     with pytest.raises(UserError, match="failed: attention"):
         check(tmp_path / "check.json", "parts=[attention]", "minutes=0.01")
     assert "no result after minutes=0.01" in (tmp_path / "check.json").read_text()

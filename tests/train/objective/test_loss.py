@@ -87,7 +87,8 @@ def test_a_draft_is_accepted_with_all_before_it() -> None:
 def test_the_heads_gradient_is_summed_over_chunks_in_float32() -> None:
     """It was summed in the head's own type: over many chunks what is small was lost beside the sum."""
     torch.manual_seed(0)
-    hidden, head = torch.ones(2048, 8).bfloat16().requires_grad_(), torch.zeros(4, 8).bfloat16().requires_grad_()
+    hidden = torch.ones(2048, 8).bfloat16().requires_grad_()
+    head = torch.zeros(4, 8).bfloat16().requires_grad_()
     labels, weights = torch.zeros(2048, dtype=torch.long), torch.full((2048,), 1 / 2048)
     loss, *_ = weighted_cross_entropy(hidden, head, labels, weights, chunk=1)
     gradient = torch.autograd.grad(loss, head)[0].float()
