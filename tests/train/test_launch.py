@@ -82,3 +82,25 @@ def test_every_rank_gets_its_share_of_the_cores(
         ["bash", "launch/train.sh"], cwd=project, env=kept, capture_output=True, text=True, check=True
     )
     assert run.stdout == f"threads {threads}\n", run.stderr
+
+
+def test_a_check_of_decoding_that_fails_leaves_that_of_training(tmp_path: Path) -> None:
+    """launch/gpu_check.sh covered decoding alone. Each check gets its settings and a file of its own."""
+    (tmp_path / "launch").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    (tmp_path / "launch" / "gpu_check.sh").write_text((ROOT / "launch" / "gpu_check.sh").read_text())
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\necho "$*"; [[ $2 != infer.gpu_check ]] || exit 2\n')
+    python.chmod(0o755)
+    run = subprocess.run(
+        ["bash", "launch/gpu_check.sh", "out=a.json", "device=cpu", "shapes=[tiny]", "train.tokens=64"],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2 and run.stdout.splitlines() == [
+        "-m infer.gpu_check out=a.json device=cpu shapes=[tiny]",
+        "-m train.gpu_check out=a.train.json device=cpu tokens=64",
+    ]
