@@ -21,6 +21,7 @@ from infer.speed.config import SpeedConfig
 from infer.study.config import StudyConfig
 from train.config import TrainConfig
 from train.export.config import ExportConfig
+from train.gpu_check.config import TrainCheckConfig
 
 ENTRIES: dict[str, type] = {
     "data_prep": DataPrepConfig,
@@ -34,6 +35,7 @@ ENTRIES: dict[str, type] = {
     "report": ReportConfig,
     "study": StudyConfig,
     "gpu_check": GpuCheckConfig,
+    "train_check": TrainCheckConfig,
 }
 FOLDER = Path(__file__).parent / "settings"
 

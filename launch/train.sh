@@ -9,6 +9,11 @@ signals=(TERM USR1 INT HUP)
 handled=SIGTERM,SIGINT,SIGQUIT,SIGUSR1
 ignored=0x$(awk '/^SigIgn/ { print $2 }' "/proc/$$/status")
 ((ignored & 1)) || handled+=,SIGHUP # torchrun would handle even what nohup ignores
+# Threads for what runs on CPUs, as an offloaded optimizer's step; torchrun would give each of several ranks one.
+ranks=${RANKS:-$(nvidia-smi -L 2>/dev/null | wc -l || true)}
+cores=$(nproc)
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || ranks=$cores # no GPU, or a name that torchrun knows
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"
 # torchrun has exit codes of its own, so the trainer leaves its own in a file.
 TRAIN_EXIT_FILE=$(mktemp)

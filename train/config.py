@@ -41,9 +41,12 @@ class ObjectiveConfig:
 
     name: str = "dual"  # causal (eq. 7), basic (eq. 8), dual (eq. 9), or branch (eq. 9 in one pass)
     L: int = 5  # widest window of adaptive tokens
+    wide_share: float = 0.0  # share of branch's windows that are wider than L; 0: offsets above L untrained
+    L_max: int = 13  # widest of these windows: their widths are uniform on L + 1..L_max
     start_rate: float = 0.1  # probability that a position starts a window
     w: float = 1.0  # weight of the masked term
     masked_mean: str = "n"  # what the masked term is divided by: n (tokens, eq. 9) or masked (its positions)
+    attention: str = "auto"  # of branch's windows: flex (CUDA), dense, or auto: flex on CUDA if it works there
     diverse: bool = False  # a token of its own for each offset (App. B), in place of one for all
     soft: float = 0.0  # share of the model's own prediction in a masked position's target
     retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
@@ -52,10 +55,13 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         if self.name not in ("causal", "basic", "dual", "branch"):
             raise ValueError(f"objective.name: wanted causal, basic, dual or branch, found {self.name}")
+        if self.attention not in ("auto", "flex", "dense"):
+            raise ValueError(f"objective.attention must be auto, flex or dense, got {self.attention}")
         if self.masked_mean not in ("n", "masked"):
             raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
         if self.L < 1:
             raise ValueError(f"objective.L: wanted at least 1, found {self.L}")
+        self._check_wide()
         if self.w < 0:
             raise ValueError(f"objective.w: wanted at least 0, found {self.w}")
         if not 0 < self.start_rate <= 1:
@@ -66,6 +72,28 @@ class ObjectiveConfig:
         if self.soft and self.name not in ("dual", "branch"):
             raise ValueError(
                 f"objective.soft: wanted 0 for {self.name}, which has no clean sequence to learn from"
+            )
+
+    def _check_wide(self) -> None:
+        """Raises ValueError for wide windows that the objective cannot train."""
+        if not 0 <= self.wide_share <= 1:
+            raise ValueError(f"objective.wide_share must be a share from 0 to 1, got {self.wide_share}")
+        if not self.wide_share:
+            return
+        if self.name != "branch":
+            raise ValueError(
+                f"objective.wide_share must be 0 for objective={self.name}, got {self.wide_share}: only branch "
+                "has windows of a set width. Use objective=branch"
+            )
+        if self.diverse:
+            raise ValueError(
+                f"objective.wide_share must be 0 with objective.diverse=true, got {self.wide_share}: no "
+                "offset above L has an id of its own. Set objective.diverse=false or raise objective.L"
+            )
+        if self.L_max <= self.L:
+            raise ValueError(
+                f"objective.L_max must be above objective.L={self.L}, got {self.L_max}. Raise it, or set "
+                "objective.wide_share=0"
             )
 
 
@@ -145,7 +173,7 @@ class TrainConfig:
     plan: bool = False  # print what would run, with its memory and time, and stop
     plan_ranks: int = 8  # ranks (GPUs) that plan=true assumes
     plan_device: str = "a100_80gb"  # device that plan=true assumes: a name that it lists, or GiB
-    plan_utilisation: float = 0.4  # share of its peak operations that plan=true assumes
+    plan_utilisation: float | None = None  # share of its peak that plan=true assumes; null: 40 %, and 30 %
     peak_tflops: float | None = None  # of a device, in bfloat16; null: from a table of datasheets
     memory_check: bool = True  # refuse to train what cannot fit into memory
     seed: int = 0  # of the order of the data, the windows and random weights
@@ -158,7 +186,7 @@ class TrainConfig:
         for name in ("keep_every", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: wanted at least 0, found {getattr(self, name)}")
-        for name in ("zero_optimization", "bf16", "fp16", "checkpoint"):
+        for name in ("zero_optimization", "bf16", "fp16", "checkpoint", "data_types"):
             if not isinstance(found := self.deepspeed.get(name, {}), dict):
                 raise ValueError(f"deepspeed.{name}: wanted settings below it, found {found}")
         for name in ("bf16", "fp16"):
@@ -172,15 +200,38 @@ class TrainConfig:
                 )
         if self.stage not in (0, 1, 2, 3):
             raise ValueError(f"deepspeed.zero_optimization.stage: wanted 0, 1, 2 or 3, found {self.stage}")
+        self._check_accumulation()
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
-        if not 0 < self.plan_utilisation <= 1:
+        if self.plan_utilisation is not None and not 0 < self.plan_utilisation <= 1:
             raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
         if self.lora.gated and self.objective.name not in ("dual", "branch"):
             raise ValueError(
                 "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
                 f"sequence, found {self.objective.name}"
             )
+
+    def _check_accumulation(self) -> None:
+        """Raises ValueError for a type that DeepSpeed's optimizers cannot add gradients up in."""
+        wanted = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        if wanted not in (None, "fp32", "bf16"):
+            raise ValueError(f"deepspeed.data_types.grad_accum_dtype must be fp32 or bf16, got {wanted}")
+        if wanted == "bf16" and not self.bf16:
+            raise ValueError(
+                "deepspeed.data_types.grad_accum_dtype must be fp32 with deepspeed.bf16.enabled=false, got bf16"
+            )
+        if wanted == "fp32" and self.bf16 and self.stage < 2:
+            # 0.19.8: stage 0 has no such optimizer; that of stage 1 holds all gradients in both types.
+            raise ValueError(
+                f"deepspeed.data_types.grad_accum_dtype must be bf16 for bfloat16 weights at ZeRO stage "
+                f"{self.stage}, got fp32. Use deepspeed=zero2, which takes no more memory"
+            )
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of each number that gradients of several micro-batches are added up in."""
+        wanted = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        return 2 if self.bf16 and wanted != "fp32" else 4
 
     @property
     def bf16(self) -> bool:

@@ -15,10 +15,12 @@ from conf import LoneError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig
-from train.objective.adaptive import retain, sample_windows, window_offsets
-from train.objective.layout import Layout, basic, branch, causal, dual, replaceable
+from train.objective.adaptive import retain, sample_windows, widen, window_offsets
+from train.objective.layout import COLUMNS, Layout, basic, branch, causal, dual, replaceable
 
 TRAINING, HELD_OUT = 0, 1  # streams that windows are drawn from
+# Branch columns come in multiples of it on CUDA, where a width that is new to flex attention is compiled.
+CUDA_COLUMNS = 128
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
@@ -63,8 +65,9 @@ def lay_out(
     objective: ObjectiveConfig,
     *,
     seed: Sequence[int],
+    multiple: int = COLUMNS,
 ) -> Layout:
-    """The objective's layout of some sequences; windows are keyed by (seed, index)."""
+    """The objective's layout of some sequences; windows are keyed by (seed, index). `multiple` is branch's."""
     tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
     documents = np.stack([sequence.documents for sequence in sequences])
     if objective.name == "causal":
@@ -74,7 +77,7 @@ def lay_out(
     windows = [draw_windows(tokens.shape[1], objective, seed=(*seed, int(index))) for index in indices]
     w, mean = objective.w, objective.masked_mean
     if objective.name == "branch":
-        return branch(tokens, documents, windows, free, adaptive, w=w, masked_mean=mean)
+        return branch(tokens, documents, windows, free, adaptive, w=w, masked_mean=mean, multiple=multiple)
     offsets = np.stack([window_offsets(*window, free[row]) for row, window in enumerate(windows)])
     if objective.diverse:
         # A run of touching windows may be longer than there are ids: its rest stays standard.
@@ -88,6 +91,10 @@ def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> 
     """Starts and widths of one sequence's windows."""
     generator = np.random.default_rng(seed)
     starts, widths = sample_windows(n, L=objective.L, start_rate=objective.start_rate, generator=generator)
+    if objective.wide_share:
+        widths = widen(
+            widths, L=objective.L, L_max=objective.L_max, share=objective.wide_share, generator=generator
+        )
     if objective.retention < 1:
         widths = retain(widths, rate=objective.retention, floor=objective.retention_floor, generator=generator)
     return starts, widths
@@ -120,4 +127,6 @@ def load_batch(
                 f"data.path: wanted adaptive ids {list(vocab.adaptive)} that no text holds, "
                 f"found one in sequence {index}"
             )
-    return to_tensors(lay_out(sequences, indices, vocab, objective, seed=seed), device)
+    multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
+    layout = lay_out(sequences, indices, vocab, objective, seed=seed, multiple=multiple)
+    return to_tensors(layout, device)

@@ -82,4 +82,4 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
     """The objective that shows held-out windows as decoding meets them."""
     if objective.name == "causal":
         return objective
-    return replace(objective, name="branch", retention=1.0)
+    return replace(objective, name="branch", retention=1.0, wide_share=0.0)

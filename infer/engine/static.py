@@ -12,6 +12,7 @@ A row that fills up sees the cache and itself; what it writes lies behind its se
 sequence that fills up has an empty cache, whose columns nobody uses.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
@@ -56,6 +57,34 @@ def fixed_shapes(lm: PreTrainedModel) -> bool:
     return lm._can_compile_fullgraph and shares(lm) == 1
 
 
+class CompileWarning(UserWarning):
+    """torch.compile failed: forwards go on as graphs of the library's own kernels."""
+
+
+class Compiled:
+    """A function by torch.compile, and by itself from the first failure on, which is a CompileWarning.
+
+    A new shape is compiled in the runs ahead of its capture, never within one.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self._function, self._failed = function, False
+        self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
+
+    def __call__(self, *args: Any) -> Tensor:
+        """The function's value."""
+        if not self._failed:
+            try:
+                return self._compiled(*args)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # those of Dynamo, Inductor, Triton and a C compiler share no class
+                self._failed = True
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                warnings.warn(f"compile=true failed ({why}): going on without it", CompileWarning, stacklevel=2)
+        return self._function(*args)
+
+
 class StaticForward:
     """A graph for every shape, made when it is first wanted; all share one pool of memory."""
 
@@ -65,7 +94,7 @@ class StaticForward:
         if compile:
             # One row and one sequence are compiled by themselves, for each model: more than PyTorch expects.
             torch._dynamo.config.recompile_limit = 64
-            self._hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
+            self._hidden = Compiled(target.hidden)
         # PyTorch's own stream for captures is on the current device, which need not be the model's.
         self._stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
         self._pool = torch.cuda.graph_pool_handle() if self._stream else None

@@ -7,6 +7,7 @@ there, or nearly tie with it.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from infer.engine.pick import gumbel
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
+from infer.engine.static import CompileWarning
 from infer.gpu_check.models import random_model
 from infer.gpu_check.shapes import LIVELY
 from infer.loop import Limits, decode
@@ -61,8 +63,12 @@ def check_parity(*, device: str, prompts: int, compile: bool) -> list[dict[str, 
     rows.append({"decoder": "tree", "sampling": "repetition penalty", "batch": 3, **_identical(found, plain)})
     if compile:
         plain = _texts(lm, PlainDrafter, requests, GREEDY, batch=1)
-        found = _texts(lm, DECODERS["tree"], requests, GREEDY, batch=1, compile=True)
-        rows.append({"decoder": "compiled tree", "sampling": "greedy", "batch": 1, **_identical(found, plain)})
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always", CompileWarning)
+            found = _texts(lm, DECODERS["tree"], requests, GREEDY, batch=1, compile=True)
+        told = [str(warning.message) for warning in raised if warning.category is CompileWarning]
+        row = {"decoder": "compiled tree", "sampling": "greedy", "batch": 1, **_identical(found, plain)}
+        rows.append(row | {"fell_back": told[0] if told else None})
     for dtype, near in NEAR.items():
         typed = copy.deepcopy(slow).to(device=device, dtype=dtype)
         for name in ("greedy", "sampled"):

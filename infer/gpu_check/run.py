@@ -1,17 +1,20 @@
-"""A run of infer.gpu_check: parity first, then speed; what is known is written before the rest is tried."""
+"""A run of infer.gpu_check: parity first, then speed. A part that fails is reported; the others still run."""
 
 import gc
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from conf import UserError
+from conf.errors import in_one_line
 from conf.files import file_to_write, write_json
 from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, versions
@@ -44,15 +47,40 @@ def run(config: GpuCheckConfig) -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(config),
         "finished": False,
-        "parity": check_parity(device=config.device, prompts=config.prompts, compile=config.compile),
+        "failed": {},
+        "parity": [],
+        "bytes_per_second": None,
+        "shapes": {},
     }
-    write_json(out, report)  # whatever becomes of the rest
-    device = torch.device(config.device)
-    size = BLOCK if config.device == "cuda" else BLOCK >> 6
-    report["bytes_per_second"] = bandwidth(device, size=size)
-    report["shapes"] = {name: measured(name, config, report["bytes_per_second"]) for name in config.shapes}
+
+    def attempt(name: str, part: Callable[[], Any]) -> Any:
+        """The part's result, or None; then the file is written, whatever becomes of the rest."""
+        try:
+            return part()
+        except Exception as error:  # a check of hardware: any failure is a finding, not the end
+            report["failed"][name] = f"{type(error).__name__}: {in_one_line(error)}"
+            return None
+
+    device, size = torch.device(config.device), BLOCK if config.device == "cuda" else BLOCK >> 6
+    report["parity"] = attempt("parity", lambda: _parity(config)) or []
+    write_json(out, report)
+    report["bytes_per_second"] = attempt("bytes_per_second", lambda: bandwidth(device, size=size))
+    write_json(out, report)
+    for name in config.shapes:
+        result = attempt(name, partial(measured, name, config, report["bytes_per_second"]))
+        report["shapes"] |= {name: result} if result is not None else {}
+        write_json(out, report)
     write_json(out, {**report, "finished": True})
     show(report)
+    _judge(report, out)
+
+
+def _parity(config: GpuCheckConfig) -> list[dict[str, Any]]:
+    return check_parity(device=config.device, prompts=config.prompts, compile=config.compile)
+
+
+def _judge(report: dict[str, Any], out: Path) -> None:
+    """Raises UserError where a token differs or a part failed."""
     failed = [row for row in report["parity"] if not row["passed"]]
     if failed:
         first = failed[0]
@@ -62,9 +90,15 @@ def run(config: GpuCheckConfig) -> None:
             f"{first['dtype']}",
             page=NOT_IDENTICAL,
         )
+    if report["failed"]:
+        name, why = next(iter(report["failed"].items()))
+        raise UserError(
+            f"out={out}: every part must finish, got {len(report['failed'])} that failed, "
+            f"the first {name} ({why})"
+        )
 
 
-def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float]) -> dict[str, Any]:
+def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float] | None) -> dict[str, Any]:
     """L(q), loops, and plain decoding against the roofline; or that the device is too small."""
     context, rounds, compile = config.context, config.rounds, config.compile
     if config.device == "cuda":  # what the last shape left
@@ -80,7 +114,7 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float]) -> di
     needs = Needs.of(lm)
     assert needs is not None  # none of the shapes is a mixture of experts
     read = needs.bytes(1, context)
-    roofline = max(speeds.values()) / read
+    roofline = max(speeds.values()) / read if speeds else None
     plain = 1e3 / loops["plain"]["median"]
     return {
         "rows_ms": rows,
@@ -88,7 +122,7 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float]) -> di
         "bytes_per_token": read,
         "roofline_tokens_per_second": roofline,
         "plain_tokens_per_second": plain,
-        "plain_share_of_roofline": plain / roofline,
+        "plain_share_of_roofline": plain / roofline if roofline else None,
         "memory_bytes": torch.cuda.max_memory_allocated() if config.device == "cuda" else None,
     }
 

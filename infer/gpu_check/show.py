@@ -16,17 +16,27 @@ def show(report: dict[str, Any]) -> None:
         line = f"{dtype}: {sum(row['passed'] for row in rows)} of {len(rows)} comparisons passed"
         flips = [row["flips_per_1000"] for row in rows if "flips_per_1000" in row]
         console.print(line + (f", at most {max(flips):.1f} near-ties per 1,000 tokens" if flips else ""))
-    speeds = ", ".join(f"{name} {value / 1e9:,.0f} GB/s" for name, value in report["bytes_per_second"].items())
-    console.print(f"memory: {speeds}")
+        for row in rows:
+            if row.get("fell_back"):
+                console.print(f"{row['decoder']}: {row['fell_back']}", markup=False)
+    if report["bytes_per_second"]:
+        speeds = ", ".join(
+            f"{name} {value / 1e9:,.0f} GB/s" for name, value in report["bytes_per_second"].items()
+        )
+        console.print(f"memory: {speeds}")
+    for name, why in report["failed"].items():
+        console.print(f"{name} failed: {why}", markup=False)
     for shape, found in report["shapes"].items():
         if "out_of_memory" in found:
             console.print(f"{shape}: {found['out_of_memory']}")
             continue
-        console.print(
-            f"{shape}: plain {found['plain_tokens_per_second']:.1f} tokens/s, "
-            f"{100 * found['plain_share_of_roofline']:.0f} % of the roofline's "
-            f"{found['roofline_tokens_per_second']:.1f}"
-        )
+        line = f"{shape}: plain {found['plain_tokens_per_second']:.1f} tokens/s"
+        if found["roofline_tokens_per_second"]:
+            line += (
+                f", {100 * found['plain_share_of_roofline']:.0f} % of the roofline's "
+                f"{found['roofline_tokens_per_second']:.1f}"
+            )
+        console.print(line)
         console.print(_table("rows", found["rows_ms"], found["rows_ms"][1]["median"], "L(1)"))
         console.print(_table("loop", found["loops_ms"], found["loops_ms"]["plain"]["median"], "plain"))
 

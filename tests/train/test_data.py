@@ -11,8 +11,9 @@ from conf import LoneError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig
-from train.data import adaptive_ids, global_order, lay_out, load_batch, rank_batches
-from train.objective.layout import IGNORE
+from train.data import adaptive_ids, draw_windows, global_order, lay_out, load_batch, rank_batches
+from train.objective.adaptive import sample_windows
+from train.objective.layout import IGNORE, Layout
 from train.schedule import learning_rate
 
 
@@ -67,6 +68,48 @@ def test_more_offsets_than_diverse_ids_are_refused() -> None:
     vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
     with pytest.raises(ValueError, match=r"objective\.L=3"):
         adaptive_ids(vocab, ObjectiveConfig(L=3, diverse=True))
+
+
+def test_wide_windows_change_no_draw_where_they_are_off() -> None:
+    """Old runs must go on with the bytes that they began with."""
+    off = draw_windows(5000, ObjectiveConfig(name="branch", L=5), seed=(0, 1))
+    plain = sample_windows(5000, L=5, start_rate=0.1, generator=np.random.default_rng((0, 1)))
+    assert all(np.array_equal(a, b) for a, b in zip(off, plain, strict=True))
+    on = draw_windows(5000, ObjectiveConfig(name="branch", L=5, wide_share=0.2, L_max=9), seed=(0, 1))
+    assert np.array_equal(on[0], plain[0]) and on[1].max() == 9
+    assert 0.12 < (on[1] > 5).mean() < 0.28
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wide_share": 1.5}, r"objective\.wide_share must be a share from 0 to 1, got 1\.5"),
+        ({"name": "dual"}, r"objective\.wide_share must be 0 for objective=dual, got 0\.2.*Use objective="),
+        ({"diverse": True}, r"must be 0 with objective\.diverse=true, got 0\.2: no offset above L has an id"),
+        ({"L_max": 5}, r"objective\.L_max must be above objective\.L=5, got 5"),
+    ],
+)
+def test_wide_windows_that_cannot_be_trained_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ObjectiveConfig(**{"name": "branch", "wide_share": 0.2, **settings})
+
+
+def test_branches_on_a_gpu_have_few_widths(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In multiples of 16 there were 43 widths in 400 sequences, and flex attention is compiled for each."""
+    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+    seen: list[Layout] = []
+    monkeypatch.setattr("train.data.to_tensors", lambda layout, device: seen.append(layout))
+    shards, objective = Shards(data_folder, "train"), ObjectiveConfig(name="branch", start_rate=0.3)
+    for index in range(12):
+        for device in ("cpu", "cuda"):
+            load_batch(shards, np.array([index]), vocab, objective, seed=(0,), device=torch.device(device))
+    for narrow, rounded in zip(seen[::2], seen[1::2], strict=True):
+        n, width = narrow.trunk, narrow.ids.shape[1]
+        assert (rounded.ids.shape[1] - n) % 128 == 0 and width <= rounded.ids.shape[1]
+        assert np.array_equal(rounded.labels[:, :width], narrow.labels)
+        assert (rounded.labels[:, width:] == IGNORE).all()
+    widths = [{layout.ids.shape[1] for layout in some} for some in (seen[::2], seen[1::2])]
+    assert len(widths[1]) < len(widths[0])
 
 
 def test_causal_has_no_adaptive_ids() -> None:

@@ -38,10 +38,69 @@ def test_a_job_that_saved_before_its_limit_is_queued_again(code: int, requeued: 
         (tmp_path / name).chmod(0o755)
     calls = tmp_path / "calls"
     job = {"JOB_ID": "42", "JOB_NUM_NODES": "2", "JOB_NODELIST": "node[7-8]", "SUBMIT_DIR": str(ROOT)}
+    job["CPUS_ON_NODE"] = "96"
     slurm = {f"SLURM_{key}": value for key, value in job.items()}
     path = f"{tmp_path}:{os.environ['PATH']}"
     run = launch("train_slurm.sh", "out=a b", PATH=path, CALLS=str(calls), CODE=str(code), **slurm)
     assert run.returncode == code, run.stderr
     told = calls.read_text()
     assert "launch/train_multinode.sh out=a b NODES=2 HEAD=node7:29400 RUN=42" in told
+    assert "srun --cpus-per-task=96 " in told, "srun gave the task one core"
     assert ("scontrol requeue 42" in told) == requeued
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({"RANKS": "8"}, "4"),
+        ({"RANKS": "64"}, "1"),
+        ({}, "16"),
+        ({"RANKS": "gpu"}, "1"),
+        ({"RANKS": "8", "OMP_NUM_THREADS": "3"}, "3"),
+    ],
+)
+def test_every_rank_gets_its_share_of_the_cores(
+    environment: dict[str, str], threads: str, tmp_path: Path
+) -> None:
+    """torchrun gave each of several ranks one thread: an optimizer on the CPU stepped on one core of 32."""
+    project = tmp_path / "project"
+    (project / "launch").mkdir(parents=True)
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / "bin" / "activate").touch()
+    script = (ROOT / "launch" / "train.sh").read_text()
+    (project / "launch" / "train.sh").write_text(script)
+    for name, text in {
+        "torchrun": 'echo "threads $OMP_NUM_THREADS"',
+        "nproc": "echo 32",
+        "nvidia-smi": "echo GPU 0; echo GPU 1",
+    }.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANKS")}
+    kept |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
+    run = subprocess.run(
+        ["bash", "launch/train.sh"], cwd=project, env=kept, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == f"threads {threads}\n", run.stderr
+
+
+def test_a_check_of_decoding_that_fails_leaves_that_of_training(tmp_path: Path) -> None:
+    """launch/gpu_check.sh covered decoding alone. Each check gets its settings and a file of its own."""
+    (tmp_path / "launch").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    (tmp_path / "launch" / "gpu_check.sh").write_text((ROOT / "launch" / "gpu_check.sh").read_text())
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\necho "$*"; [[ $2 != infer.gpu_check ]] || exit 2\n')
+    python.chmod(0o755)
+    run = subprocess.run(
+        ["bash", "launch/gpu_check.sh", "out=a.json", "device=cpu", "shapes=[tiny]", "train.tokens=64"],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2 and run.stdout.splitlines() == [
+        "-m infer.gpu_check out=a.json device=cpu shapes=[tiny]",
+        "-m train.gpu_check out=a.train.json device=cpu tokens=64",
+    ]

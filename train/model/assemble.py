@@ -38,7 +38,15 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
         with partitions.whole(lm.get_input_embeddings(), lm.get_output_embeddings()):
             adapt(lm, config.lora, adaptive=adaptive_ids(vocab, config.objective), seed=config.seed)
     objective, gate = config.objective, Gate(lm) if config.lora.gated else None
-    return AdaptiveLM(lm, chunk=config.loss_chunk, L=objective.L, soft=objective.soft, gate=gate), parameters
+    module = AdaptiveLM(
+        lm,
+        chunk=config.loss_chunk,
+        L=objective.L,
+        soft=objective.soft,
+        gate=gate,
+        attention=objective.attention,
+    )
+    return module, parameters
 
 
 def describe(lm: Any, data: Path, out: Path) -> None:

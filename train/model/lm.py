@@ -9,21 +9,28 @@ from transformers import PreTrainedModel
 
 from train.model.lora import Gate
 from train.monitor.metrics import tally
-from train.objective.attention import branch_mask
+from train.objective.attention import Mask, branch_kernel, branch_mask
 from train.objective.loss import weighted_cross_entropy
 
 
 class AdaptiveLM(nn.Module):
     """The library's model, `lm`, under the loss. `chunk` positions have logits at once; a `gate` of
-    the model's adapter is opened for the adaptive rows.
+    the model's adapter is opened for the adaptive rows. `attention` is objective.attention.
     """
 
     def __init__(
-        self, lm: PreTrainedModel, *, chunk: int, L: int, soft: float = 0.0, gate: Gate | None = None
+        self,
+        lm: PreTrainedModel,
+        *,
+        chunk: int,
+        L: int,
+        soft: float = 0.0,
+        gate: Gate | None = None,
+        attention: str = "auto",
     ) -> None:
         super().__init__()
         self.lm = lm
-        self._chunk, self._L, self._soft, self._gate = chunk, L, soft, gate
+        self._chunk, self._L, self._soft, self._gate, self._attention = chunk, L, soft, gate, attention
 
     def forward(
         self,
@@ -44,7 +51,7 @@ class AdaptiveLM(nn.Module):
         hidden = self.lm.get_decoder()(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=branch_mask(positions, offsets, trunk),
+            attention_mask=self._mask(positions, offsets, trunk),
             use_cache=False,
         ).last_hidden_state
         loss, losses, predicted = weighted_cross_entropy(
@@ -58,3 +65,19 @@ class AdaptiveLM(nn.Module):
         )
         losses, predicted = losses.view_as(labels), predicted.view_as(labels)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
+
+    def _mask(self, positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
+        if positions.shape[1] == trunk:
+            return None
+        config = self.lm.config
+        heads = config.num_attention_heads
+        kernel = branch_kernel(
+            self._attention,
+            positions.device.type,
+            self.lm.dtype,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            dropout=getattr(config, "attention_dropout", 0.0),
+        )
+        return branch_mask(positions, offsets, trunk, kernel)

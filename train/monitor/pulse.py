@@ -19,15 +19,12 @@ DONE = "done"
 
 
 def shared_store() -> dist.Store:
-    """A store of rank 0's that every rank reaches. Called by every rank."""
-    host, rank = os.environ["MASTER_ADDR"], dist.get_rank()
-    timeout = timedelta(seconds=INTERVAL)
-    store = (
-        dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout) if rank == 0 else None
-    )
-    port = [store.port if store else 0]
-    dist.broadcast_object_list(port, src=0)
-    return store or dist.TCPStore(host, port[0], is_master=False, timeout=timeout)
+    """A connection of this rank's own to the store that the ranks met at: a run needs one port.
+
+    The process group's own connection would make a thread wait for the main one's reads.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=INTERVAL))
 
 
 class Pulse:
@@ -57,7 +54,7 @@ class Pulse:
         try:
             self._tell(DONE)
         except RuntimeError:
-            return  # rank 0, which keeps the store, has ended before
+            return  # who keeps the store, rank 0 or its launcher, has ended before
 
     def _watch(self) -> None:
         heard: dict[int, tuple[str, float]] = {}

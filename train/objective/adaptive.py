@@ -26,6 +26,19 @@ def sample_windows(
     return starts, generator.integers(1, L + 1, size=len(starts))
 
 
+def widen(
+    widths: np.ndarray, *, L: int, L_max: int, share: float, generator: np.random.Generator
+) -> np.ndarray:
+    """(m,) widths, of which a `share`, chosen independently, is drawn again uniformly on L + 1..L_max.
+
+    widths                  2 5 1 3 4
+    chosen                  0 1 0 0 1
+    with L = 5, L_max = 8   2 7 1 3 6
+    """
+    chosen = generator.random(len(widths)) < share
+    return np.where(chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths)
+
+
 def retain(widths: np.ndarray, *, rate: float, floor: float, generator: np.random.Generator) -> np.ndarray:
     """PARD's conditional drop (arXiv 2504.18583, §3.3): widths (m,) after far tokens have been dropped.
 

@@ -5,14 +5,16 @@ m branch columns, c = n + m. A branch column of offset j at position t sees the 
 columns of the trunk, the j - 1 columns before it and itself (drawn in train/objective/layout.py).
 """
 
+import os
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -20,18 +22,66 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import is_flash_attn_2_available
 
 from conf import UserError
+from conf.errors import in_one_line
 
 Mask = Tensor | BlockMask
+BLOCK = 128  # rows, and columns, of a block of flex attention's mask
+FLEX, DENSE = "flex", "dense"
 
 
-def branch_mask(positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
+@lru_cache
+def branch_kernel(
+    attention: str, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, width: int, dropout: float
+) -> str:
+    """The kernel of the branches, flex or dense, for objective.attention (auto, flex or dense) on a device of
+    type `device`, with heads of this width.
+
+    auto is flex on CUDA, and dense on a CPU and where flex attention fails, with a warning. Raises UserError
+    for flex where it has no gradient.
+    """
+    if attention == DENSE or (attention == "auto" and (device == "cpu" or dropout)):
+        return DENSE
+    if device == "cpu" or dropout:
+        without = "on a CPU, which has no gradient of flex attention" if device == "cpu" else "with dropout"
+        raise UserError(f"objective.attention must be auto or dense {without}, got flex. Set it to auto")
+    if attention == "auto":
+        failure = flex_failure(device, dtype, heads=heads, kv_heads=kv_heads, width=width)
+        if failure is not None:
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                warnings.warn(
+                    f"flex attention fails on this device ({failure}): the branches take dense attention, "
+                    "which needs more memory (plan=true objective.attention=dense shows how much)",
+                    stacklevel=2,
+                )
+            return DENSE
+    return FLEX
+
+
+def flex_failure(device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, width: int) -> str | None:
+    """Why flex attention or its gradient fails for such heads, tried on one block; None if it works."""
+    shapes = [(1, heads, BLOCK, width)] + [(1, kv_heads, 2 * BLOCK, width)] * 2
+    query, key, value = (torch.ones(*s, dtype=dtype, device=device, requires_grad=True) for s in shapes)
+    positions = torch.arange(BLOCK, device=device).repeat(2)[None]
+    mask = block_mask(positions, (torch.arange(2 * BLOCK, device=device) >= BLOCK)[None].long(), BLOCK)
+    try:
+        with torch.enable_grad():
+            output = _flex(nn.Identity(), query, key, value, mask)
+            torch.autograd.grad(output.sum(), (query, key, value))
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:  # those of Dynamo, Inductor, Triton and a C compiler share no class
+        return f"{type(error).__name__}: {in_one_line(error)}"
+    return None
+
+
+def branch_mask(positions: Tensor, offsets: Tensor, trunk: int, kernel: str = DENSE) -> Mask | None:
     """What the branch columns of (r, c) positions and offsets attend to; None without branches.
 
-    On a CPU a dense (r, 1, m, c) bool, True = attend; elsewhere a block mask for flex attention.
+    For the dense kernel a (r, 1, m, c) bool, True = attend; for flex a block mask.
     """
     if positions.shape[1] == trunk:
         return None
-    return dense_mask(positions, offsets, trunk) if positions.is_cpu else block_mask(positions, offsets, trunk)
+    return (block_mask if kernel == FLEX else dense_mask)(positions, offsets, trunk)
 
 
 def dense_mask(positions: Tensor, offsets: Tensor, trunk: int) -> Tensor:
@@ -42,14 +92,37 @@ def dense_mask(positions: Tensor, offsets: Tensor, trunk: int) -> Tensor:
 
 
 def block_mask(positions: Tensor, offsets: Tensor, trunk: int) -> BlockMask:
-    """The same for flex attention."""
+    """The same for flex attention.
+
+    Whether a block is needed, and whether it is whole, follows from the bounds of its rows, so that memory
+    grows with m c / BLOCK; create_block_mask, uncompiled, makes several (m, c) masks.
+    """
     prefix, first, own = _bounds(positions, offsets, trunk)
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key < prefix[row, query]) | ((first[row, query] <= key) & (key <= own[row, query]))
 
     r, c = positions.shape
-    return create_block_mask(attends, r, None, c - trunk, c, device=str(positions.device))
+    m = c - trunk
+    start = torch.arange(0, c, BLOCK, device=positions.device)
+    last = start + BLOCK - 1
+    # Rows that fill up the last block attend to nothing.
+    prefix_, first_, own_ = (
+        F.pad(bound, (0, -m % BLOCK), value=value).view(r, -1, BLOCK, 1)
+        for bound, value in ((prefix, 0), (first, 1), (own, 0))
+    )
+    window = (first_ <= own_) & (first_ <= last) & (start <= own_)
+    needed = ((start < prefix_) | window).any(2)  # (r, m / BLOCK, c / BLOCK)
+    whole = (last < prefix_).all(2)
+    return BlockMask.from_kv_blocks(
+        *_listed(needed & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=attends, seq_lengths=(m, c)
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of (r, a, b) bool: how many are True in each row (r, 1, a), and their places first (r, 1, a, b)."""
+    places = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], places.int()[:, None]
 
 
 def _bounds(positions: Tensor, offsets: Tensor, trunk: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +168,8 @@ def _attention(
     if isinstance(attention_mask, BlockMask):
         branches = _flex(module, query[:, :, n:], key, value, attention_mask, **kwargs)
     else:
-        branches = _dense(module, query[:, :, n:], key, value, attention_mask, **kwargs)
+        dense = _dense if query.is_cpu else _fused
+        branches = dense(module, query[:, :, n:], key, value, attention_mask, **kwargs)
     return torch.cat([trunk, branches], dim=1), None
 
 
@@ -119,9 +193,25 @@ def _flash(
 def _flex(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, **kwargs: Any
 ) -> Tensor:
-    if kwargs.get("dropout"):
-        raise UserError("objective=branch: wanted no attention dropout on a GPU, found a model with it")
     return flex_attention_forward(module, query, key, value, mask, scaling=kwargs.get("scaling"))[0]
+
+
+def _fused(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **unused: Any,
+) -> Tensor:
+    """Attention by the library's fused kernel, which keeps the mask in the scores' type but no scores."""
+    groups = query.shape[1] // key.shape[1]  # the kernel that takes a mask wants a key for every head
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
+    return output.transpose(1, 2)
 
 
 def _eager(

@@ -40,7 +40,7 @@ import numpy as np
 from train.objective.adaptive import replace
 
 IGNORE = -100
-COLUMNS = 16  # branch columns are filled up to a multiple: fewer shapes for compilers and allocators
+COLUMNS = 16  # branch columns are filled up to a multiple: fewer shapes for allocators
 
 
 @dataclass(frozen=True)
@@ -128,18 +128,19 @@ def branch(
     *,
     w: float = 1.0,
     masked_mean: str = "n",
+    multiple: int = COLUMNS,
 ) -> Layout:
     """The two terms of eq. 9 with Y computed once and every window on a clean prefix.
 
     `windows` are each sequence's starts and widths; a window ends before the first position
     that is not `free` (b, n) bool, and before one that predicts nothing. Rows are filled up to
-    a common width with columns that predict nothing and see the first token alone.
+    a common width, a `multiple`, with columns that predict nothing and see the first token alone.
     """
     standard = causal(tokens, documents)
     b, n = tokens.shape
     usable = free & (standard.labels != IGNORE)
     found = [_columns(*window, usable[row]) for row, window in enumerate(windows)]
-    m = -(-max(len(offsets) for _, offsets in found) // COLUMNS) * COLUMNS
+    m = -(-max(len(offsets) for _, offsets in found) // multiple) * multiple
     positions, offsets = np.zeros((b, m), dtype=np.int64), np.zeros((b, m), dtype=np.int64)
     for row, (position, offset) in enumerate(found):
         positions[row, : len(position)] = position

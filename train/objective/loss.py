@@ -54,7 +54,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         of_hidden, of_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         d_hidden = torch.zeros_like(hidden) if of_hidden else None
-        d_weight = torch.zeros_like(weight) if of_weight else None
+        # In bfloat16 a sum over chunks would lose what is small beside it.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         losses, predicted = torch.zeros_like(weights), torch.full_like(labels, IGNORE)
         for part in torch.nonzero(labels != IGNORE)[:, 0].split(chunk):
@@ -71,9 +73,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden[part] = d_logits @ weight
             if d_weight is not None:
-                d_weight.addmm_(d_logits.T, hidden_cd)
+                if wide == weight.dtype:
+                    d_weight.addmm_(d_logits.T, hidden_cd)
+                else:
+                    d_weight += d_logits.T @ hidden_cd
             del logits_cV, d_logits, targets  # before the next chunk's are made
-        ctx.save_for_backward(d_hidden, d_weight)
+        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
         ctx.mark_non_differentiable(losses, predicted)
         return loss, losses, predicted
 

@@ -98,6 +98,7 @@ def _states(architecture: PretrainedConfig, config: TrainConfig, *, b: int, rank
         ranks=ranks,
         stage=config.stage,
         b=b,
+        g=config.gradient_bytes,
         accumulates=config.accumulations(ranks) > 1,
         zero=config.zero,
         cuda=cuda,
@@ -112,6 +113,7 @@ def _forward_bytes(
     """
     checkpointing, work = config.model.activation_checkpointing, expected_work(config.objective, seq_len)
     rows, copies = config.micro_batch * work.rows, 2 if config.objective.name == "dual" else 1
+    branches = round(work.rows - copies * seq_len)
     layer, rest = (
         config.micro_batch * copies * kept
         for kept in saved_bytes(
@@ -119,10 +121,14 @@ def _forward_bytes(
             attention=config.model.attention,
             dtype=dtype,
             trunk=seq_len,
-            branches=round(work.rows - copies * seq_len),
+            branches=branches,
             cuda=cuda,
         )
     )
+    if cuda and config.objective.attention == "dense":
+        # Bool once, and in the scores' type in every layer.
+        mask = config.micro_batch * branches * (seq_len + branches)
+        layer, rest = layer + mask * dtype.itemsize, rest + mask
     d, vocab = architecture.hidden_size, architecture.vocab_size
     stream = rows * d * dtype.itemsize  # the hidden states of all rows
     kept = rest + architecture.num_hidden_layers * (stream if checkpointing else layer)
@@ -133,8 +139,10 @@ def _forward_bytes(
     each = 4 + (dtype.itemsize if dtype.itemsize < 4 else 0)
     each *= 2 if config.objective.soft else 1
     chunk = 2 * each * min(config.loss_chunk, config.micro_batch * work.predicted) * vocab
-    of_head = 0 if config.lora.rank else vocab * d * dtype.itemsize
-    return kept, working, stream + of_head, stream + chunk
+    of_head = 0 if config.lora.rank else vocab * d
+    # Of a bfloat16 head the gradient is summed over chunks in float32, beside a chunk's product.
+    summed = 4 * of_head if dtype.itemsize < 4 else 0
+    return kept, working, stream + of_head * dtype.itemsize, stream + chunk + summed
 
 
 def saved_bytes(

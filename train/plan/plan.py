@@ -25,6 +25,7 @@ DEVICES = {
     "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
 }
 CLOSE = 0.9  # an estimate above this share of the memory may be wrong about fitting
+USUAL = (0.4, 0.3)  # shares of a device's peak that are assumed where the settings name none
 MACHINE = 8  # GPUs of one machine, whose memory the ranks share
 
 
@@ -65,7 +66,9 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
     parameters = sum(parameter.numel() for parameter in skeleton(architecture).parameters())
     objective, optimizer = config.objective, config.optimizer
     tokens = "diverse tokens" if objective.diverse else "one adaptive token"
-    window = f", L={objective.L}, w={objective.w:g}, {tokens}" if objective.name != "causal" else ""
+    wide = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
+    width = f"L={objective.L}{wide if objective.wide_share else ''}"
+    window = f", {width}, w={objective.w:g}, {tokens}" if objective.name != "causal" else ""
     return {
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
         f"{parameters / 1e9:.2f}B parameters",
@@ -111,10 +114,13 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         "computed twice",
     }
     if peak:
-        second = config.plan_ranks * peak * config.plan_utilisation
+        whole = config.steps * flops.model / (config.plan_ranks * peak) / 3600
+        first, *others = [config.plan_utilisation] if config.plan_utilisation else USUAL
         lines["hours"] = (
-            f"{config.steps * flops.model / second / 3600:.1f} on {config.plan_ranks} x {config.plan_device}, "
-            f"if {100 * config.plan_utilisation:.0f} % of {peak / 1e12:.0f} TFLOP/s are used (assumed)"
+            f"{whole / first:.1f} on {config.plan_ranks} x {config.plan_device}, if {100 * first:.0f} % of "
+            f"{peak / 1e12:.0f} TFLOP/s are used"
+            + "".join(f", {whole / share:.1f} if {100 * share:.0f} %" for share in others)
+            + " (assumed)"
         )
     return lines
 
@@ -125,7 +131,8 @@ def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -
     together = min(config.plan_ranks, MACHINE)
     offloaded = f", {together * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
     return {
-        "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}",
+        "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}, "
+        f"gradients added up in {'float32' if config.gradient_bytes == 4 else 'bfloat16'}",
         "memory per GPU": f"{verdict(memory, capacity - RESERVED, config.plan_device)} "
         f"(fullest in {memory.moment})",
         **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},

@@ -23,7 +23,8 @@ class States:
     largest_group: int  # of those that the optimizer steps at once: embeddings are a group of their own
     ranks: int
     stage: int
-    b: int  # bytes of a weight, and of a gradient
+    b: int  # bytes of a weight, and of a gradient of one micro-batch
+    g: int  # bytes of a gradient that several are added up in; above b only at stages 2 and 3
     accumulates: bool
     zero: dict[str, Any]
     cuda: bool  # where memory counts when it is allocated, not when it is first written to
@@ -56,7 +57,8 @@ class States:
     @property
     def host(self) -> float:
         """Masters, moments and a float32 gradient, with the 16-bit copy on its way back; weights of stage 3."""
-        states = self.share * (16 + self.b) if self.offloaded else 0
+        wide = self.g - self.b if self.stage == 3 else 0  # at stage 2 the sum stays on the device
+        states = self.share * (16 + self.b + wide) if self.offloaded else 0
         kept_apart = (self.zero.get("offload_param") or {}).get("device", "none") != "none"
         return states + (self.parameters / self.ranks * self.b if kept_apart and self.stage == 3 else 0)
 
@@ -88,13 +90,12 @@ class States:
     def while_forward(self) -> tuple[float, float]:
         """Gradients and buffers that lie beside all activations, before the backward pass."""
         if self.stage == 3:
-            return (0 if self.offloaded else self.share * self.b), self.bucket_bytes + self.gathered
+            return (0 if self.offloaded else self.share * self.g), self.bucket_bytes + self.gathered
         if not self.accumulates:
             return 0, 0
-        partitioned = self.stage == 2
-        if partitioned and self.offloaded:
-            return 0, 0
-        return self.b * (self.share if partitioned else self.trained), 0
+        if self.stage == 2:
+            return (0 if self.offloaded and self.g == self.b else self.share * self.g), 0
+        return self.b * self.trained, 0
 
     def while_backward(self) -> tuple[float, float]:
         """The same with the buffers of reduction, in full where they fill before the pass ends."""
@@ -105,7 +106,10 @@ class States:
             buffers += self.bucket_bytes
         if self.stage >= 2 and self.bucket < self.trained:
             buffers += self.filled * self.b
-            gradients += self.share * self.b if self.stage == 2 and not self.offloaded else 0
+            if self.stage == 2 and self.g > self.b:
+                gradients = self.share * self.g  # one vector, which every micro-batch is added to
+            elif self.stage == 2 and not self.offloaded:
+                gradients += self.share * self.b
         return gradients, buffers
 
     def at_reduction(self) -> tuple[float, float]:
@@ -118,20 +122,25 @@ class States:
             moved = self.share * self.b if self.bucket < self.trained else 0
             waiting = (self.trained - self.filled) * self.b
             return waiting + moved, self.bucket_bytes + copied
+        if self.stage == 2 and self.g > self.b:
+            return self.share * self.g, self.bucket_bytes + copied
         if self.stage == 2:
             return held + (self.share * self.b if self.bucket < self.trained else 0), self.bucket_bytes + copied
-        return held, buffers + copied
+        widened = self.filled / self.ranks * self.g if self.g > self.b else 0
+        return held, buffers + copied + widened
 
     def at_step(self) -> tuple[float, float]:
         """The optimizer's step: gradients once more, flat and in float32, of one group after the other."""
-        wide = 4 if self.b == 2 else 0  # a float32 gradient needs no copy in float32
+        wide = 4 if self.g == 2 else 0  # a float32 gradient needs no copy in float32
         if self.stage == 0:
             return self.trained * self.b, self.trained * wide
         if self.offloaded:
-            return 0, 0
+            return (self.share * self.g if self.stage == 2 and self.g > self.b else 0), 0
         share = self.largest_group / self.ranks
         if self.stage == 3:
             share = min(share, float(self.zero.get("sub_group_size", SUB_GROUP)))
             bucket = self.bucket_bytes
-            return self.share * self.b, bucket + share * (self.b + wide)
+            return self.share * self.g, bucket + share * (self.g + wide)
+        if self.g > self.b:
+            return self.share * self.g, 0
         return self.share * self.b, share * (self.b + wide)

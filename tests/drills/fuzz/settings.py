@@ -36,6 +36,7 @@ GIVEN = {
     "report": ["out=o"],
     "study": ["model=m", "out=o", "draft=d"],
     "gpu_check": ["out=o"],
+    "train_check": ["out=o"],
 }
 TRUE, FALSE = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 WORDS = ("true", "false", "null", "on", "5", "", "[]", "{}", "[1,2]", "[a,b]", "{a:1}", "a,b", "[[a]]")

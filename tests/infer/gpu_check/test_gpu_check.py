@@ -64,11 +64,46 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
 
 def test_a_check_that_was_ended_early_says_so(tmp_path: Path, short: pytest.MonkeyPatch) -> None:
     """A kill between parity and times left a file that nothing told from a finished one but what it lacked."""
-    short.setattr(run, "bandwidth", Mock(side_effect=RuntimeError))
-    with pytest.raises(RuntimeError):
+    short.setattr(run, "bandwidth", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
         check(tmp_path / "check.json")
     report = json.loads((tmp_path / "check.json").read_text())
     assert report["parity"] and report["finished"] is False
+
+
+@pytest.mark.parametrize("part", ["parity", "bytes_per_second", "tiny"])
+def test_a_part_that_fails_leaves_the_others_their_results(
+    part: str, tmp_path: Path, short: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first exception ended the check: a kernel that failed in parity left no time of anything."""
+    name = {"parity": "check_parity", "bytes_per_second": "bandwidth", "tiny": "random_model"}[part]
+    short.setattr(run, name, Mock(side_effect=RuntimeError("planted")))
+    with pytest.raises(UserError, match=rf"got 1 that failed, the first {part} \(RuntimeError: planted\)"):
+        check(tmp_path / "check.json", "dtype=float32")
+    report = json.loads((tmp_path / "check.json").read_text())
+    assert report["finished"] and report["failed"] == {part: "RuntimeError: planted"}
+    assert bool(report["parity"]) == (part != "parity")
+    assert bool(report["bytes_per_second"]) == (part != "bytes_per_second")
+    assert ("tiny" in report["shapes"]) == (part != "tiny")
+    if part == "bytes_per_second":
+        assert report["shapes"]["tiny"]["plain_share_of_roofline"] is None
+    assert f"{part} failed: RuntimeError: planted" in capsys.readouterr().out
+
+
+def test_a_compiler_that_fails_leaves_graphs_without_it(tmp_path: Path, short: pytest.MonkeyPatch) -> None:
+    """compile=true ended in Inductor's traceback, though graphs without it would have run."""
+
+    def broken(function, **settings):
+        def fail(*args):
+            raise RuntimeError("no C compiler")
+
+        return fail
+
+    short.setattr(torch, "compile", broken)
+    rows = parity.check_parity(device="cpu", prompts=2, compile=True)
+    compiled = next(row for row in rows if row["decoder"] == "compiled tree")
+    assert compiled["passed"]
+    assert compiled["fell_back"] == "compile=true failed (RuntimeError: no C compiler): going on without it"
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

@@ -102,6 +102,41 @@ def test_accumulation_and_clipping_are_the_plain_loops(data_folder: Path, stage:
     assert engine.weight_norm() == pytest.approx(norm)
 
 
+@pytest.mark.parametrize("preset", ["zero2", "zero3", "zero2_offload"])
+def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: str) -> None:
+    """Sixteen micro-batches added up in bfloat16: the gradient's norm was off by 3.6e-4."""
+    pinned = ["deepspeed.zero_optimization.offload_optimizer.pin_memory=false"] if "offload" in preset else []
+    common = ["deepspeed.bf16.enabled=true", "global_batch=16", "optimizer.clip=0", *pinned]
+    setup = Setup(data_folder, f"deepspeed={preset}", *common)
+    batches = [batch for step in range(4) for batch in setup.batches(step)]
+    reference, total = setup.module(), 0.0
+    for batch in batches:
+        (reference(**batch)[0] / 16).backward()
+        total += torch.cat([p.grad.double().flatten() for p in reference.parameters() if p.grad is not None])
+        reference.zero_grad()
+    engine = Engine(setup.module(), setup.config)
+    engine.step(batches, 0.0, key=(0, 0))
+    assert engine.gradient_norm() == pytest.approx(float(total.norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["deepspeed=zero1"],
+            "must be bf16 for bfloat16 weights at ZeRO stage 1, got fp32. Use deepspeed=zero2",
+        ),
+        (["deepspeed.data_types.grad_accum_dtype=fp16"], "must be fp32 or bf16, got fp16"),
+        (["deepspeed.bf16.enabled=false", "deepspeed.data_types.grad_accum_dtype=bf16"], "must be fp32 with"),
+    ],
+)
+def test_types_that_gradients_cannot_be_added_up_in_are_refused(given: list[str], message: str) -> None:
+    """DeepSpeed ended in NotImplementedError at stage 0."""
+    wanted = ["+deepspeed.data_types.grad_accum_dtype=fp32"] if given == ["deepspeed=zero1"] else []
+    with pytest.raises(UserError, match=message):
+        settings("train", TrainConfig, [*given, *wanted])
+
+
 def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
     """DeepSpeed's stage 0 took a step on zero gradients first: after one step the loss was off by 0.02 in 7."""
     found = []

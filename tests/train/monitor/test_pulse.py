@@ -1,9 +1,12 @@
+import os
 import time
+from datetime import timedelta
 
+import psutil
 import pytest
 import torch.distributed as dist
 
-from train.monitor.pulse import Pulse
+from train.monitor.pulse import Pulse, shared_store
 
 
 def pulses(store: dist.Store, ends: list[str], ranks: int) -> list[Pulse]:
@@ -72,5 +75,29 @@ def test_a_machine_that_was_suspended_ends_nobody(monkeypatch: pytest.MonkeyPatc
     away[0] = 100.0
     time.sleep(0.3)
     assert ends == []
+    for pulse in found:
+        pulse.finish()
+
+
+def test_the_watch_opens_no_port_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listened on a second, random port of rank 0, which a firewall between machines leaves closed."""
+    met = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(met.port))
+
+    def listening() -> set[int]:
+        connections = psutil.Process(os.getpid()).net_connections("tcp")
+        return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    ends: list[str] = []
+    stores = [shared_store() for _ in range(2)]
+    found = [
+        Pulse(store, rank=rank, ranks=2, interval=0.02, patience=5, end=ends.append)
+        for rank, store in enumerate(stores)
+    ]
+    time.sleep(0.2)
+    assert listening() == before and ends == []
+    assert int(met.get("pulse/0")) > 0 and int(met.get("pulse/1")) > 0
     for pulse in found:
         pulse.finish()

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.objective.adaptive import replace, retain, sample_windows, window_offsets
+from train.objective.adaptive import replace, retain, sample_windows, widen, window_offsets
 
 
 def reference_offsets(starts: list[int], widths: list[int], replaceable: list[bool]) -> list[int]:
@@ -62,3 +62,12 @@ def test_a_far_token_stays_with_its_probability_and_never_alone() -> None:
     assert np.allclose(shares, [0.7, 0.49, 0.343, 0.2401, 0.2, 0.2], atol=0.005)
     assert (retain(np.array([3, 1]), rate=1.0, floor=0.0, generator=generator) == [3, 1]).all()
     assert len(retain(np.array([], int), rate=0.7, floor=0.2, generator=generator)) == 0
+
+
+def test_a_share_of_the_windows_is_wider_than_L() -> None:
+    """`branch` never trained an offset above L, where the paper decodes with k = 13 after L = 7."""
+    narrow = np.random.default_rng(0).integers(1, 6, size=100_000)
+    widths = widen(narrow, L=5, L_max=8, share=0.25, generator=np.random.default_rng(1))
+    shares = [(widths == width).mean() for width in range(1, 9)]
+    assert np.allclose(shares, [0.15] * 5 + [0.25 / 3] * 3, atol=0.005)
+    assert (widths[widths <= 5] == narrow[widths <= 5]).all()

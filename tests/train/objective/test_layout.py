@@ -70,6 +70,20 @@ def test_branch_is_the_docstrings_picture() -> None:
     assert layout.weights[0, 0] == pytest.approx(1 / 10) and layout.weights[0, 5] == pytest.approx(2 / 10)
 
 
+def test_a_window_wider_than_L_is_one_branch_on_its_clean_prefix() -> None:
+    """The worked row of objective.wide_share: L = 1, a window of width 1 and a wide one of width 3."""
+    tokens = np.array([[11, 12, 13, 14, 15]])
+    free = replaceable(tokens, np.zeros_like(tokens), [])
+    layout = branch(tokens, np.zeros_like(tokens), [(np.array([1, 1]), np.array([1, 3]))], free, [A])
+    row = slice(5, 9)
+    assert layout.ids[0, row].tolist() == [A, A, A, A]
+    assert layout.positions[0, row].tolist() == [1, 1, 2, 3]
+    assert layout.offsets[0, row].tolist() == [1, 1, 2, 3]
+    assert layout.labels[0, row].tolist() == [13, 13, 14, 15]
+    with pytest.raises(ValueError, match="offset 3 has no adaptive id: there are 2"):
+        branch(tokens, np.zeros_like(tokens), [(np.array([1]), np.array([3]))], free, [A, A + 1])
+
+
 @given(st.integers(0, 10**6), st.booleans())
 def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) -> None:
     """Every window's columns run a_1, a_2, ... from its start, stop before control tokens, padding

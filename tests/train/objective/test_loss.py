@@ -84,8 +84,20 @@ def test_a_draft_is_accepted_with_all_before_it() -> None:
     assert summarise(found)["accuracy_2"] == pytest.approx(1 / 2)
 
 
+def test_the_heads_gradient_is_summed_over_chunks_in_float32() -> None:
+    """It was summed in the head's own type: over many chunks what is small was lost beside the sum."""
+    torch.manual_seed(0)
+    hidden = torch.ones(2048, 8).bfloat16().requires_grad_()
+    head = torch.zeros(4, 8).bfloat16().requires_grad_()
+    labels, weights = torch.zeros(2048, dtype=torch.long), torch.full((2048,), 1 / 2048)
+    loss, *_ = weighted_cross_entropy(hidden, head, labels, weights, chunk=1)
+    gradient = torch.autograd.grad(loss, head)[0].float()
+    torch.testing.assert_close(gradient[0], torch.full((8,), -0.75))
+    torch.testing.assert_close(gradient[1:], torch.full((3, 8), 0.25))
+
+
 def test_chunks_cost_bfloat16_little() -> None:
-    """The head's gradient is summed over chunks in the head's own type: 16 roundings instead of one."""
+    """A chunk's product is rounded to the head's type: 16 roundings instead of one."""
     torch.manual_seed(0)
     hidden = torch.randn(1024, 64).bfloat16().requires_grad_()
     head = (torch.randn(200, 64) * 0.1).bfloat16().requires_grad_()

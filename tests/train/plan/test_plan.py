@@ -86,6 +86,18 @@ def test_offloading_moves_the_optimizer_to_the_machine() -> None:
     assert "states offloaded" in plan(there)["memory per machine"]
 
 
+def test_dense_attention_on_a_gpu_costs_its_mask() -> None:
+    """objective.attention=dense: a mask of every branch column and column, once as bool and in each layer."""
+    common = ["model=demo", "objective=branch", "global_batch=1", "model.shape.num_hidden_layers=4"]
+    flex, dense = (
+        settings("train", TrainConfig, [*common, f"objective.attention={name}"]) for name in ("flex", "dense")
+    )
+    architecture = model_config(flex.model, vocab=VOCAB)
+    found = [estimate_memory(architecture, c, ranks=1, seq_len=1000, cuda=True) for c in (flex, dense)]
+    mask = 300 * 1300  # L=5: 0.3 branch columns for each token
+    assert found[1].activations - found[0].activations == mask + 4 * 2 * mask
+
+
 def test_lora_needs_no_optimizer_for_what_is_frozen() -> None:
     common = ["experiment=sdsat_7b_l5"]
     whole, adapter = (settings("train", TrainConfig, [*common, f"lora.rank={rank}"]) for rank in (0, 8))
@@ -135,9 +147,11 @@ def test_operations_are_those_that_torch_counts(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("retention", [1.0, 0.6])
-@pytest.mark.parametrize("name", ["causal", "basic", "dual", "branch"])
-def test_expected_work_is_that_of_drawn_layouts(name: str, retention: float) -> None:
-    objective = ObjectiveConfig(name=name, L=4, retention=retention)
+@pytest.mark.parametrize(
+    ("name", "wide"), [("causal", 0.0), ("basic", 0.0), ("dual", 0.0), ("branch", 0.0), ("branch", 0.3)]
+)
+def test_expected_work_is_that_of_drawn_layouts(name: str, wide: float, retention: float) -> None:
+    objective = ObjectiveConfig(name=name, L=4, retention=retention, wide_share=wide, L_max=9)
     n, draws = 4000, 8
     sequence = type("Sequence", (), {"documents": np.zeros(n, dtype=np.int64), "tokens": np.full(n, 50)})
     rows = pairs = predicted = 0.0
@@ -189,6 +203,7 @@ def test_zero_stages_divide_what_they_should() -> None:
         "largest_group": 900,
         "ranks": 4,
         "b": 2,
+        "g": 2,
         "accumulates": True,
         "zero": {},
     }
@@ -196,6 +211,10 @@ def test_zero_stages_divide_what_they_should() -> None:
     assert [states.weights for states in found] == [2000, 2000, 2000, 500]
     assert [states.optimizer for states in found] == [12000, 3000, 3000, 3000]
     assert [states.while_forward()[0] for states in found] == [2000, 2000, 500, 500]
+    wide = [States(stage=stage, cuda=False, **{**common, "g": 4}) for stage in (2, 3)]
+    assert [states.while_forward()[0] for states in wide] == [1000, 1000]
+    assert [states.at_step()[0] for states in wide] == [1000, 1000]
+    assert wide[0].at_step()[1] == 0, "the sum is what the optimizer reads"
 
 
 @pytest.mark.parametrize("objective", ["causal", "branch"])
