@@ -64,8 +64,8 @@ class PromptSetConfig(SourceConfig):
             raise ValueError(f"prompts.truncate: must be at least 2 tokens, got {self.truncate}")
         if self.truncate is not None and self.max_tokens is not None:
             raise ValueError(
-                f"prompts.truncate: must be null where max_tokens={self.max_tokens} passes over long prompts, got "
-                f"{self.truncate}. Set one of the two to null"
+                f"prompts.truncate: must be null where max_tokens={self.max_tokens} passes over long prompts, "
+                f"got {self.truncate}. Set one of the two to null"
             )
 
 

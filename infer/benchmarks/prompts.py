@@ -40,8 +40,8 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
     problems = read_problems(name, config)
     if config.truncate and any(isinstance(problem.prompt, Infill) for problem in problems):
         raise UserError(
-            f"prompts.{name}.truncate: must be null for infilling prompts, which need both their prefix and their "
-            f"suffix, got {config.truncate}. Use prompts.{name}.max_tokens"
+            f"prompts.{name}.truncate: must be null for infilling prompts, which need both prefix and suffix, "
+            f"got {config.truncate}. Use prompts.{name}.max_tokens"
         )
     random.Random(seed).shuffle(problems)
     groups = dict[tuple[str, str], list[Problem]]()
@@ -93,8 +93,8 @@ def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
 def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
     """The prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
 
-    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never reads
-    its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
+    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never
+    reads its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
     """
     if len(prompt.ids) <= most:
         return prompt

@@ -107,7 +107,7 @@ def test_a_model_without_infilling_is_told_of(tmp_path: Path, text: Text) -> Non
 
 @pytest.mark.parametrize("most", [2, 12, 500])
 def test_long_prompts_are_truncated_at_their_beginning(tmp_path: Path, text: Text, most: int) -> None:
-    """Prompts of more than 512 tokens were passed over, where GSD truncates them: XSum lost its long articles."""
+    """Prompts of more than 512 tokens were passed over, where GSD truncates them: XSum lost long articles."""
     words = [f"Article: {'word ' * count}\nSummary:" for count in (1, 30, 60)]
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": one}) for one in words))
