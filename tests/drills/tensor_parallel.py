@@ -1,6 +1,7 @@
 """Tensor parallel with a draft model: two ranks against one process, prompt by prompt.
 
     python -m tests.drills.tensor_parallel MODEL_DIR HELD_OUT.jsonl --draft DIR [--count 200] [--ranks 2]
+        [--only "greedy gsd" ...]
 
 MODEL_DIR is divided over the ranks on this machine's CPUs; DIR is whole on each rank, and self:N is divided as
 the model is. One process decodes the prompts of tests/drills/lossless.py in float32 with each method, greedily
@@ -50,6 +51,8 @@ def outputs(args: argparse.Namespace) -> dict[str, Any]:
     prompts = prompts_of(model.text, args.held_out, args.count, model.lm.config.vocab_size)
     texts = dict[str, Any]()
     for name, config in decoders(args.adaptive, args.new).items():
+        if args.only and name not in args.only:
+            continue
         began, texts[name] = time.perf_counter(), []
         for prompt in prompts:
             steps = list(generate(model, prompt, config))
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", nargs="+", help="decoders by name; all where none is given")
     parser.add_argument("--out", type=Path, help="of a rank: the file that takes its texts")
     args = parser.parse_args()
     if args.out:
