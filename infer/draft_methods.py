@@ -45,7 +45,7 @@ class DraftMethods:
 
     def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
         self._lm, self._draft = lm, draft
-        self._runners = Runners(draft.lm, compile=compile)
+        self._runners = Runners(draft.lm, compile=compile, beside=lm)
         self._learners = Learners[AutoBudget, tuple[Costs, Costs]]()
 
     def drafters(

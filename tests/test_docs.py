@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, settings
+from data_prep.config import DataPrepConfig
+from infer.benchmarks.reading import kind_of
+from infer.quality.config import QualityConfig
 from tests.drills import quick_start
 from tests.markdown import Command, anchors, blocks, commands, headless, links
 
@@ -108,6 +111,21 @@ def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
     for command in commands(page.read_text(encoding="utf-8")):
         problem = check(command)
         assert problem is None, f"{told(page)}: {command.program} {' '.join(command.arguments)}: {problem}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/codellama_7b.md"])
+def test_the_documented_data_are_decontaminated_against_what_is_scored(name: str) -> None:
+    """README's block for CodeLlama screened HumanEval alone, and then scored MBPP, MultiPL-E and infilling."""
+    page = (ROOT / name).read_text(encoding="utf-8")
+    (prepared,) = [
+        settings("data_prep", DataPrepConfig, command.settings)
+        for command in commands(page)
+        if command.program == "data_prep" and "experiment=starcoder" in command.settings
+    ]
+    assert any(command.program == "launch/evaluate.sh" for command in commands(page))
+    scored = settings("quality", QualityConfig, ["experiment=paper", "model=m", "out=o"]).benchmarks
+    kinds = {kind_of(name, one) for name, one in scored.items()}
+    assert kinds <= prepared.decontaminate.benchmarks.keys()
 
 
 def check(command: Command) -> str | None:

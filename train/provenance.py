@@ -34,11 +34,12 @@ def base_model(folder: str | None) -> dict[str, Any]:
 
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
     """Of a data manifest: documents, tokens, documents by layout (plain and the orders of infilling), languages
-    with the most tokens first.
+    with the most tokens first, and the benchmarks that it is decontaminated against, None where not said.
     """
     train = data["train"]
     languages = sorted(train["languages"], key=lambda name: -train["languages"][name]["tokens"])
-    return {**{name: train[name] for name in ("documents", "tokens", "modes")}, "languages": languages}
+    totals = {name: train[name] for name in ("documents", "tokens", "modes")}
+    return {**totals, "languages": languages, "decontaminated": data.get("decontaminated")}
 
 
 def _card(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -23,18 +23,32 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
     Raises UserError for a benchmark that is not there or has none of the known fields.
     """
     for setting, place in config.benchmarks.items():
-        found = 0
+        found, programs = 0, set[str]()
         for index, (source, row) in enumerate(_rows(setting, place)):
             name = next((str(row[key]) for key in NAMES if key in row), str(index))
             task = f"{setting}/{source}/{name}" if source else f"{setting}/{name}"
-            texts = [row[key] for key in FIELDS if isinstance(row.get(key), str)]
+            texts = _texts(row)
             found += len(texts)
+            if "suffix" in row:  # a task for each missing line of a program
+                texts = [text for text in texts if text not in programs]
+                programs.update(texts)
             yield from ((task, text) for text in texts)
         if not found:
             raise UserError(
                 f"decontaminate.{setting}={place}: wanted tasks with one of the fields {', '.join(FIELDS)}, "
                 "found none"
             )
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    """The texts of a task that must not be trained on.
+
+    Those of an infilling are one program: its missing line, such as `for i in range(n):`, stands in many files.
+    """
+    found = {key: row[key] for key in (*FIELDS, "suffix") if isinstance(row.get(key), str)}
+    if "suffix" in found:
+        return ["".join(found.get(key, "") for key in ("prompt", "canonical_solution", "suffix"))]
+    return list(found.values())
 
 
 def sources_hash(config: DecontaminateConfig) -> str:

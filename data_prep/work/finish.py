@@ -26,6 +26,7 @@ def finish(job: Job) -> None:
         "counts": totals["counts"],
         "drops": totals["drops"],
         "decontamination": fingerprint_file(job.folder / INDEX),
+        "decontaminated": list(job.config.decontaminate.benchmarks),
     }
     if job.config.budget is not None:
         facts["chosen"] = job.read_facts("choose")["chosen"]

@@ -54,6 +54,7 @@ class PromptSetConfig(SourceConfig):
     count: int | None = 10  # prompts taken; null: all
     max_new_tokens: int | None = None  # of a text, at most; null: as many as of every set
     max_tokens: int | None = None  # longer prompts are passed over
+    truncate: int | None = None  # longer prompts keep BOS and their last tokens, this many in all; GSD: 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +68,13 @@ class PromptSetConfig(SourceConfig):
             raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"prompts.max_tokens: wanted at least 1, found {self.max_tokens}")
+        if self.truncate is not None and self.truncate < 2:
+            raise ValueError(f"prompts.truncate: must be at least 2 tokens, got {self.truncate}")
+        if self.truncate is not None and self.max_tokens is not None:
+            raise ValueError(
+                f"prompts.truncate: must be null where max_tokens={self.max_tokens} passes over long prompts, "
+                f"got {self.truncate}. Set one of the two to null"
+            )
 
 
 @dataclass

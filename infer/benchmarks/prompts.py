@@ -35,14 +35,19 @@ class TokenPrompt:
 
 
 def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -> list[TokenPrompt]:
-    """`count` prompts of at most `max_tokens`, drawn without replacement from the `first` problems; equally
-    many of each category and language while they last.
+    """`count` prompts of at most `max_tokens`, or truncated to `truncate`, drawn without replacement from the
+    `first` problems; equally many of each category and language while they last.
 
-    Raises UserError as `read_problems` does, for infillings of a model that has none, and for too few prompts
-    of fitting length.
+    Raises UserError as `read_problems` does, for infillings of a model that has none, for too few prompts
+    of fitting length, and for infillings that would be truncated.
     """
     problems = read_problems(name, config)
     problems = problems[: max(1, int(config.first * len(problems)))]
+    if config.truncate and any(isinstance(problem.prompt, Infill) for problem in problems):
+        raise UserError(
+            f"prompts.{name}.truncate: must be null for infilling prompts, which need both prefix and suffix, "
+            f"got {config.truncate}. Use prompts.{name}.max_tokens"
+        )
     random.Random(seed).shuffle(problems)
     groups = dict[tuple[str, str], list[Problem]]()
     for problem in problems:
@@ -72,6 +77,8 @@ def _limit(config: PromptSetConfig) -> str:
 def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -> Iterator[TokenPrompt]:
     for problem in problems:
         prompt = replace(token_prompt(problem, text), max_new_tokens=config.max_new_tokens)
+        if config.truncate is not None:
+            prompt = truncated(prompt, text, config.truncate)
         if config.max_tokens is None or len(prompt.ids) <= config.max_tokens:
             yield prompt
 
@@ -86,6 +93,19 @@ def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
                 yield first
                 still.append(group)
         left = still
+
+
+def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
+    """The prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
+
+    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never
+    reads its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
+    """
+    if len(prompt.ids) <= most:
+        return prompt
+    bos = text.encode("")
+    ids = (*bos, *prompt.ids[len(prompt.ids) - (most - len(bos)) :])
+    return replace(prompt, ids=ids, before=text.decode(ids))
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:

@@ -48,9 +48,10 @@ def find_both(
 
     Their tables were measured at different moments of a machine that is now faster and now slower. What a
     draft is worth hangs on the ratio of the two, so a row of each is timed again, in turns; of the draft
-    model with what may follow it, which of sampled text takes longer.
+    model with what may follow it, which of sampled text takes longer. Ranks that share the target agree.
     """
     ours, theirs = (find_costs(lm, batch=batch, capacity=capacity, sampling=sampling) for lm in (target, draft))
+    theirs = agreed_value(target, theirs)  # each rank measured a draft model of its own
     context = measured_at(capacity, target, draft)
     ratio = measure_ratio(target, draft, batch=batch, context=context, sampling=sampling)
     scale = ratio * ours(1) / theirs(1)

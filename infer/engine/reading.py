@@ -125,7 +125,7 @@ class LazyReading:
     ) -> tuple[Candidates, Tensor]:
         """See Reading."""
         q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
-        drawn = draw(q, k, generator)
+        drawn = self._agree(draw(q, k, generator))
         ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
         chances = q.gather(1, drawn.clamp(min=0)).tolist()
         return Candidates(ids, [row[: len(kept)] for row, kept in zip(chances, ids)]), q

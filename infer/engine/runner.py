@@ -24,7 +24,7 @@ class Runner:
     `static` chooses fixed shapes, on CUDA as graphs: so it is there unless said otherwise, where the
     library knows the model to be free of data-dependent control flow and one process has all of it.
     `compile` has torch.compile fuse the decoder's kernels first, which takes a minute and pays from
-    some thousand tokens on.
+    some thousand tokens on. `beside` is the Target's.
     """
 
     def __init__(
@@ -36,13 +36,14 @@ class Runner:
         batch: int = 1,
         static: bool | None = None,
         compile: bool = False,
+        beside: PreTrainedModel | None = None,
     ) -> None:
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
         self.static = static
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
-        self._target = target = Target(lm, batch=batch, capacity=room)
+        self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._dynamic = DynamicForward(target)
         self._forward: Forward = (
             StaticForward(target, batch=batch, compile=compile) if static else self._dynamic

@@ -11,10 +11,17 @@ from infer.engine.runner import Runner
 
 
 class Runners:
-    """Lends a runner to one text at a time; `static` and `compile` are the runner's."""
+    """Lends a runner to one text at a time; `static`, `compile` and `beside` are the runner's."""
 
-    def __init__(self, lm: PreTrainedModel, *, static: bool | None = None, compile: bool = False) -> None:
-        self.static, self._lm, self._compile = static, lm, compile
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        static: bool | None = None,
+        compile: bool = False,
+        beside: PreTrainedModel | None = None,
+    ) -> None:
+        self.static, self._lm, self._compile, self._beside = static, lm, compile, beside
         self._kept: Runner | None = None
         self._lock = Lock()
 
@@ -32,6 +39,7 @@ class Runners:
             batch=batch,
             static=self.static,
             compile=self._compile,
+            beside=self._beside,
         )
 
     def give(self, runner: Runner) -> None:

@@ -22,17 +22,20 @@ class Target:
     """Decoder, head, gate and cache; `slopes` (H,) where positions are ALiBi's. The cache has room for
     `capacity` rows of up to `batch` sequences.
 
-    `agree` makes what decides the same on all ranks.
+    `agree` makes what decides the same on all ranks: those that the model is divided over, or those that
+    `beside` is, where every rank has a whole copy of `lm` that drafts for it.
     """
 
-    def __init__(self, lm: PreTrainedModel, *, batch: int, capacity: int) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, *, batch: int, capacity: int, beside: PreTrainedModel | None = None
+    ) -> None:
         lm = view_of(lm)  # several decode on one model at a time
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
         self.dtype, self.device = lm.dtype, lm.device
         self.gate, self.windows = ProbeGate.of(lm), windows(lm.config)
         self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
-        self.agree = agreement(lm)
+        self.agree = agreement(beside or lm)
         self.cache = TreeCache(
             lm.config,
             batch=batch,

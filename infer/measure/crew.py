@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from conf.stage import begun, partial_of, publish
 from infer.measure.unfinished import read_unit
 from infer.models import parallel
 
+T = TypeVar("T")
 PATIENCE = timedelta(days=7)  # a rank may wait so long for the slowest; torchrun ends all when one dies
 
 
@@ -51,6 +52,21 @@ class Members:
         """Until all are here."""
         if self.world > 1:
             dist.barrier()
+
+    def share(self, values: Sequence[T]) -> Sequence[T]:
+        """Those of all values that are this rank's work."""
+        return values[self.rank :: self.world]
+
+    def gather(self, share: Sequence[T]) -> list[T]:
+        """What every rank made of its `share`, in the order of all values, on every rank."""
+        shares: list[Any] = [list(share)]
+        if self.world > 1:
+            shares *= self.world
+            dist.all_gather_object(shares, list(share))
+        values: list[Any] = [None] * sum(map(len, shares))
+        for rank, one in enumerate(shares):
+            values[rank :: self.world] = one
+        return values
 
     def device(self) -> str | None:
         """The GPU of this rank; None where there is none."""
@@ -116,7 +132,7 @@ class Units:
         """The share of this rank in those that are not done; asked by all ranks before any saves one."""
         left = [name for name in self._names if not self._is_done(name, members)]
         members.wait()
-        return left[members.rank :: members.world]
+        return list(members.share(left))
 
     def save(self, name: str, value: Any) -> None:
         """Keep one; a reader sees the whole of it or none."""

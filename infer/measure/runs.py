@@ -164,9 +164,10 @@ def measure(
     """Run all decoders over all prompts; `advance` is called after every prompt.
 
     All take turns on every prompt, in an order that rotates from round to round, so that a change of the
-    machine's speed meets them alike. Each first decodes the first prompt once, uncounted, to warm up.
+    machine's speed meets them alike. Each first decodes the first prompt once, uncounted, to warm up. A rank
+    that has no share of few prompts measures none.
     """
-    for decoder in decoders.values():
+    for decoder in decoders.values() if prompts else ():
         decoder(prompts[0])
     names = list(decoders)
     found = {name: Measured() for name in names}

@@ -41,15 +41,18 @@ class Adaptive:
     control: frozenset[int] | None = None  # ids that no text became in training
 
 
-def load_model(folder: str | Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
+def load_model(
+    folder: str | Path, *, dtype: str, device: str | None = None, whole: bool = False
+) -> PreTrainedModel:
     """The library's model with its adapter, if it has one, ready to decode.
 
-    Under torchrun it is divided over the processes, each on its own GPU or all on CPUs. Raises UserError
+    Under torchrun it is divided over the processes, each on its own GPU or all on CPUs; `whole`: every process
+    loads all of it. Raises UserError
     for a directory that is no model or lacks its adapter, a model that trees or so many processes do not
     suit, and an adapter that would have to be divided.
     """
     logging.disable_progress_bar()
-    path, ranks = check_directory(folder), parallel.processes()
+    path, ranks = check_directory(folder), 1 if whole else parallel.processes()
     if ranks > 1 and device:
         raise UserError(
             f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"

@@ -7,6 +7,9 @@ Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023): they skip atte
 the depth, chosen for each model by Bayesian optimisation, and stop drafting below a confidence that adapts.
 Here the first layers draft as they are, without a search; they draft worse for the same number of layers.
 
+Under torchrun the target is divided over the ranks. A draft model is small: every rank loads all of it and
+drafts the same tree (agreement.py). The first layers are divided as the target is.
+
 Knows which ids both models have; knows no drafting.
 """
 
@@ -24,9 +27,9 @@ from transformers import PreTrainedModel
 
 from conf import UserError
 from infer.config import DraftConfig
+from infer.engine.agreement import failing_together
 from infer.engine.memory import enough_for_weights
 from infer.engine.target import context_length
-from infer.models import parallel
 from infer.models.checkpoint import Adaptive, load_adaptive, load_model, load_text
 from infer.text import Text
 
@@ -55,12 +58,9 @@ class Draft:
 def check_draft(config: DraftConfig, text: Text) -> int:
     """`Draft.rows` for a target's tokenizer, before any weight is read.
 
-    Raises UserError for a directory without a tokenizer or with another one's ids, for `adaptive` without
-    adaptive.json, and under torchrun, whose ranks would draft apart.
+    Raises UserError for a directory without a tokenizer or with another one's ids, and for `adaptive` without
+    adaptive.json.
     """
-    ranks = parallel.processes()
-    if ranks > 1:
-        raise UserError(f"draft={config.model}: wanted none under torchrun, found {ranks} processes")
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
     folder = Path(str(config.model))
@@ -93,13 +93,14 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
     """The model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
 
     A model larger than the target is warned of. Raises UserError for what `load_model` refuses, for
-    want of memory, and for as many layers as the target has.
+    want of memory on any rank, and for as many layers as the target has.
     """
     if config.layers is None:
         folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
         narrow, device = "draft.dtype=bfloat16", str(target.device)
-        with told_as("draft", folder), enough_for_weights(folder, dtype, device, narrow=narrow):
-            lm = load_model(folder, dtype=dtype, device=device)
+        fits = enough_for_weights(folder, dtype, device, narrow=narrow)
+        with failing_together(target), told_as("draft", folder), fits:
+            lm = load_model(folder, dtype=dtype, device=device, whole=True)
             adaptive = load_adaptive(folder) if config.adaptive else None
         _warn_of_size(folder, lm, target)
     else:

@@ -26,7 +26,7 @@ from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
 from infer.quality.result import RESULT, result
 from infer.quality.verdicts import cases, digest, judge, late_ones
-from infer.quality.work import Work, find_work, whose
+from infer.quality.work import Work, contaminated, find_work, whose
 from infer.report.parts import SCHEMAS
 from infer.report.terminal import print_report
 from infer.report.write import write
@@ -52,6 +52,8 @@ def run(config: QualityConfig) -> None:
 
 def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path, members: Members) -> None:
     """The result, written."""
+    for sentence in contaminated(config, work.benchmarks):
+        tell(members, f"warning: {sentence}")
     sandbox = open_sandbox(config.sandbox) if work.executed else None
     if sandbox:
         tell(members, f"sandbox: {sandbox.told}")

@@ -13,6 +13,7 @@ from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problem
 from infer.config import Infill
 from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
+from infer.models.directory import decontaminated
 from infer.quality.answers import ids_of
 from infer.quality.batches import Batch, plan
 from infer.quality.config import QualityConfig
@@ -48,6 +49,7 @@ class Work:
         return {
             "names": {who: Path(name).name for who, name in whose(config).items()},
             "skipped": self.skipped,
+            "contaminated": contaminated(config, self.benchmarks),
             "rules": {name: rules(kind_of(name, config.benchmarks[name])) for name in self.benchmarks},
             "exact": [name for name, problems in self.benchmarks.items() if not problems[0].tests],
             "batches": len(self.batches),
@@ -62,6 +64,24 @@ class Work:
 def whose(config: QualityConfig) -> dict[str, str]:
     """The directories of the models."""
     return {"model": config.model} | ({"base": config.base} if config.base else {})
+
+
+def contaminated(config: QualityConfig, benchmarks: Iterable[str]) -> list[str]:
+    """A sentence for each benchmark that the model may have been trained on, as far as its directory says.
+
+    `lines` are left out: files of the user's own, such as the texts that data_prep held out.
+    """
+    listed = decontaminated(config.model)
+    if listed is None:
+        return []
+    kinds = {name: kind_of(name, config.benchmarks[name]) for name in benchmarks}
+    return [
+        f"{name}: the training data of {config.model} must be decontaminated against {kind}, got data "
+        f"decontaminated against {', '.join(listed) or 'nothing'}. The score may count problems that the model "
+        "was trained on. Prepare data with benchmarks=all"
+        for name, kind in kinds.items()
+        if kind != "lines" and kind not in listed
+    ]
 
 
 def find_work(config: QualityConfig) -> Work:

@@ -69,6 +69,7 @@ def _of_quality(part: Mapping[str, Any]) -> list[str]:
         for row in part["rows"]
         if row.get("cut") and row["decoder"] == "plain" and not row["temperature"]
     ]
+    found += part.get("contaminated", [])
     if part["rows"] and not any(row["value"] for row in part["rows"]):
         found.append("no answer passed: these scores cannot tell models apart")
     sandbox = part.get("sandbox")

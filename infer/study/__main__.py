@@ -1,6 +1,7 @@
 """python -m infer.study: the GSD paper's measurements on a model and one that drafts for it.
 
     python -m infer.study model=DIR draft=DIR2 prompts.held_out.path=FILE out=DIR [parts=[methods,ranks]]
+    torchrun --nproc_per_node 8 -m infer.study ...                      the ranks divide the prompts
 
 Tables on the terminal; report.json and a plot of each part in the folder. A finished folder is not
 measured again.

@@ -1,6 +1,6 @@
 """A model, what drafts for it, and prompts: every measurement of the study decodes with these."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +14,7 @@ from infer.drafters.outcome import Outcome, Watch
 from infer.drafters.protocol import Drafters
 from infer.engine.runner import Runner
 from infer.loop import Limits
+from infer.measure.crew import ALONE, Members
 from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import Methods
 from infer.models.draft import Draft, check_draft, load_draft
@@ -22,6 +23,7 @@ from infer.study.counts import Counts
 from infer.study.rates import DraftedRun
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class Way(NamedTuple):
@@ -32,18 +34,21 @@ class Way(NamedTuple):
 
 
 class Bench:
-    """Loaded once. Raises UserError for what `load` and `load_prompts` refuse, and for texts that are
-    longer than the model's context.
+    """Loaded once by each of `members`, who divide the prompts. Raises UserError for what `load` and
+    `load_prompts` refuse, and for texts that are longer than the model's context.
     """
 
-    def __init__(self, config: StudyConfig) -> None:
-        self.config, self.model = config, load(config.model, config.dtype, draft=config.draft)
+    def __init__(self, config: StudyConfig, members: Members = ALONE) -> None:
+        self.config, self.members = config, members
+        self.model = load(config.model, config.dtype, members.device(), draft=config.draft)
         self.prompts = {
             name: load_prompts(name, prompt_set, self.model.text, seed=config.seed)
             for name, prompt_set in config.prompts.items()
         }
         self._longest = max(len(prompt.ids) for prompt in self.all_prompts)
-        self.capacity = self._longest + config.max_new_tokens
+        self.capacity = max(
+            len(prompt.ids) + (prompt.max_new_tokens or config.max_new_tokens) for prompt in self.all_prompts
+        )
         if self.capacity > self.model.context:
             raise UserError(
                 f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
@@ -54,6 +59,10 @@ class Bench:
     def all_prompts(self) -> list[TokenPrompt]:
         """Of all sets."""
         return list(chain.from_iterable(self.prompts.values()))
+
+    def each(self, work: Callable[[TokenPrompt], T]) -> list[T]:
+        """The work's results on all prompts, which the ranks divide; the same list on every rank."""
+        return self.members.gather([work(prompt) for prompt in self.members.share(self.all_prompts)])
 
     @property
     def draft(self) -> Draft:
@@ -103,7 +112,7 @@ class Bench:
     def run(self, decode: DecodeConfig) -> list[DraftedRun]:
         """All prompts once."""
         (decoder,) = self.decoders({None: Way(decode)}).values()
-        return [decoder(prompt) for prompt in self.all_prompts]  # type: ignore[misc]
+        return self.each(decoder)  # type: ignore[arg-type]
 
     def outcomes(self, decode: DecodeConfig, prompt: TokenPrompt) -> list[Outcome]:
         """The graph of every step but the last, as a prompt is decoded."""

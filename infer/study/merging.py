@@ -7,6 +7,7 @@ path: with q the draft model's distribution of the next token behind a path,
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
@@ -49,15 +51,17 @@ def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
 
 @torch.inference_mode()
 def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
-    decode = bench.decode("gsd", k=k, tau=tau, tau_reading="preceding")
-    draft, found = bench.draft, list[float]()
-    for prompt in bench.all_prompts:
-        context = list(prompt.ids)
+    decode, draft = bench.decode("gsd", k=k, tau=tau, tau_reading="preceding"), bench.draft
+
+    def of_prompt(prompt: TokenPrompt) -> list[float]:
+        context, found = list(prompt.ids), list[float]()
         for outcome in bench.outcomes(decode, prompt):
             if outcome.graph.merged:
                 found += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
             context += outcome.tokens
-    return found
+        return found
+
+    return list(chain.from_iterable(bench.each(of_prompt)))
 
 
 def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Tensor:

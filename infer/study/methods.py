@@ -84,7 +84,11 @@ def lossy(rows: list[dict[str, Any]]) -> list[str]:
 def _rows(bench: Bench, ways: Mapping[Key, Way]) -> list[dict[str, Any]]:
     decoders, rows = bench.decoders(ways), []
     for name, prompts in bench.prompts.items():
-        found = measure(decoders, prompts, rounds=bench.config.rounds)
+        shares = measure(decoders, bench.members.share(prompts), rounds=bench.config.rounds)
+        found = {
+            key: Measured([bench.members.gather(runs) for runs in share.rounds])
+            for key, share in shares.items()
+        }
         for key, measured in found.items():
             plain = found[Key(key.decoding, "plain", None, None)]
             rows.append({"prompt_set": name, **key._asdict(), **_figures(measured, plain)})

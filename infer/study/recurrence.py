@@ -10,9 +10,10 @@ neither above nor below: what repeats itself along one path is no other hypothes
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
+from infer.benchmarks.prompts import TokenPrompt
 from infer.study.bench import Bench
 from infer.trees.token_graph import TokenGraph
 
@@ -21,14 +22,18 @@ LENGTHS = (1, 2, 3, 4, 5)
 
 def measure_recurrence(bench: Bench) -> list[dict[str, Any]]:
     """By n, over the trees of all prompts: TSD's by the paper's settings."""
-    found, tokens, trees = Counter[int](), 0, 0
-    for prompt in bench.all_prompts:
-        for outcome in bench.outcomes(bench.decode("tsd"), prompt):
-            found.update({n: len(recurring(outcome.graph, n)) for n in LENGTHS})
-            tokens += len(outcome.graph.tokens) - 1
-            trees += 1
+    decode = bench.decode("tsd")
+
+    def counts(prompt: TokenPrompt) -> list[tuple[int, dict[int, int]]]:
+        """The tokens of each tree, and by n those that recur."""
+        graphs = [outcome.graph for outcome in bench.outcomes(decode, prompt)]
+        return [(len(one.tokens) - 1, {n: len(recurring(one, n)) for n in LENGTHS}) for one in graphs]
+
+    trees = list(chain.from_iterable(bench.each(counts)))
+    tokens = sum(size for size, _ in trees)
+    recur = {n: sum(by_length[n] for _, by_length in trees) for n in LENGTHS}
     return [
-        {"n": n, "share": found[n] / tokens if tokens else None, "tokens": tokens, "trees": trees}
+        {"n": n, "share": recur[n] / tokens if tokens else None, "tokens": tokens, "trees": len(trees)}
         for n in LENGTHS
     ]
 

@@ -1,13 +1,14 @@
 """A run of infer.study: its parts measured one after the other, written and told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import Progress
 
-from conf import UserError
+from conf import LoneError
 from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
@@ -15,6 +16,7 @@ from conf.sealed import read_result, sealed
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
+from infer.measure.crew import Members, muster, told_by_its_rank
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
@@ -37,35 +39,49 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
 
 
 def run(config: StudyConfig) -> None:
-    """Measure and report, unless the folder already holds the report."""
+    """Measure and report, unless the folder already holds the report. Under torchrun the ranks divide the
+    prompts, each with models of its own.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
-    made = _made(config)
-    if is_finished(config.out, "study", made):
+    members, made = muster(), _made(config)
+    if not is_finished(config.out, "study", made):
+        _measured(config, made, members)
+    elif members.first:
         print_line(f"study: {config.out} is finished: nothing to do")
+    if members.first:
         report = read_result(Path(config.out) / "report.json")
-    else:
-        report = _measured(config, made)
-    print_study(report)
-    _check_identical(report)
+        print_study(report)
+        _check_identical(report)
 
 
-def _measured(config: StudyConfig, made: dict[str, Any]) -> dict[str, Any]:
-    """The report, written."""
-    with staged(config.out) as out:
-        bench = Bench(config)
-        report: dict[str, Any] = {"schema": 1, **circumstances(config)}
-        with Progress() as progress:
+def _measured(config: StudyConfig, made: dict[str, Any], members: Members) -> None:
+    """The report, measured by all ranks and written by the first."""
+    with _folder(config.out, members) as out:
+        bench = Bench(config, members)
+        report: dict[str, Any] = {"schema": 1, **circumstances(config), "processes": members.world}
+        with Progress(disable=not members.first) as progress, told_by_its_rank():
             parts = [part for part in PARTS if part in config.parts]
             task = progress.add_task("", total=len(parts))
             for part in parts:
                 progress.update(task, description=part)
                 report[part] = MEASUREMENTS[part](bench)
-                PLOTS[part](report[part], out / f"{part}.png")
+                if out:
+                    PLOTS[part](report[part], out / f"{part}.png")
                 progress.advance(task)
-        write_json(out / "report.json", sealed(report))
-        write_manifest(out, "study", made)
-    return report
+        if out:
+            write_json(out / "report.json", sealed(report))
+            write_manifest(out, "study", made)
+
+
+@contextmanager
+def _folder(out: str, members: Members) -> Iterator[Path | None]:
+    """The folder to write, on the first rank; the others have none."""
+    if not members.first:
+        yield None
+        return
+    with told_by_its_rank(), staged(out) as folder:
+        yield folder
 
 
 def _made(config: StudyConfig) -> dict[str, Any]:
@@ -82,7 +98,7 @@ def _check_identical(report: dict[str, Any]) -> None:
     """A study that shows a lossy method is written, and then fails the run, and every later one."""
     found = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
     if found and report["settings"]["dtype"] == "float32":
-        raise UserError(
+        raise LoneError(
             f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}",
             page=NOT_IDENTICAL,
         )

@@ -9,6 +9,7 @@ nothing is learned; greedy, all settings in turns on every prompt.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -24,13 +25,16 @@ def measure_time(bench: Bench) -> list[dict[str, Any]]:
     """A row for each of Table 3's."""
     drafters = {(method, k): bench.drafters(Way(bench.decode(method, k=k))) for method, k in SETTINGS}
     runner = bench.runner(drafters.values())
-    found = {setting: list[Spent]() for setting in SETTINGS}
+    share = bench.members.share(bench.all_prompts)
+    spent_by = {setting: [list[Spent]() for _ in share] for setting in SETTINGS}
     for round_ in range(1 + bench.config.rounds):  # the first warms up
-        for prompt in bench.all_prompts:
+        for index, prompt in enumerate(share):
             for setting, one in drafters.items():
                 steps = timed(runner, one, Request(prompt.ids), bench.limits())
                 drafted = [spent for step, spent in steps[1:-1] if step.drafted]
-                found[setting] += drafted if round_ else []
+                spent_by[setting][index] += drafted if round_ else []
+    gathered = {setting: bench.members.gather(spent) for setting, spent in spent_by.items()}
+    found = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
     return [
         {"method": method, "k": k, "steps": len(rows), **_medians(rows)} for (method, k), rows in found.items()
     ]

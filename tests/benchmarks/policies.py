@@ -71,17 +71,19 @@ def compare(
     return pairs(decoders, prompts, rounds=args.rounds)
 
 
-def pairs(decoders: dict[str, Decoder], prompts: list[TokenPrompt], *, rounds: int) -> dict[str, Pairs]:
+def pairs(
+    decoders: dict[str, Decoder], prompts: list[TokenPrompt], *, rounds: int, baseline: str = PLAIN
+) -> dict[str, Pairs]:
     """Each decodes the first prompt once, uncounted, to warm up."""
     for decoder in decoders.values():
         decoder(prompts[0])
-    names = [name for name in decoders if name != PLAIN]
+    names = [name for name in decoders if name != baseline]
     found: dict[str, Pairs] = {name: [[] for _ in prompts] for name in names}
     for turn in range(rounds):
         for index, prompt in enumerate(prompts):
-            for block in blocks(names, PLAIN, turn):
+            for block in blocks(names, baseline, turn):
                 runs = {name: decoders[name](prompt) for name in block}
-                plain = runs.pop(PLAIN)
+                plain = runs.pop(baseline)
                 for name, run in runs.items():
                     found[name][index].append((run, plain))
     return found

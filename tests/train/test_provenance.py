@@ -46,4 +46,6 @@ def test_languages_come_by_their_tokens() -> None:
         "tokens": 12,
         "modes": {"PLAIN": 2},
         "languages": ["go", "c"],
+        "decontaminated": None,
     }
+    assert trained_on({"train": train, "decontaminated": ["mbpp"]})["decontaminated"] == ["mbpp"]

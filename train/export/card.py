@@ -169,6 +169,8 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
     if data := manifest.get("data"):
         languages = _listed(data["languages"])
         yield "trained on", f"{data['documents']:,} documents, {data['tokens']:,} tokens: {languages}"
+        if data.get("decontaminated"):
+            yield "decontaminated against", ", ".join(data["decontaminated"])
 
 
 def _held_out(

@@ -31,7 +31,16 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
         parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
         step = trained.checkpoint.step
         write_card(out, render_card(out, trained.manifest, step=step, verified=told, push=config.push))
-        write_manifest(out, "model", made, parameters=parameters, step=step, verified=told)
+        data_facts = trained.manifest.get("data") or {}
+        write_manifest(
+            out,
+            "model",
+            made,
+            parameters=parameters,
+            step=step,
+            verified=told,
+            decontaminated=data_facts.get("decontaminated"),
+        )
     print_line(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
     print_line(f"export: {describe(verified) if verified else 'not verified'}")
 

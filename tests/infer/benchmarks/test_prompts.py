@@ -105,6 +105,32 @@ def test_a_model_without_infilling_is_told_of(tmp_path: Path, text: Text) -> Non
         load_prompts("infilling", PromptSetConfig(path=str(path)), text, seed=0)
 
 
+@pytest.mark.parametrize("most", [2, 12, 500])
+def test_long_prompts_are_truncated_at_their_beginning(tmp_path: Path, text: Text, most: int) -> None:
+    """Prompts of more than 512 tokens were passed over, where GSD truncates them: XSum lost long articles."""
+    words = [f"Article: {'word ' * count}\nSummary:" for count in (1, 30, 60)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": one}) for one in words))
+    config = PromptSetConfig(path=str(path), count=None)
+    whole = load_prompts("mine", config, text, seed=0)
+    config.truncate = most
+    for long, short in zip(whole, load_prompts("mine", config, text, seed=0), strict=True):
+        bos = text.encode("")
+        assert len(bos) == 1 and len(short.ids) == min(most, len(long.ids))
+        assert short.ids[:1] == long.ids[:1] and short.ids[1:] == long.ids[len(long.ids) - len(short.ids) + 1 :]
+        assert long.before.endswith(short.before.lstrip()) and (short == long) == (len(long.ids) <= most)
+
+
+def test_infillings_are_not_truncated(tmp_path: Path, infilling_text: Text) -> None:
+    """Without its first tokens an infilling prompt asks for another middle."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
+    config = PromptSetConfig(path=str(path), count=None, truncate=512)
+    sentence = r"prompts\.infilling\.truncate: must be null for infilling prompts, .* got 512\. Use prompts"
+    with pytest.raises(UserError, match=sentence):
+        load_prompts("infilling", config, infilling_text, seed=0)
+
+
 def test_no_prompts_left_after_length_filters(data_folder: Path, text: Text) -> None:
     config = PromptSetConfig(path=str(data_folder / "held_out.jsonl"), key="content", count=None, max_tokens=1)
     with pytest.raises(

@@ -93,3 +93,15 @@ def test_a_damaged_record_of_what_was_begun(tmp_path: Path) -> None:
     (partial / BEGUN).write_text("{")
     with pytest.raises(UserError, match="begun.json: wanted a JSON object, found"), folder(out, MADE, ALONE):
         pass
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 7])
+def test_shares_are_gathered_in_the_order_of_all(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Ranks may have shares of different lengths, or none."""
+    ranks = [Members(rank, 3, rank) for rank in range(3)]
+    shares = [one.share(range(count)) for one in ranks]
+    monkeypatch.setattr(
+        "torch.distributed.all_gather_object", lambda out, one: out.__setitem__(slice(None), shares)
+    )
+    assert all(one.gather(share) == list(range(count)) for one, share in zip(ranks, shares))
+    assert Members(0, 1, 0).gather("abc") == ["a", "b", "c"]

@@ -3,10 +3,12 @@
 import json
 import sys
 from functools import partial
+from unittest.mock import patch
 
 import torch
 
-from conf import settings
+from conf import UserError, settings
+from infer import DecodeConfig, generate, load
 from infer.__main__ import main
 from infer.config import InferConfig
 from infer.drafters import costs
@@ -17,10 +19,19 @@ from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
+from infer.models import draft as draft_models
 from infer.models import parallel
 from infer.models.checkpoint import load_model
 
 PROMPTS = [[5, 17, 3, 88, 41], [44, 6, 13]]
+DRAFTED = {"max_new_tokens": 24, "nodes": 8, "theta_prob": 0.01}
+DRAFTING = {
+    "ssd": DecodeConfig(method="ssd", **DRAFTED),
+    "gsd": DecodeConfig(method="gsd", **DRAFTED),
+    "gsd sampled": DecodeConfig(method="gsd", temperature=0.8, **DRAFTED),
+    "gsd by ratio": DecodeConfig(method="gsd", temperature=0.8, verify="ratio", **DRAFTED),
+    "gsd, measured": DecodeConfig(method="gsd", max_new_tokens=24),
+}
 
 
 def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
@@ -42,17 +53,52 @@ def outputs(folder: str) -> dict[str, object]:
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)
     costs.SECONDS, costs.ROWS = 0.05, (1, 2, 4, 8)
     auto = AutoPolicy(costs.measure_costs(lm, batch=2, context=32, sampling=Sampling()), 3)
+    drafted = {draft: drafted_texts(folder, draft) for draft in (f"{folder}/draft", "self:1")}
     return {
         "greedy": texts(lm, tree, static=False, sampling=Sampling()),
         "sampled": texts(lm, tree, static=False, sampling=sampled),
         "fixed shapes": texts(lm, tree, static=True, sampling=sampled),
         "auto": texts(lm, auto, static=False, sampling=Sampling()),
+        "drafted": drafted,
     }
+
+
+def drafted_texts(folder: str, draft: str) -> dict[str, object]:
+    """By method the texts, and of a fixed budget the accepted drafts of each step. The ranks' copies of the
+    draft model differ, as rounding may make them.
+    """
+    rank, ranks, _ = parallel.place()
+    model = load(folder, "float32", "cpu" if ranks == 1 else None, draft=draft)
+    if draft != "self:1":
+        torch.manual_seed(rank)
+        for parameter in model.draft.lm.parameters() if rank else ():
+            parameter.data += torch.randn_like(parameter)
+    found = {}
+    for name, config in DRAFTING.items():
+        steps = list(generate(model, PROMPTS, config))
+        tokens = [[token for step in steps if step.sequence == b for token in step.tokens] for b in (0, 1)]
+        found[name] = [tokens, [step.accepted for step in steps] if config.nodes else None]
+    return found
+
+
+def refused(folder: str) -> str:
+    """What this rank raises where the draft model's memory does not suffice on rank 1."""
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    real = draft_models.load_model
+    with patch.object(draft_models, "load_model", full if parallel.place()[0] else real):
+        try:
+            load(folder, "float32", draft=f"{folder}/draft")
+        except UserError as error:
+            return str(error)
+    return "nothing"
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = outputs(sys.argv[1])
+    found = outputs(sys.argv[1]) | {"refused": refused(sys.argv[1])}
     if parallel.is_first():
         print(json.dumps(found))
     command = [f"model={sys.argv[1]}", "prompt=5 17 3", "dtype=float32", "decode=plain"]

@@ -182,13 +182,6 @@ def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: P
         load(model_dir, "float32", draft=base_dir)
 
 
-def test_under_torchrun_nothing_drafts_for_it(model_dir: Path, base_dir: Path, monkeypatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=f"draft={base_dir}: wanted none under torchrun, found 2 processes"):
-        load(model_dir, "float32", draft=base_dir)
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -18,14 +19,24 @@ from tests.conftest import tiny_llama
 from tests.infer.models.parallel_worker import outputs
 
 
-def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
-    """Greedy and sampled, by both ways through the model, and where each rank has its own clock; and
-    python -m infer speaks once.
+def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and sampled, by both ways through the model, and where each rank has its own clock; with a draft
+    model whose copies differ from rank to rank, and with the model's own first layers; and python -m infer
+    speaks once.
+
+    A draft model was refused under torchrun, so that no model that needs several GPUs could be drafted for.
     """
-    tiny_llama().save_pretrained(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "costs"))
+    lm = tiny_llama()
+    lm.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    for parameter in lm.parameters():
+        parameter.data += 0.1 * parameter.std() * torch.randn_like(parameter)
+    lm.save_pretrained(tmp_path / "draft")
     words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
-    words.save(str(tmp_path / "tokenizer.json"))
+    for folder in (tmp_path, tmp_path / "draft"):
+        words.save(str(folder / "tokenizer.json"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     answer = subprocess.run(
         [*command, "-m", outputs.__module__, str(tmp_path)],
@@ -38,8 +49,14 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
     line, text = answer.stdout.splitlines()  # one rank prints
     assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
     found = json.loads(line)
+    refused = found.pop("refused")  # rank 1 alone ran out of memory, and rank 0 says so
+    assert refused.startswith(f"out of memory: wanted the weights of {tmp_path / 'draft'},")
     assert found == outputs(str(tmp_path))
     assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
+    for drafted in found["drafted"].values():
+        plain = drafted["ssd"][0]
+        assert drafted["gsd"][0] == drafted["gsd, measured"][0] == plain
+        assert all(sum(accepted) for _, accepted in drafted.values() if accepted is not None)
 
 
 def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

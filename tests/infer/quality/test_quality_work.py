@@ -14,7 +14,7 @@ from infer.quality import run as quality
 from infer.quality import work
 from infer.quality.config import QualityConfig
 from infer.quality.verdicts import TOO_LONG, Case, judge
-from infer.quality.work import find_work
+from infer.quality.work import contaminated, find_work
 from tests.conftest import tiny_llama
 from tests.infer.quality.conftest import done
 
@@ -46,6 +46,33 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
     assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
     assert "skipped: infilling Python: the model was not trained for infilling" in printed
     assert {row["decoder"] for row in done(config)["rows"]} == {"plain"}
+
+
+def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
+    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A score counted problems that the model may have been trained on, and no line said so."""
+    model = tmp_path / "exported"
+    shutil.copytree(model_dir, model)
+    small = ("base=null", "decoders=[plain]", "max_new_tokens=2", "benchmarks.infilling.count=1")
+    config = run(f"model={model}", *small, names=("infilling",))
+    assert contaminated(config, ["infilling"]) == []  # no export of ours: nothing is known
+    manifest = {"kind": "model", "decontaminated": ["humaneval", "mbpp"]}
+    (model / "manifest.json").write_text(json.dumps(manifest))
+    sentence = (
+        f"infilling: the training data of {model} must be decontaminated against infilling, got data "
+        "decontaminated against humaneval, mbpp. The score may count problems that the model was trained on. "
+        "Prepare data with benchmarks=all"
+    )
+    assert contaminated(config, ["infilling"]) == [sentence]
+    quality.run(config)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count(f"warning: {sentence}") == 2  # before hours of work, and in the report
+    assert done(config)["contaminated"] == [sentence]
+    (model / "manifest.json").write_text(json.dumps(manifest | {"decontaminated": None}))
+    assert "decontaminated against nothing." in contaminated(config, ["infilling"])[0]
+    (model / "manifest.json").write_text(json.dumps(manifest | {"decontaminated": ["infilling"]}))
+    assert contaminated(config, ["infilling"]) == []
 
 
 def test_languages_without_a_toolchain_are_skipped_by_name(

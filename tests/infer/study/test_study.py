@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from infer.study.counts import Counts
 from infer.study.merging import divergences, log_q
 from infer.study.methods import lossy
 from infer.study.recurrence import recurring
+from infer.study.step_time import PARTS as TIMES
 from infer.trees.token_graph import TokenGraph, unroll
 
 Y, A, B, C, D = range(5)
@@ -248,3 +251,34 @@ def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: li
 def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
     with pytest.raises(UserError, match="max_new_tokens=600: wanted .* the model's 512 positions, found 6"):
         Bench(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
+
+
+def test_two_ranks_measure_what_one_process_does(given_settings: list[str], tmp_path: Path) -> None:
+    """Every rank measured all prompts, and all of them wrote one folder. Of three prompts a rank has one."""
+    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n", "for line in lines:\n"]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    given = [*given_settings, "prompts.held_out.count=3", "parts=[sampling,recurrence,merging,ranks,time]"]
+    main(settings("study", StudyConfig, given))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    answer = subprocess.run(
+        [*torchrun, "-m", "infer.study", *given, f"out={tmp_path / 'divided'}"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("(Table 5)") == 1  # one rank prints
+    single, divided = (
+        json.loads((tmp_path / name / "report.json").read_text(encoding="utf-8"))
+        for name in ("study", "divided")
+    )
+    assert (single["processes"], divided["processes"]) == (1, 2)
+    for part in ("recurrence", "merging", "ranks"):
+        assert divided[part] == single[part]
+    for part, timed in (("sampling", {"speedup", "speedup_range", "tokens_per_second"}), ("time", set(TIMES))):
+        pairs = zip(divided[part], single[part], strict=True)
+        for ours, theirs in pairs:
+            assert {k: v for k, v in ours.items() if k not in timed} == {
+                k: v for k, v in theirs.items() if k not in timed
+            }

@@ -65,7 +65,9 @@ def test_a_kept_adapter_and_its_base_model_are_those_trained(runs: Path, tmp_pat
 def test_what_was_written_is_verified(runs: Path, tmp_path: Path, name: str, dtype: str) -> None:
     out = export(runs / name, tmp_path / "model", f"dtype={dtype}", "shard_size=20KB")
     assert len(list(out.glob("model-*.safetensors"))) > 1
-    found = json.loads((out / "manifest.json").read_text())["verified"]
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["decontaminated"] == ["humaneval"]  # which infer.quality asks for
+    found = manifest["verified"]
     assert found["positions"] == 128 and found["agreement"] > 0.9 and found["sequences"] == 4
     assert found["weights"] >= 12
     assert (found["logit_difference"] == 0) == (name != "zero3-lora")

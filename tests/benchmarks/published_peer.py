@@ -1,0 +1,73 @@
+"""The peer process of published_decoder.py: SDSAT's published decoder answers requests on its standard input.
+
+    PYTHON published_peer.py CHECKOUT MODEL_DIR DTYPE DEVICE ADAPTIVE_ID
+
+Runs in an environment of its own, whose Transformers the published code was written for, and imports nothing of
+this project. A request is a line of JSON: `ids` of the prompt, `k` adaptive tokens (0: plain decoding), `new`
+tokens to emit. The answer has `tokens`, `seconds` of the whole call, and `forwards`.
+
+Stand-ins: for the model wrapper, which would load a tokenizer; for the tokenizer, of which the decoders ask for
+the end of a text. It has none here: the published decoder cuts a text at that token in another way than
+Transformers does.
+"""
+
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+MOST = 32  # adaptive tokens of a request, at most
+
+
+class Wrapper(nn.Module):
+    """Of the published wrapper what its greedy decoders call."""
+
+    def __init__(self, base_model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = base_model
+
+    def forward(self, input_ids, past_key_values=None, output_orig=True):
+        """The decoder's outputs, and the logits."""
+        outputs = self.base_model.model(input_ids=input_ids, past_key_values=past_key_values)
+        return outputs, self.base_model.lm_head(outputs[0])
+
+
+def main() -> None:
+    checkout, folder, dtype, device, adaptive = sys.argv[1:]
+    sys.path.insert(0, checkout)
+    from decoders.autoregression import ARDecoder
+    from decoders.model.modeling_llama_kv import LlamaForCausalLM
+    from decoders.sdsat import SDSATDecoderGreedy
+
+    torch.set_num_threads(1)
+    model = Wrapper(LlamaForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype)).to(device))
+    tokenizer = SimpleNamespace(pad_token_id=-1, eos_token_id=-1, model_max_length=2**20)
+    shared = {"tokenizer": tokenizer, "model": model, "gen_config": {"top_p": 0.95}, "device": device}
+    plain = ARDecoder(**shared)
+    drafting = SDSATDecoderGreedy(**shared, sats=",".join([adaptive] * MOST))
+    for decoder in (plain, drafting):
+        decoder.initialize()
+    cpu = device == "cpu"
+    clock = time.thread_time if cpu else time.perf_counter
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        ids = torch.tensor([request["ids"]], device=device)
+        began = clock()
+        if request["k"]:
+            tokens, forwards, *_ = drafting.decode(ids, None, request["k"], request["new"])
+        else:
+            plain.generation_config["max_new_tokens"] = request["new"] - 1  # it emits one token more
+            tokens, forwards, *_ = plain.decode(ids, None, 0)
+        if not cpu:
+            torch.cuda.synchronize()
+        seconds = clock() - began
+        answer = {"tokens": tokens[0].tolist(), "seconds": seconds, "forwards": int(forwards)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
