@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import stat
 from contextlib import suppress
 from glob import escape
@@ -102,6 +103,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         held = _create_locked(temporary)
         try:
             temporary.write_bytes(content)
+            if target.exists():
+                shutil.copymode(target, temporary)  # who may read the old one may read the new one
             os.replace(temporary, target)
         finally:
             os.close(held)

@@ -11,6 +11,7 @@ adaptive tokens alone changes a millionth of a 7B model, and every `git clone` o
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,8 +45,18 @@ def fingerprint_model(folder: Path) -> str:
     The manifest is left out: an export made again, of the same weights, is the same model.
     """
     files = [path for place in (folder, folder / "adapter") for path in place.glob("[!.]*") if path.is_file()]
-    read = [path for path in files if path.suffix in READ and path.name != MANIFEST]
-    return fingerprint_files((path.relative_to(folder).as_posix(), path) for path in read)
+    read = {path for path in files if path.suffix in READ and path.name != MANIFEST} | set(_indexed(folder))
+    return fingerprint_files((os.path.relpath(path, folder), path) for path in read)
+
+
+def _indexed(folder: Path) -> Iterator[Path]:
+    """The weights that an index names: Transformers reads them from other folders too."""
+    for index in folder.glob("*.index.json"):
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # who loads the model refuses it
+        yield from (path for name in names if isinstance(name, str) and (path := folder / name).is_file())
 
 
 def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:

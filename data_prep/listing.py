@@ -1,7 +1,7 @@
 """Which files lie below a folder: linked folders are followed, once each. Knows no format of them."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch, fnmatchcase
 from logging import getLogger
 from pathlib import Path
@@ -20,9 +20,12 @@ def list_files(root: Path, include: Sequence[str], exclude: Sequence[str]) -> li
     """
     patterns = [_parts(pattern, include) for pattern in include]
     files, dead, closed = [], list[str](), list[str]()
-    for name in _walk(root, closed):
-        if not any(_matches(name.split("/"), pattern) for pattern in patterns) or is_excluded(name, exclude):
-            continue
+
+    def takes(name: str) -> bool:
+        parts = name.split("/")
+        return any(_matches(parts, pattern) for pattern in patterns) and not is_excluded(name, exclude)
+
+    for name in _walk(root, takes, closed):
         path = root / name
         try:
             size = path.stat().st_size
@@ -44,11 +47,13 @@ def is_excluded(name: str, exclude: Sequence[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in exclude)
 
 
-def _walk(root: Path, closed: list[str]) -> Iterator[str]:
-    """The paths, below `root`, of all that is no folder; folders that cannot be listed are added to `closed`.
+def _walk(root: Path, takes: Callable[[str], bool], closed: list[str]) -> Iterator[str]:
+    """The paths, below `root`, of what is no folder and `takes` accepts. Folders that cannot be listed are
+    added to `closed`.
 
-    First what lies in `root` itself, then what lies in linked folders. A folder that was met is not entered
-    again, so that a link back ends, and a text that two links lead to is read once.
+    First what lies in `root` itself, then what lies in linked folders. A folder that gave a path is not entered
+    again, so that a text that two links lead to is read once; one that gave none may be wanted by a link's
+    name. Each link is followed once, so that a link back ends.
     """
 
     def below(path: str) -> str:
@@ -57,25 +62,23 @@ def _walk(root: Path, closed: list[str]) -> Iterator[str]:
     def note(error: OSError) -> None:
         closed.append(below(error.filename))
 
-    met, links = set[tuple[int, int]](), [os.fspath(root)]
+    met, read, links = set[tuple[int, int]](), set[tuple[int, int]](), [os.fspath(root)]
     while links:
         for folder, names, files in os.walk(links.pop(0), onerror=note):
-            if not _is_new(folder, met):
+            facts = os.stat(folder)
+            place = facts.st_dev, facts.st_ino
+            if place in read:
                 names.clear()
                 continue
             names[:] = sorted(name for name in names if name != STORE)
-            links += [path for name in names if os.path.islink(path := os.path.join(folder, name))]
-            yield from (below(os.path.join(folder, name)) for name in sorted(files) if name != STORE)
-
-
-def _is_new(folder: str, met: set[tuple[int, int]]) -> bool:
-    """Whether a folder is met for the first time."""
-    facts = os.stat(folder)
-    place = facts.st_dev, facts.st_ino
-    if place in met:
-        return False
-    met.add(place)
-    return True
+            if place not in met:
+                met.add(place)
+                links += [path for name in names if os.path.islink(path := os.path.join(folder, name))]
+            paths = [below(os.path.join(folder, name)) for name in sorted(files) if name != STORE]
+            accepted = [path for path in paths if takes(path)]
+            if accepted:
+                read.add(place)
+            yield from accepted
 
 
 def _parts(pattern: str, include: Sequence[str]) -> list[str]:

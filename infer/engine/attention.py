@@ -120,10 +120,25 @@ def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
     if whole:
         shared[id(module)] = module
     else:
-        copied = (*OWN, *BOUND, nn.Module)
-        shared.update(
-            (id(value), value)
-            for value in attributes
-            if value is not module._modules and not isinstance(value, copied)
-        )
+        for value in attributes:
+            if value is not module._modules:
+                _share_value(value, shared)
     return whole
+
+
+def _share_value(value: Any, shared: dict[int, Any]) -> None:
+    """Add what a view does not copy of an attribute; of a bound function that is what it is bound to beside
+    modules, such as a timer with a lock.
+    """
+    if isinstance(value, BOUND):
+        for part in _bound(value):
+            _share_value(part, shared)
+    elif not isinstance(value, (*OWN, nn.Module)):
+        shared[id(value)] = value
+
+
+def _bound(function: MethodType | partial[Any]) -> list[Any]:
+    """What a bound function is made of."""
+    if isinstance(function, MethodType):
+        return [function.__self__]
+    return [function.func, *function.args, *function.keywords.values(), *vars(function).values()]

@@ -44,14 +44,18 @@ class Runner:
         self.static = static
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
+        self._places = target.places
         self._dynamic = DynamicForward(target)
         self._forward: Forward = (
             StaticForward(target, batch=batch, compile=compile) if static else self._dynamic
         )
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
-        """Whether so many sequences, tokens and nodes find room."""
-        return batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
+        """Whether so many sequences, tokens and nodes find room, and the weights still lie where they were: a
+        graph has their addresses.
+        """
+        room = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
+        return room and self._target.places == self._places
 
     @property
     def lengths(self) -> list[int]:

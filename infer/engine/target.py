@@ -4,9 +4,10 @@ B sequences, q rows each, d wide
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.agreement import agreement, shares
@@ -45,6 +46,11 @@ class Target:
             shares=shares(lm),
         )
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where the weights lie now."""
+        return places_of(self.decoder, self.head)
+
     def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: Mapping[str, Tensor | None] | None) -> Tensor:
         """(B, q, d), the rows in the slots of the cache; `masks` (B, 1, q, columns), with ALiBi's slopes
         (B, H, q, columns), by kind of layer, and without one the rows are prompts, or one row that sees
@@ -58,6 +64,11 @@ class Target:
             use_cache=True,
         )
         return output.last_hidden_state
+
+
+def places_of(*modules: nn.Module) -> tuple[int, ...]:
+    """Return the addresses of all tensors of modules: those of a model that was moved are others."""
+    return tuple(tensor.data_ptr() for m in modules for tensor in chain(m.parameters(), m.buffers()))
 
 
 def windows(config: Any) -> dict[str, int | None]:

@@ -6,7 +6,6 @@ It is kept as long as the model lives, and does not keep it alive.
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
@@ -20,6 +19,7 @@ from infer.engine.agreement import shares
 from infer.engine.families import check_family, check_tree
 from infer.engine.runners import Runners
 from infer.engine.sampling import Sampling
+from infer.engine.target import places_of
 
 
 @dataclass
@@ -47,9 +47,15 @@ def kept_for(lm: PreTrainedModel) -> Kept:
     """What is known of a model. It is tried when it is new, and when it was moved since: a
     graph has the addresses of its weights.
 
-    Raises UserError for a model that trees do not suit, and ValueError for one in several places.
+    Raises UserError for a model that trees do not suit, and ValueError for one in several places, or one that
+    keeps no cache.
     """
-    places = tuple(tensor.data_ptr() for tensor in chain(lm.parameters(), lm.buffers()))
+    if lm.training and lm.is_gradient_checkpointing:
+        raise ValueError(
+            "model must be in evaluation, got training with gradient checkpointing, which keeps no cache. "
+            "Call model.eval() first."
+        )
+    places = places_of(lm)
     with _lock:
         found = _kept.get(lm)
         if found is None or found.places != places:

@@ -96,3 +96,12 @@ def test_a_name_without_room_for_the_unfinished_file_is_refused_before_any_work(
     ):
         file_to_write("html", f"{tmp_path}/{'y' * 250}")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_new_file_can_be_read_by_whom_the_old_one_could(tmp_path: Path) -> None:
+    """A report that its owner had closed to others was open to all after it was written again."""
+    path = tmp_path / "report.html"
+    write_bytes(path, b"old")
+    path.chmod(0o600)
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from pathlib import Path
@@ -82,3 +83,22 @@ def test_files_count_by_name_and_every_block(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent must be readable, got No such file or directory\. Repair"):
         fingerprint_files([("absent", tmp_path / "absent")])
+
+
+@pytest.mark.parametrize("place", ["weights/part.safetensors", ".part.safetensors", "../part.safetensors"])
+def test_weights_that_an_index_names_count_wherever_they_lie(model: Path, place: str) -> None:
+    """Transformers reads them, but a result of other weights in such files was called finished."""
+    (model / place).parent.mkdir(exist_ok=True)
+    (model / "model.safetensors").rename(model / place)
+    index = {"weight_map": {"embed": place, "head": place}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    before, weights = fingerprint(model), load_file(model / place)
+    weights["head"][3] = 0
+    save_file(weights, model / place)
+    assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 5, "b": "gone"}}'])
+def test_an_index_that_is_none_is_left_to_who_loads_the_model(model: Path, text: str) -> None:
+    (model / "model.safetensors.index.json").write_text(text)
+    fingerprint(model)

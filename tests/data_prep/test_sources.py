@@ -365,3 +365,16 @@ def test_files_are_left_out_by_globs(tmp_path: Path) -> None:
         UserError, match=r"wanted parquet files \(\*\*/\*, and none of git-\*, p\*\), found none"
     ):
         list_parts(replace(data, exclude=["git-*", "p*"]))
+
+
+def test_a_linked_folder_that_is_wanted_by_the_links_name_alone(tmp_path: Path) -> None:
+    """Its target was met first, under a name that include or exclude leaves out: its texts were lost without a
+    word.
+    """
+    (tmp_path / "releases" / "42").mkdir(parents=True)
+    (tmp_path / "releases" / "42" / "a.py").write_text("x")
+    (tmp_path / "current").symlink_to("releases/42")
+    (tmp_path / "releases" / "up").symlink_to("..")
+    for chosen in ({"include": ["current/**/*.py"]}, {"exclude": ["releases/*"]}):
+        parts, _ = list_parts(DataConfig(path=str(tmp_path), **chosen))
+        assert parts[0].files == ("current/a.py",)

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from conf import UserError, settings
 from conf.stage import write_manifest
 from tests.conftest import tiny_llama
 from train import __main__ as entry
 from train.config import TrainConfig
+from train.model.pretrained import _read_model
 
 
 def test_a_training_of_other_base_weights_is_not_finished(
@@ -34,3 +36,16 @@ def test_a_training_of_other_base_weights_is_not_finished(
     lm.save_pretrained(tmp_path / "base")
     with pytest.raises(UserError, match=r"now asked for with inputs\.model\.path"):
         entry.main(config)
+
+
+def test_a_base_model_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    """The library adds an adapter that lies beside config.json: a training of such a model could not be
+    exported.
+    """
+    lm, base = tiny_llama(vocab=400), tmp_path / "base"
+    lm.save_pretrained(base)
+    get_peft_model(lm, LoraConfig(target_modules=["q_proj"])).save_pretrained(base)
+    read, sentence = _read_model(str(base), dtype=torch.float32, attention="eager")
+    assert "must be a model without an adapter, got adapter_config.json" in sentence
+    (base / "adapter_config.json").unlink()
+    assert _read_model(str(base), dtype=torch.float32, attention="eager")[1] == ""

@@ -57,8 +57,9 @@ def index(path: Path) -> Any:
 
 
 def locate(path: Path, tensor: Tensor) -> ByteRange:
-    """Where a tensor of an `index` lies."""
-    assert tensor.is_contiguous()
+    """Where a tensor of an `index` lies. Raises ValueError for one that is not in one piece."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} with gaps")
     storage: Any = tensor.untyped_storage()
     start = storage._checkpoint_offset + int(tensor.storage_offset()) * tensor.itemsize
     return ByteRange(path, start, tensor.dtype, tensor.numel())

@@ -3,6 +3,7 @@
 Knows folders and checksums; needs no engine.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -58,6 +59,8 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
     found = _described(folder)
     if strange := sorted(regular.keys() - {DESCRIBED, *found.files}):
         raise _unlisted(folder, strange)
+    if missing := sorted(found.files.keys() - regular.keys()):
+        raise BrokenFile(f"{missing[0]}: {os.strerror(errno.ENOENT)}")
     for name in sorted(found.files)[rank::ranks]:
         check_file(folder / name, **found.files[name])
     return found
@@ -80,7 +83,12 @@ def _described(folder: Path) -> Checkpoint:
 
 
 def _is_plain(name: str, facts: Any) -> bool:
-    return Path(name).name == name and isinstance(facts, dict) and facts.keys() == {"size", "crc32"}
+    return (
+        Path(name).name == name
+        and isinstance(facts, dict)
+        and facts.keys() == {"size", "crc32"}
+        and all(type(number) is int for number in facts.values())
+    )
 
 
 def _unlisted(folder: Path, strange: Sequence[str]) -> UserError:
@@ -92,7 +100,7 @@ def _unlisted(folder: Path, strange: Sequence[str]) -> UserError:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, newest first."""
-    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=step_of, reverse=True)
 
 

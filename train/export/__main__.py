@@ -9,15 +9,30 @@ adaptive.json      adaptive and control ids, L, provenance: absent for a model w
 manifest.json      written last
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from conf import run
+from conf import UserError, run
 from conf.characters import print_line
-from conf.stage import is_finished, made_from, read_manifest
+from conf.errors import Refusing
+from conf.stage import MANIFEST, is_finished, made_from, read_manifest
+from data_prep.vocab import Vocab
 from train.export.adapter import keeps_adapter, trained_lora
 from train.export.config import ExportConfig
 from train.export.malloc import return_large_blocks
 
+# What the manifest of a training says, of what an export needs
+FACTS = {
+    "settings": dict,
+    "vocab": dict,
+    "adaptive": list,
+    "L": int,
+    "validation": list,
+    "inputs": dict,
+    "step": int,
+    "commit": str,
+}
 # What says where things are, how much of them is looked at or what becomes of the result: it is the same.
 CHANGEABLE = ("data", "verify_sequences", "report", "push", "private")
 
@@ -26,6 +41,7 @@ def main(config: ExportConfig) -> None:
     """Export, unless the folder already holds it; nothing is visible before it is whole and verified."""
     return_large_blocks()
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
+    _check_manifest(config.checkpoint, manifest)
     lora = trained_lora(manifest)
     kept = keeps_adapter(config, lora)
     settled = replace(config, lora=("kept" if kept else "merged") if lora.rank else None)
@@ -46,6 +62,19 @@ def main(config: ExportConfig) -> None:
     elif not (config.report or config.push):
         print_line(f"export: {config.out} is finished: nothing to do")
     publish(config, manifest)
+
+
+def _check_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
+    """Raises UserError for a manifest that no training wrote: the folder may come from anywhere."""
+    for name, kind in FACTS.items():
+        if not isinstance(manifest.get(name), kind):
+            raise UserError(
+                f"checkpoint={folder}: {MANIFEST} must have {name} of type {kind.__name__}, got "
+                f"{manifest.get(name)}. Export a folder that train wrote."
+            )
+    with Refusing(f"checkpoint={folder}: {MANIFEST} must be of a training, got"):
+        trained_lora(dict(manifest))
+        Vocab.from_json(manifest["vocab"])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from conf import UserError
+from conf.errors import Refusing
 from train.engine.byte_ranges import ByteRange, cut, index, locate, read
 from train.engine.checkpoint import SHARD
 
@@ -51,7 +52,8 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self._dtype = dtype
-        found = _stored(folder, copies=dtype == torch.bfloat16)
+        with Refusing(f"{folder} must hold files as train writes them, got", ". Use another checkpoint."):
+            found = _stored(folder, copies=dtype == torch.bfloat16)
         self._stored = {name.removeprefix(PLACE): stored for name, stored in found.items()}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -73,6 +75,8 @@ class CheckpointWeights(Mapping[str, Tensor]):
 def _stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
     models = {path: index(path) for path in _by_rank(folder, MODEL)}
     optimizers = {path: index(path)["optimizer_state_dict"] for path in _by_rank(folder, SHARD)}
+    if not models:
+        raise ValueError(f"no file that ends in {MODEL}")
     path, model = next(iter(models.items()))
     # Stage 3 leaves empty tensors where a weight was.
     own = {

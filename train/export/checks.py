@@ -19,6 +19,7 @@ def check_described(trained: Trained) -> None:
     """Raises UserError unless architecture and tokenizer are those that were trained."""
     place, described, size = f"checkpoint={trained.folder}", trained.described, trained.vocab.size
     config = described / "config.json"
+    _check_links(described)
     if not config.is_file():
         raise UserError(f"{place}: wanted the model's config.json in {described}, found none")
     _check_class(config)
@@ -35,6 +36,15 @@ def check_described(trained: Trained) -> None:
         raise UserError(f"{config}: wanted the architecture that was trained, found the file changed since")
     _check_tokenizer(trained)
     _check_weights(trained)
+
+
+def _check_links(described: Path) -> None:
+    """Raises UserError for a link, which may lead to any file of this machine: an export would publish it."""
+    for path in (described, *sorted(described.glob("*"))):
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: wanted a file of the training, found a link to {path.readlink()}. Copy the file here."
+            )
 
 
 def _check_class(config: Path) -> None:

@@ -59,6 +59,7 @@ def push(out: Path, repo: str, *, private: bool) -> str:
     Nobody sees a part of it, nor what an older export left. Other files that the repository has beside are left
     there. Raises UserError.
     """
+    _check_links(repo, out)
     api = HfApi()
     _ask(repo, lambda: api.create_repo(repo, private=private, exist_ok=True))
     _check_visibility(api, repo, private=private)
@@ -72,6 +73,16 @@ def push(out: Path, repo: str, *, private: bool) -> str:
     ]
     _ask(repo, lambda: api.create_commit(repo, changes, commit_message=told))
     return f"{api.endpoint}/{repo}"
+
+
+def _check_links(repo: str, out: Path) -> None:
+    """Raises UserError for a link: who made the directory may have it lead to any file of this machine."""
+    links = [path for path in sorted(out.rglob("*")) if path.is_symlink()]
+    if links:
+        raise UserError(
+            f"push={repo}: must be a directory without links, got {links[0]} -> {links[0].readlink()}. "
+            "Replace it by its file."
+        )
 
 
 def _is_own(name: str) -> bool:

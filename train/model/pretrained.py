@@ -131,6 +131,8 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
+    if getattr(lm, "peft_config", None):  # the library adds what adapter_config.json describes
+        return lm, "must be a model without an adapter, got adapter_config.json beside config.json"
     # The library would draw such weights at random.
     for name, stored, expected in sorted(info["mismatched_keys"]):
         return lm, f"must have {name} of size {tuple(expected)}, as config.json says, got {tuple(stored)}"

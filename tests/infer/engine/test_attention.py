@@ -1,6 +1,8 @@
 """A view computes with the model's own weights and changes nothing of the model."""
 
+from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -101,3 +103,27 @@ def test_every_view_has_a_gate_of_its_own() -> None:
         assert torch.equal(lm(IDS).logits, plain)
         assert not torch.equal(views[0](IDS).logits, plain)
         torch.testing.assert_close(views[1](IDS).logits, plain)
+
+
+class Timer:
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward, self.lock, self.calls = forward, Lock(), 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            self.calls += 1
+        return self.forward(*args, **kwargs)
+
+    def timed(self, *args: Any, **kwargs: Any) -> Any:
+        return self(*args, **kwargs)
+
+
+@pytest.mark.parametrize("bound", [lambda timer: timer.timed, lambda timer: partial(Timer.timed, timer)])
+def test_what_a_forward_is_bound_to_beside_modules_is_shared(bound: Any) -> None:
+    """It was copied: a lock cannot be, so that such a model was refused, and what it counted was lost."""
+    lm = tiny("llama")
+    logits, attention = lm(IDS).logits, lm.model.layers[0].self_attn
+    timer = Timer(attention.forward)
+    attention.forward = bound(timer)
+    torch.testing.assert_close(view_of(lm)(IDS).logits, logits)
+    assert timer.calls == 1

@@ -19,3 +19,12 @@ def test_one_without_is_not_worth_its_memory() -> None:
     first = runners.take(batch=1, capacity=60, max_rows=9)
     runners.give(first)
     assert runners.take(batch=1, capacity=60, max_rows=9) is not first
+
+
+def test_a_runner_of_other_weights_does_not_fit() -> None:
+    """The graphs of `infer.generate` had the addresses of the weights before, and its cache their type."""
+    lm = tiny_llama()
+    runners = Runners(lm, static=True)
+    runners.give(first := runners.take(batch=1, capacity=40, max_rows=9))
+    lm.double()
+    assert runners.take(batch=1, capacity=40, max_rows=9) is not first

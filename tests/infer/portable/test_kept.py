@@ -106,3 +106,20 @@ def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.Monke
     lm.model.layers[0].mlp.up_proj = Adapted(32, 64)
     assert static() is False
     assert asked == [None, False]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_model_in_training_that_keeps_no_cache_is_refused(known: bool) -> None:
+    """The library drops the cache where gradient checkpointing trains: the tokens were others, or an error of
+    PyTorch's came.
+    """
+    lm, prompt = tiny("llama"), torch.tensor([PROMPT])
+    ours = drafting(lm, 5)
+    if known:
+        ours(prompt, max_new_tokens=5)
+    lm.gradient_checkpointing_enable()
+    lm.train()
+    with pytest.raises(ValueError, match="model must be in evaluation, got training"):
+        ours(prompt, max_new_tokens=5)
+    lm.eval()
+    ours(prompt, max_new_tokens=5)

@@ -29,6 +29,7 @@ from train.engine.checkpoint import (
 )
 from train.engine.checkpoints import prune
 from train.engine.files import BrokenFile, check_file, write_file
+from train.engine.universal import _check_names
 from train.model.assemble import describe
 from train.monitor.log import StepLog
 
@@ -107,6 +108,10 @@ def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str
     [
         ({"files": {"../a.pt": {"size": 1, "crc32": 1}}}, "list files by plain names"),
         ({"files": {"a.pt": 7}}, "list files by plain names"),
+        ({"files": {"a.pt": {"size": "1", "crc32": 1}}}, "list files by plain names"),
+        ({"files": {"a.pt": {"size": None, "crc32": 1}}}, "list files by plain names"),
+        ({"files": {"a\0.pt": {"size": 1, "crc32": 1}}}, "No such file"),
+        ({"files": {"a\ud800.pt": {"size": 1, "crc32": 1}}}, "No such file"),
         ({"files": 7}, "list files by plain names"),
         ({"step": 2}, "must describe step-000001, got step 2"),
         ({"step": "1"}, "must describe step-000001, got step 1"),
@@ -266,3 +271,24 @@ def test_the_millionth_step_is_newer_than_those_before(tmp_path: Path) -> None:
     for name in ("step-999750", "step-1000000", "step-999750.bak"):
         (tmp_path / name).mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000", "step-999750"]
+
+
+def test_a_folder_whose_number_is_no_decimal_is_no_checkpoint(tmp_path: Path) -> None:
+    """`isdigit` says yes to a superscript, of which `int` makes no number: training and export ended in a
+    traceback.
+    """
+    (tmp_path / "step-²").mkdir()
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_names_of_weights_in_lists_that_hold_themselves(tmp_path: Path) -> None:
+    """A pickle of plain values may have a list in itself, or each list twice in the next: the check of names
+    ran out of stack, or took hours.
+    """
+    own: list[Any] = []
+    own.append(own)
+    for _ in range(64):
+        own = [own, own]
+    _check_names({"a": own}, tmp_path)
+    with pytest.raises(UserError, match=r"names of weights must not be paths, got \.\./x"):
+        _check_names({"a": own, "b": [{"../x": 1}]}, tmp_path)

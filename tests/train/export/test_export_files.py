@@ -4,6 +4,7 @@ import json
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf import UserError
 from train.engine.byte_ranges import cut, index, locate, read
+from train.export.checkpoint_weights import CheckpointWeights
 from train.export.weight_files import write_weights
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -121,3 +123,22 @@ def test_why_weights_cannot_be_written(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert error.value.errno == 27 and error.value.strerror == os.strerror(27)
     assert error.value.filename == str(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1],
+        {"optimizer": None},
+        {"module": [1], "optimizer": None},
+        {"module": {"a": torch.zeros(1).expand(9, 9)}, "optimizer": None, "shared_params": {}},
+    ],
+    ids=["no file", "a list", "no weights", "a list of weights", "a tensor with gaps"],
+)
+def test_files_that_no_training_wrote_are_one_sentence(tmp_path: Path, value: Any) -> None:
+    """A checkpoint by anybody ended the export in a traceback: StopIteration, KeyError, AssertionError."""
+    if value is not None:
+        torch.save(value, tmp_path / "mp_rank_00_model_states.pt")
+    with pytest.raises(UserError, match="must hold files as train writes them, got"):
+        CheckpointWeights(tmp_path)

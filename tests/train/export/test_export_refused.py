@@ -11,6 +11,7 @@ import torch
 from conf import UserError, settings
 from conf.stage import staged
 from tests.train.export.runs import change, copy_of, export, refused
+from train.export.__main__ import FACTS
 from train.export.checkpoint_weights import CheckpointWeights
 from train.export.config import ExportConfig
 
@@ -144,3 +145,28 @@ def test_an_output_folder_in_use_is_left_alone(runs: Path, tmp_path: Path) -> No
 def test_settings_that_cannot_be_are_refused(override: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         settings("export", ExportConfig, ["checkpoint=c", "out=o", override])
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_manifest_that_no_training_wrote_is_one_sentence(runs: Path, tmp_path: Path, name: str) -> None:
+    """Each ended in a traceback, most of them after the weights were written."""
+    run = copy_of(runs / "zero1", tmp_path / "run")
+    for value in (None, 7 if name in ("settings", "vocab", "inputs") else {"x": 1}):
+        change(run / "manifest.json", **{name: value})
+        assert f"must have {name} of type" in refused(run, tmp_path / "model", "verify=false")
+
+
+def test_links_in_the_models_folder_are_refused(runs: Path, tmp_path: Path) -> None:
+    """generation_config.json as a link to any JSON file of this machine was exported, and might be pushed."""
+    run, secret = copy_of(runs / "zero1", tmp_path / "run"), tmp_path / "secret.json"
+    secret.write_text('{"password": "x"}')
+    link = run / "model" / "generation_config.json"
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret)
+    assert f"{link}: wanted a file of the training, found a link to {secret}" in refused(
+        run, tmp_path / "model"
+    )
+    link.unlink()
+    (run / "model").rename(tmp_path / "elsewhere")
+    (run / "model").symlink_to(tmp_path / "elsewhere")
+    assert "found a link to" in refused(run, tmp_path / "model", "verify=false")

@@ -207,3 +207,11 @@ def test_a_second_name_on_the_hub_goes_into_the_card(hub: str, exported: Path) -
     card.write_text(edited.replace("org/second", "MODEL"))  # which stands for any name
     export(exported, "push=org/third")
     assert Hub.files["README.md"] == card.read_bytes() == edited.replace("org/second", "MODEL").encode()
+
+
+def test_a_link_is_not_pushed(hub: str, exported: Path) -> None:
+    """What a link leads to was uploaded, of a directory that anybody may have made."""
+    (exported.parent / "secret").write_text("x")
+    (exported / "notes.txt").symlink_to(exported.parent / "secret")
+    with pytest.raises(UserError, match="must be a directory without links, got .*notes.txt"):
+        export(exported, "push=someone/model")
