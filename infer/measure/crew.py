@@ -55,7 +55,7 @@ class Members:
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
         """Those of all values that are this rank's work."""
-        return values[self.rank :: self.world]
+        return values[self.rank % self.world :: self.world]
 
     def gather(self, share: Sequence[T]) -> list[T]:
         """What every rank made of its `share`, in the order of all values, on every rank."""
@@ -71,6 +71,12 @@ class Members:
     def device(self) -> str | None:
         """The GPU of this rank; None where there is none."""
         return f"cuda:{self.local}" if torch.cuda.is_available() else None
+
+
+def of_one_model() -> Members:
+    """The processes that torchrun started to share one model: each does all the work, the first one reports."""
+    rank, _, local = parallel.place()
+    return Members(rank, world=1, local=local)
 
 
 ALONE = Members(rank=0, world=1, local=0)

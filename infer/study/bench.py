@@ -40,7 +40,8 @@ class Bench:
 
     def __init__(self, config: StudyConfig, members: Members = ALONE) -> None:
         self.config, self.members = config, members
-        self.model = load(config.model, config.dtype, members.device(), draft=config.draft)
+        device = None if config.divide == "model" else members.device()
+        self.model = load(config.model, config.dtype, device, draft=config.draft)
         self.prompts = {
             name: load_prompts(name, prompt_set, self.model.text, seed=config.seed)
             for name, prompt_set in config.prompts.items()

@@ -23,6 +23,9 @@ class StudyConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
     parts: list[str] = field(default_factory=lambda: list(PARTS))  # what is measured
     dtype: str = "float32"  # of both models: float32, bfloat16 or float16
+    # what the processes of torchrun divide: prompts (each has whole models), or model (tensor parallel; each has
+    # the whole draft model)
+    divide: str = "prompts"
     k: int = 4  # children of a node of TSD and GSD
     theta_prob: float = 0.2  # a node less likely than this gets no children
     theta_sib: float = 0.3  # nor does one less likely than this share of its best sibling
@@ -49,6 +52,8 @@ class StudyConfig:
             )
         check_dtype(self.dtype)
         check_growth(self)
+        if self.divide not in ("prompts", "model"):
+            raise ValueError(f"divide must be prompts or model, got {self.divide or 'nothing'}")
         bounds = dict.fromkeys(("k", "self_layers", "nodes", "rounds", "max_new_tokens", "threads"), 1)
         check_at_least(self, bounds)
         if "sampling" in self.parts and self.nodes < self.k:

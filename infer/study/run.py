@@ -16,7 +16,8 @@ from conf.sealed import read_result, sealed
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
-from infer.measure.crew import Members, muster, told_by_its_rank
+from infer.measure.crew import Members, muster, of_one_model, told_by_its_rank
+from infer.models.parallel import place
 from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
@@ -40,11 +41,11 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
 
 def run(config: StudyConfig) -> None:
     """Measure and report, unless the folder already holds the report. Under torchrun the ranks divide the
-    prompts, each with models of its own.
+    prompts, each with models of its own, or the model.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    members, made = muster(), _made(config)
+    members, made = of_one_model() if config.divide == "model" else muster(), _made(config)
     if not is_finished(config.out, "study", made):
         _measured(config, made, members)
     elif members.first:
@@ -59,7 +60,7 @@ def _measured(config: StudyConfig, made: dict[str, Any], members: Members) -> No
     """The report, measured by all ranks and written by the first."""
     with _folder(config.out, members) as out:
         bench = Bench(config, members)
-        report: dict[str, Any] = {"schema": 1, **circumstances(config), "processes": members.world}
+        report: dict[str, Any] = {"schema": 1, **circumstances(config), "processes": place()[1]}
         with Progress(disable=not members.first) as progress, told_by_its_rank():
             parts = [part for part in PARTS if part in config.parts]
             task = progress.add_task("", total=len(parts))

@@ -239,6 +239,7 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
         (["parts=[]"], "parts: wanted some of methods, .* found none"),
         (["dtype=int8"], "dtype: wanted one of .* found int8"),
         (["rounds=0"], "rounds: wanted at least 1, found 0"),
+        (["divide=layers"], "divide must be prompts or model, got layers"),
         # It was refused once models were loaded and six parts measured.
         (["nodes=3"], "nodes: wanted at least 4 with sampling among parts, .* found 3"),
     ],
@@ -253,15 +254,20 @@ def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
         Bench(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
 
-def test_two_ranks_measure_what_one_process_does(given_settings: list[str], tmp_path: Path) -> None:
-    """Every rank measured all prompts, and all of them wrote one folder. Of three prompts a rank has one."""
+@pytest.mark.parametrize("divide", ["prompts", "model"])
+def test_two_ranks_measure_what_one_process_does(
+    given_settings: list[str], tmp_path: Path, divide: str
+) -> None:
+    """Every rank measured all prompts, and all of them wrote one folder. Of three prompts a rank has one. A
+    target that one GPU does not hold could not be studied at all: two ranks of one model do.
+    """
     texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n", "for line in lines:\n"]
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     given = [*given_settings, "prompts.held_out.count=3", "parts=[sampling,recurrence,merging,ranks,time]"]
     main(settings("study", StudyConfig, given))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     answer = subprocess.run(
-        [*torchrun, "-m", "infer.study", *given, f"out={tmp_path / 'divided'}"],
+        [*torchrun, "-m", "infer.study", *given, f"out={tmp_path / 'divided'}", f"divide={divide}"],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
