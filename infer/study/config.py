@@ -23,7 +23,7 @@ class StudyConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
     parts: list[str] = field(default_factory=lambda: list(PARTS))  # what is measured
     dtype: str = "float32"  # of both models: float32, bfloat16 or float16
-    # what the processes of torchrun divide: prompts (each has whole models), or model (tensor parallel; each has
+    # what torchrun's processes divide: prompts (each has whole models), or model (tensor parallel; each has
     # the whole draft model)
     divide: str = "prompts"
     k: int = 4  # children of a node of TSD and GSD
