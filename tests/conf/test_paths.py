@@ -23,8 +23,9 @@ REQUIRED = {
     "report": ["out=o"],
     "study": ["out=o", *DRAFTED],
     "gpu_check": ["out=o"],
+    "train_check": ["out=o"],
 }
-DECONTAMINATE = [f"decontaminate.{name}" for name in ("humaneval", "mbpp", "multipl_e", "others")]
+DECONTAMINATE = [f"decontaminate.{name}" for name in ("humaneval", "mbpp", "multipl_e", "infilling", "others")]
 PATHS = {
     "data_prep": ["out", "data.path", "tokenizer", "proportion.table", *DECONTAMINATE],
     "inspect": ["out"],
@@ -37,6 +38,7 @@ PATHS = {
     "report": ["out", "compare"],
     "study": ["model", "draft", "out", "prompts.mine.path"],
     "gpu_check": ["out"],
+    "train_check": ["out"],
 }
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from conf.typed import PATH
+
 PARTS = ("attention", "optimizer", "dual", "branch", "resume")
 
 
@@ -9,7 +11,7 @@ PARTS = ("attention", "optimizer", "dual", "branch", "resume")
 class TrainCheckConfig:
     """python -m train.gpu_check: steps, memory and checkpoints of training on this GPU, with random weights."""
 
-    out: str  # the JSON file to write
+    out: str = field(metadata=PATH)  # the JSON file to write
     device: str = "cuda"  # cuda, or cpu to try the check itself with model=demo tokens=64
     model: str = "deepseek_coder_1b"  # shape that dual and branch train: a choice of training's group model
     tokens: int = 4096  # in a sequence of what is trained
