@@ -1,6 +1,6 @@
 """The ways to decode, by the settings of infer.methods. Pure."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from infer.config import BY_DRAFT_MODEL, GROWTH, DecodeConfig
@@ -43,5 +43,4 @@ def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
 
 def _growth(config: SpeedConfig, method: str) -> dict[str, Any]:
     """The settings of a draft model's graph that the method has."""
-    given = {**asdict(config), "k": config.children}
-    return {name: given[name] for name in GROWTH[method]}
+    return {name: getattr(config, "children" if name == "k" else name) for name in GROWTH[method]}
