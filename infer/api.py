@@ -38,6 +38,7 @@ from infer.models.checkpoint import (
     has_adaptive,
     load_adaptive,
     load_model,
+    load_ngrams,
     load_text,
 )
 from infer.models.draft import Draft, check_draft, load_draft
@@ -106,7 +107,8 @@ def load(
     check_compile(lm, compile)
     drafting = load_draft(asked, lm, rows=rows, adaptive=adaptive) if asked.model else None
     draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
-    methods, runners = Methods(lm, adaptive, draft_methods), Runners(lm, compile=compile)
+    methods = Methods(lm, adaptive, draft_methods, load_ngrams(model_dir))
+    runners = Runners(lm, compile=compile)
     return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
 
 

@@ -24,7 +24,12 @@ MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 PICTURES = (".svg", ".png")
 ORDERS = ("psm", "spm")  # of an infilling's parts
 TREES = ("lattice", "paper")  # of candidates of adaptive tokens
-METHODS = ("plain", "prompt_lookup", "sdsat", *BY_DRAFT_MODEL)
+SOURCES = {  # of drafts, by method
+    "sdsat": ("adaptive", "text", "ngrams"),
+    "ngrams": ("text", "ngrams"),
+    "prompt_lookup": ("text",),
+}
+METHODS = ("plain", *SOURCES, *BY_DRAFT_MODEL)
 
 
 @dataclass
@@ -35,9 +40,13 @@ class DecodeConfig:
     the method does not have. Where no method is given the models decide on it: Methods.settled.
     """
 
-    # plain, prompt_lookup, sdsat, ssd, tsd or gsd; null: gsd with a draft model, sdsat with adaptive tokens
+    # plain, prompt_lookup, ngrams, sdsat, ssd, tsd or gsd; null: gsd with a draft model, sdsat with adaptive
+    # tokens, ngrams with a table of n-grams, else plain
     method: str | None = None
-    k: int | None = None  # drafts in a row; of tsd and gsd children of a node; null: L, 10 or 4
+    # of drafts: adaptive (adaptive tokens), text (n-grams of the text so far), ngrams (of the training data);
+    # null: all that the method and the model have; [adaptive] is the paper
+    sources: list[str] | None = None
+    k: int | None = None  # drafts in a row; of tsd and gsd children of a node; null: L, 10, 4 or by measurement
     # where adaptive tokens draft: auto (by measurement), root (the paper), all, or under a number of nodes
     probes: str = "auto"
     nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
@@ -110,11 +119,23 @@ class DecodeConfig:
         check_growth(self, group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
             raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
+        self._check_sources()
         if self.tree not in TREES:
             raise ValueError(f"decode.tree must be {' or '.join(TREES)}, got {self.tree or 'nothing'}")
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
                 f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
+            )
+
+    def _check_sources(self) -> None:
+        if self.sources is None:
+            return
+        if self.method and self.method not in SOURCES:
+            raise ValueError(f"decode.sources must be unset with decode.method={self.method}, got {self.sources}")
+        allowed = SOURCES[self.method or "sdsat"]
+        if not self.sources or len(set(self.sources)) < len(self.sources) or set(self.sources) - set(allowed):
+            raise ValueError(
+                f"decode.sources must be some of {', '.join(allowed)}, each once, got {self.sources}"
             )
 
     def _check_drawn(self) -> None:

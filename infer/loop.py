@@ -5,6 +5,7 @@ Knows the order of the verbs; what they do is the drafter's, the runner's and th
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 from infer.drafters.protocol import Drafters
 from infer.engine.reading import Request
@@ -35,7 +36,9 @@ class Step:
 
     The first `accepted` of the tokens were drafted, the last `shared` of these behind a merged node of a graph;
     the others are the model's own pick. `drafted` counts the nodes that might have been accepted, `depth` how
-    many at most; `rows` are all nodes of the sequence's tree, its root and its probes too.
+    many at most; `rows` are all nodes of the sequence's tree, its root and its probes too. `sources` names the
+    source of each accepted draft, and `proposed` that of each draft (drafters/places.py); empty where one model
+    drafts.
     """
 
     sequence: int
@@ -46,11 +49,17 @@ class Step:
     shared: int = field(default=0, kw_only=True)
     depth: int = field(default=0, kw_only=True)
     rows: int = field(default=1, kw_only=True)
+    sources: tuple[str, ...] = field(default=(), kw_only=True)
+    proposed: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def kinds(self) -> list[str]:
-        """Of each token: "drafted" and accepted, "shared", so behind a merged node, or the model's "own"."""
+        """Of each token: the source of an accepted draft, "drafted" where one model drafts, "shared", so behind a
+        merged node, or the model's "own".
+        """
         drafted, own = self.accepted - self.shared, len(self.tokens) - self.accepted
+        if self.sources:
+            return [*self.sources, *["own"] * own]
         return ["drafted"] * drafted + ["shared"] * self.shared + ["own"] * own
 
 
@@ -90,6 +99,8 @@ class Live:
             shared=shared,
             depth=tree.depth,
             rows=len(tree.tokens),
+            sources=tuple(tree.sources[node] for node in accepted) if tree.sources else (),
+            proposed=tree.sources[1:],
         )
 
 
@@ -111,17 +122,21 @@ def decode(
         for index, request in enumerate(requests)
     ]
     drafters.start(requests, sampling)
+    observing = 0.0
     while live:
+        began = perf_counter()
         trees = drafters.propose([one.context for one in live], [one.left for one in live])
         reading = runner.forward(trees, [one.request for one in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
-        steps, rows = [], sum(extent(trees))
+        seconds = perf_counter() - began + observing
+        steps, rows, began = [], sum(extent(trees)), perf_counter()
         for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(one.advance(tree, path, choice))
             if not steps[-1].finished:
-                drafts = reading.drafts(b, path[-1], drafters.width)
-                drafters.observe(b, tree, path, choice, drafts, rows)
+                answers = reading.drafts(b, path[-1], drafters.width)
+                drafters.observe(b, tree, path, choice, answers, rows, seconds)
+        observing = perf_counter() - began  # of this step: a part of the next one's time
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:

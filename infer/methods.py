@@ -15,43 +15,49 @@ from transformers import (
 )
 
 from conf import UserError
-from infer.config import BY_DRAFT_MODEL, DecodeConfig
+from infer.config import BY_DRAFT_MODEL, SOURCES, DecodeConfig
 from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
 from infer.drafters.cost_tables import find_costs
 from infer.drafters.outcome import Watch
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.policies import Policies
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafters, Each
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
+from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
 from infer.trees.lattice import DEEPEST
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
 
 class Methods:
-    """Drafters for one model. The policy that learns serves all its sequences and goes on learning."""
+    """Drafters for one model. The policy that learns serves all its sequences and goes on learning.
+
+    `table` are the n-grams of the training data, where there are some.
+    """
 
     def __init__(
-        self, lm: PreTrainedModel, adaptive: Adaptive | None, draft_methods: DraftMethods | None = None
+        self,
+        lm: PreTrainedModel,
+        adaptive: Adaptive | None,
+        draft_methods: DraftMethods | None = None,
+        table: NgramTable | None = None,
     ) -> None:
-        self._lm, self._adaptive, self._draft_methods = lm, adaptive, draft_methods
+        self._lm, self._adaptive, self._draft_methods, self._table = lm, adaptive, draft_methods, table
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
         """The settings with the method that will run: where none is given gsd with a model that drafts,
-        sdsat with adaptive tokens, else plain.
+        sdsat with adaptive tokens, ngrams with a table of them, else plain.
 
         Raises UserError for settings that this method does not have.
         """
         if decode.method:
             return decode
+        own = "sdsat" if self._adaptive else "ngrams" if self._table or decode.sources else "plain"
         try:
-            return replace(
-                decode, method="gsd" if self._draft_methods else "sdsat" if self._adaptive else "plain"
-            )
+            return replace(decode, method="gsd" if self._draft_methods else own)
         except ValueError as error:
             raise UserError(str(error)) from error
 
@@ -75,40 +81,68 @@ class Methods:
                     f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
                 )
             return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
-        sdsat = method == "sdsat"
-        automatic = sdsat and decode.probes == "auto"
-        k = decode.k or min(self._adaptive.L if sdsat and self._adaptive else LOOKED_UP, left)
+        sources = self._sources(decode)
+        ids = self._ids() if "adaptive" in sources else ()
+        automatic = decode.probes == "auto" and (method == "sdsat" or (method == "ngrams" and not decode.k))
+        k = decode.k or min(self._adaptive.L if ids and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
             raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
-        if not sdsat:
-            return Each(partial(PromptLookupDrafter, k))
         if decode.tree == "paper" and k > DEEPEST:
             raise UserError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}")
-        ids = self._ids(k)
-        policy = self._auto(k, batch, capacity, decode.sampling) if automatic else fixed(decode, k)
-        return Each(partial(AdaptiveDrafter, ids, policy, watch))
+        if ids:
+            check_k(ids, k)
+        policy: Policy = fixed(decode, k)
+        if automatic:
+            policy = self._auto(k if ids else 0, sources, batch, capacity, decode.sampling)
+        ngrams = None if sources == {"adaptive"} else self._ngrams(sources)
+        return Each(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
 
-    def _ids(self, k: int) -> Sequence[int]:
-        """The adaptive ids, that suffice for k drafts."""
+    def _sources(self, decode: DecodeConfig) -> frozenset[str]:
+        """Those of the settings; where none are given all that the method and the model have.
+
+        Raises UserError for one that the model does not have.
+        """
+        if "ngrams" in (decode.sources or ()) and self._table is None:
+            raise UserError(
+                f"decode.sources must be some of adaptive and text for this model, which has no {FILE}, got "
+                f"{decode.sources}"
+            )
+        sources = frozenset(decode.sources or SOURCES[decode.method or ""])
+        return sources if self._table else sources - {"ngrams"}
+
+    def _ngrams(self, sources: Collection[str]) -> Ngrams:
+        weights = self._adaptive.ngrams if self._adaptive else NgramWeights()
+        table = self._table if "ngrams" in sources else None
+        return Ngrams(table, "text" in sources, weights, self._lm.config.get_text_config().vocab_size)
+
+    def _ids(self) -> Sequence[int]:
         if self._adaptive is None:
             raise UserError(
                 "decode.method=sdsat: wanted a model fine-tuned with adaptive tokens, found no adaptive.json "
-                "in its directory (decode=plain and decode=prompt_lookup need none)"
+                "in its directory (decode=plain, decode=ngrams and decode=prompt_lookup need none)"
             )
-        try:
-            check_probes(self._adaptive.ids, k)
-        except ValueError as error:
-            raise UserError(f"decode.{error}") from error
         return self._adaptive.ids
 
-    def _auto(self, k: int, batch: int, capacity: int, sampling: Sampling) -> Policy:
+    def _auto(
+        self, k: int, sources: frozenset[str], batch: int, capacity: int, sampling: Sampling
+    ) -> Policy:
         measure = partial(find_costs, self._lm, batch=batch, capacity=capacity, sampling=sampling)
-        return self._policies.auto(k, batch=batch, capacity=capacity, sampling=sampling, measure=measure)
+        return self._policies.auto(
+            k, sources, batch=batch, capacity=capacity, sampling=sampling, measure=measure
+        )
+
+
+def check_k(ids: Sequence[int], k: int) -> None:
+    """Raise UserError for more adaptive tokens than the model has."""
+    try:
+        check_probes(ids, k)
+    except ValueError as error:
+        raise UserError(f"decode.{error}") from error
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:
     """The policy that the settings spell out."""
-    probes = decode.probes if decode.probes in ("root", "all") else int(decode.probes)
+    probes = int(decode.probes) if decode.probes.isdigit() else decode.probes
     return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
 

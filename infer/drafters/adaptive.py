@@ -1,26 +1,30 @@
-"""SDSAT: drafts by the model's own adaptive tokens (SDSAT §2.1).
+"""Drafts without a draft model: by adaptive tokens (SDSAT §2.1), and by n-grams of the text and the training data.
 
 k adaptive tokens as probes under y_n say what comes at n+2 .. n+k+1, while the model itself says
-y_{n+1}. Where the probes hang is a policy:
+y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams add what its last tokens say
+(places.py). Where the probes hang is a policy:
 
-- under the root alone, when there is nothing to verify: the paper's two forwards in turn (eq. 1-3),
-  at most k + 2 tokens in two;
-- under the drafts as well: the next draft is made while this one is verified, at most k + 1 tokens
-  in each forward, whose rows are (k + 1) as many;
+- under a node of drafts that had no adaptive answers, else nowhere: the paper's two forwards in turn (eq. 1-3);
+- under every node: the next draft is made while this one is verified, whose rows are (k + 1) as many;
 - under some of them: between.
 
-The drafts are the same, whatever the policy, and so is the output.
+The text is the same, whatever the policy.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from infer.ngrams import Ngrams, TextNgrams
 from infer.drafters.outcome import Outcome, Watch
-from infer.engine.reading import Candidates
-from infer.trees.lattice import grow, lattice, nucleus_shape, nucleus_tree
+from infer.drafters.places import Places
+from infer.engine.reading import Candidates, Request
+from infer.engine.sampling import GREEDY, Sampling
+from infer.trees.lattice import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts
 from infer.trees.tree import Tree
+
+ANSWERS = 16  # likeliest tokens of an adaptive token that are read; of fewer n-grams have too little to choose
 
 
 class Policy(Protocol):
@@ -41,13 +45,13 @@ class Policy(Protocol):
         """Candidates for each place."""
         ...
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
+    def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """The drafts to verify, no deeper than `left` - 1, the nodes to probe, and the probes under each."""
         ...
 
-    def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
-        """What a forward of so many rows emitted, and the candidates there were: one token more than
-        were accepted.
+    def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
+        """What a forward of so many rows emitted, one token more than were accepted, in a step of so many
+        seconds, and the candidates that there were.
         """
         ...
 
@@ -76,7 +80,7 @@ class FixedPolicy:
         """Drafts in a tree, at most."""
         if self.tree == "paper":
             return len(nucleus_shape(self.k))
-        return min(self.nodes or self.k, self.k if self.width == 1 else self.nodes or self.k)
+        return self.nodes or self.k
 
     @property
     def max_rows(self) -> int:
@@ -84,22 +88,19 @@ class FixedPolicy:
         sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
         return max(1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted))
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """The likeliest paths. A lone root is always probed, since there is nothing else to do."""
-        if candidates is None:
-            return grow(root, (), (), ()), [0], self.k
-        ids, weights = candidates.ids[: left - 1], candidates.weights
+    def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
+        """The likeliest paths. Drafts without adaptive answers are always probed, or there would be none."""
         if self.tree == "paper":
-            drafts = nucleus_tree(root, ids, weights, self.k)
+            drafts = nucleus_tree(places.graph, min(self.k, left - 1), places.expand)
         else:
-            drafts = grow(root, ids, weights, [0.0] * self.drafted)
+            drafts = places.grow([0.0] * self.drafted, depth=left - 1)
         count = len(drafts.tokens)
         if self.probes == "root":
-            return drafts, [0] if count == 1 else [], self.k
+            return drafts, [] if places.answered else likeliest(drafts, 1), self.k
         sites = likeliest(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
-    def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
+    def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Nothing changes."""
 
 
@@ -126,31 +127,57 @@ def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
 
 
 class AdaptiveDrafter:
-    """One sequence's drafts. The policy may serve several, and learns from all."""
+    """One sequence's drafts. The policy may serve several, and learns from all.
 
-    def __init__(self, adaptive_ids: Sequence[int], policy: Policy, watch: Watch | None = None) -> None:
-        self._probes, self._policy, self._watch = probe_ids(adaptive_ids, policy.most), policy, watch
-        self._candidates: Candidates | None = None
-        self._drafts = grow(0, (), (), ())
-        self.max_rows, self.width = policy.max_rows, policy.width
+    Without `adaptive_ids` n-grams draft alone; without `ngrams` adaptive tokens do, as in the paper.
+    """
+
+    def __init__(
+        self,
+        adaptive_ids: Sequence[int],
+        policy: Policy,
+        ngrams: Ngrams | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._probes = probe_ids(adaptive_ids, policy.most) if adaptive_ids else ()
+        self._policy, self._watch = policy, watch
+        self._ngrams = TextNgrams(ngrams) if ngrams else None
+        self._answers: Candidates | None = None
+        self._sampling, self._seed = GREEDY, 0
+        self.max_rows, self.width = policy.max_rows, max(policy.width, ANSWERS) if ngrams else policy.width
+
+    def start(self, request: Request, sampling: Sampling) -> None:
+        """The noise of its draws is known."""
+        self._sampling, self._seed = sampling, request.seed
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The drafts at hand, and probes for new ones as far as the text goes on."""
-        drafts, sites, k = self._policy.shape(context[-1], self._candidates, left)
+        if self._ngrams:
+            self._ngrams.extend(context)
+        self._places = Places(
+            context, self._answers, self._ngrams, self._policy.width, self._sampling, self._seed
+        )
+        drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts
-        tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens))
+        sources = tuple(self._places.sources[node] for node in drafts.nodes)
+        tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), sources=sources)
         # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
-        k = min(k, left - 2)
+        k = min(k, left - 2, len(self._probes))
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
     def observe(
-        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+        self,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
     ) -> None:
-        """The candidates behind the accepted path are the next drafts; verified ones are used up."""
+        """The answers behind the accepted path are of the next step's places."""
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._policy.learn(self._candidates, tokens, rows)
-        if self._watch and self._candidates:
-            graph = lattice(tree.tokens[0], self._candidates.ids, self._candidates.weights)
-            self._watch(Outcome(graph, self._drafts, list(path), tokens))
-        self._candidates = drafts
+        self._policy.learn(self._places, tokens, rows, seconds)
+        if self._watch:
+            self._watch(Outcome(self._places.graph, self._drafts, list(path), tokens))
+        self._answers = answers

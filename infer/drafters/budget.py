@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.drafters.auto import STEPS, Calibration, priced
+from infer.drafters.auto import STEPS, Calibration
+from infer.drafters.clock import slopes
 from infer.drafters.costs import Costs
 from infer.drafters.credit import Credit
 from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
@@ -37,7 +38,7 @@ class Budget(Protocol):
         """Whether anything is drafted now."""
         ...
 
-    def chance(self, weight: float) -> float:
+    def chance(self, weight: float, place: int = 0) -> float:
         """How often drafts are right that have such a chance by the draft model."""
         ...
 
@@ -72,7 +73,7 @@ class FixedBudget:
         """With the root."""
         return 1 + self.nodes
 
-    def chance(self, weight: float) -> float:
+    def chance(self, weight: float, place: int = 0) -> float:
         """The draft model's word."""
         return weight
 
@@ -103,7 +104,7 @@ class AutoBudget:
 
     def __init__(self, target: Costs, draft: Costs) -> None:
         self._costs, self._draft, self.max_rows = target, draft, target.rows[-1]
-        self._slopes = priced(target, self.max_rows)[1][1:]
+        self._slopes = slopes([0.0, *(target(q) for q in range(1, self.max_rows + 1))])[1:]
         self._calibration, self._credit = Calibration(), Credit(target(1))
         self._earned, self._spent = 1.0, target(1)  # tokens and milliseconds of late
         self._followed, self._seen = HOPED, 0  # how often the text went on through one of a node's children
@@ -118,7 +119,7 @@ class AutoBudget:
         """λ; plain decoding's at least."""
         return max(self._earned / self._spent, 1 / self._costs(1))
 
-    def chance(self, weight: float) -> float:
+    def chance(self, weight: float, place: int = 0) -> float:
         """Of late."""
         return self._calibration.chance(weight)
 

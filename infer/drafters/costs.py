@@ -82,6 +82,7 @@ class Bench:
         self._sampling, self._drafts = sampling, drafts
         # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
         self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH))
+        self._drafter.propose([0], left=ROWS[-1])
         # One thread that does all the work has a clock of its own, on which no other process shows.
         alone = lm.device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
@@ -122,7 +123,7 @@ class Bench:
         walks, walked = self._walks(tree, reading)
         for b, (path, choice) in enumerate(walks if probes else ()):
             found = reading.drafts(b, tree.drafted, WIDTH)
-            self._drafter.observe(tree, path, choice, found, q)
+            self._drafter.observe(tree, path, choice, found, q, 0.0)
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
         _, again = self._walks(tree, reading)  # what was made with the forward is looked up

@@ -141,7 +141,14 @@ class DraftModelDrafters(ABC):
         return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
 
     def observe(
-        self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+        self,
+        b: int,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
     ) -> None:
         """See Drafters."""
         pending = self._pending[b]

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from infer.engine.reading import Candidates
+from infer.engine.reading import Candidates, Request
+from infer.engine.sampling import Sampling
 from infer.trees.tree import Tree
 
 
@@ -12,11 +13,20 @@ class PlainDrafter:
     max_rows = 1
     width = 1
 
+    def start(self, request: Request, sampling: Sampling) -> None:
+        """No matter which."""
+
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The root."""
         return Tree.chain(context[-1])
 
     def observe(
-        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+        self,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
     ) -> None:
         """Nothing to learn."""

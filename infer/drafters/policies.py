@@ -48,17 +48,24 @@ class Learners(Generic[Learner, Measured]):
 
 
 class Policies:
-    """The policies that learn, of one model; the number of probes is their kind."""
+    """The policies that learn, of one model; the number of probes and the sources of drafts are their kind."""
 
     def __init__(self) -> None:
         self._learners = Learners[AutoPolicy, Costs]()
 
     def auto(
-        self, k: int, *, batch: int, capacity: int, sampling: Sampling, measure: Callable[[], Costs]
+        self,
+        k: int,
+        sources: frozenset[str],
+        *,
+        batch: int,
+        capacity: int,
+        sampling: Sampling,
+        measure: Callable[[], Costs],
     ) -> AutoPolicy:
         """See Learners; `measure` says L(q)."""
         return self._learners.find(
-            k,
+            (k, sources),
             batch=batch,
             capacity=capacity,
             sampling=sampling,

@@ -35,11 +35,18 @@ class Drafters(Protocol):
         ...
 
     def observe(
-        self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+        self,
+        b: int,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
     ) -> None:
         """What came of the tree of sequence b: the accepted path, the token behind it, what the probes under
-        the path's end say of the places behind that token, and the rows that each sequence had in
-        this forward. Not told of a sequence that has ended.
+        the path's end say of the places behind that token, the rows that each sequence had in this forward,
+        and the time of the step. Not told of a sequence that has ended.
         """
         ...
 
@@ -54,12 +61,22 @@ class Drafter(Protocol):
     max_rows: int
     width: int
 
+    def start(self, request: Request, sampling: Sampling) -> None:
+        """Its text begins."""
+        ...
+
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The tree to verify next."""
         ...
 
     def observe(
-        self, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+        self,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
     ) -> None:
         """What came of it."""
         ...
@@ -76,16 +93,25 @@ class Each:
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Drafters."""
         self._drafters = [self._new() for _ in requests]
+        for drafter, request in zip(self._drafters, requests):
+            drafter.start(request, sampling)
 
     def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
         """See Drafters."""
-        return [one.propose(context, n) for one, context, n in zip(self._drafters, contexts, left)]
+        return [drafter.propose(text, n) for drafter, text, n in zip(self._drafters, contexts, left)]
 
     def observe(
-        self, b: int, tree: Tree, path: Sequence[int], choice: int, drafts: Candidates | None, rows: int
+        self,
+        b: int,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
     ) -> None:
         """See Drafters."""
-        self._drafters[b].observe(tree, path, choice, drafts, rows)
+        self._drafters[b].observe(tree, path, choice, answers, rows, seconds)
 
     def drop(self, b: int) -> None:
         """See Drafters."""

@@ -7,6 +7,7 @@ for token the sampled output without, and drafts that see the same noise are rig
 (Gumbel coupling: Daliri, Musco, Suresh, 2024).
 """
 
+from math import log
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from infer.engine.sampling import Sampling
 WIDE = 128  # tokens looked at first where no top_k cuts
 LEADERS = 8  # candidates among which a weight is a share
 Ints = TypeVar("Ints", Tensor, np.ndarray)  # int64
+_UNSIGNED = 2**64 - 1
 
 
 def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:
@@ -126,6 +128,20 @@ def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
         bits = _hashed(seeds, positions, ids)
     uniform = bits.double() * 2.0**-52 + 2.0**-53  # never 0, never 1
     return -(-uniform.log()).log()
+
+
+def noise(seed: int, position: int, id: int) -> float:
+    """Return `gumbel` of one token, up to rounding: for the few tokens of a draft an array takes longer."""
+    key = _mixed_one(_mixed_one(seed) ^ position)
+    bits = _mixed_one(key ^ _mixed_one(id)) >> 12
+    return -log(-log(bits * 2.0**-52 + 2.0**-53))
+
+
+def _mixed_one(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _UNSIGNED
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _UNSIGNED
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _UNSIGNED
+    return x ^ (x >> 31)
 
 
 def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:

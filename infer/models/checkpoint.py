@@ -3,7 +3,7 @@
 All that decoding knows of training comes from here.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from logging import getLogger
 from pathlib import Path
 from threading import Lock
@@ -23,6 +23,7 @@ from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
 from infer.models.adapter import with_adapter
 from infer.models.directory import check_directory
+from infer.ngrams import FILE, NgramTable, NgramWeights
 from infer.text import Infilling, Text
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Adaptive:
     infilling: Infilling | None = None
     bos: int | None = None  # what opened every document in training
     control: frozenset[int] | None = None  # ids that no text became in training
+    ngrams: NgramWeights = field(default_factory=NgramWeights)  # beside the adaptive tokens; defaults where none were fitted
 
 
 def load_model(
@@ -199,7 +201,42 @@ def _adaptive(value: dict[str, Any]) -> Adaptive:
         infilling=_infilling(value.get("infilling")),
         bos=None if bos is None else _expect(bos, int, "bos"),
         control=None if control is None else frozenset(_ids(control, "control")),
+        ngrams=_weights(value.get("ngrams")),
     )
+
+
+def _weights(value: Any) -> NgramWeights:
+    if value is None:
+        return NgramWeights()
+    given = _expect(value, dict, "ngrams")
+    try:
+        return NgramWeights(float(given["table"]), float(given["text"]), tuple(map(float, given["places"])))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"ngrams must be weights table, text and places, got {value!r:.60}") from error
+
+
+def load_ngrams(folder: str | Path) -> NgramTable | None:
+    """Return the table of the training data's n-grams; None where there is none.
+
+    Raises UserError for a table that is damaged or of a larger vocabulary. A model with adaptive tokens and
+    without a table decodes by its other sources, which is logged.
+    """
+    path = check_directory(folder) / FILE
+    if not path.is_file():
+        if has_adaptive(folder):
+            message = "%s is absent: drafts come from the adaptive tokens and the text alone"
+            getLogger(__name__).warning(message, path)
+        return None
+    try:
+        table = NgramTable(path)
+    except ValueError as error:
+        raise UserError(f"{path} {error}. Copy it again from the export, or delete it.") from error
+    rows = _rows(path.parent)
+    if rows is not None and table.vocabulary > rows:
+        raise UserError(
+            f"{path} must be of the model's vocabulary of {rows} ids at most, got {table.vocabulary}. Delete it."
+        )
+    return table
 
 
 def _infilling(value: Any) -> Infilling | None:

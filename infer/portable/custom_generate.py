@@ -8,7 +8,7 @@ is this project's loop. train/export/bundle.py writes this module and those that
 folder, so none of them may need more than Transformers, PyTorch and NumPy.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,11 +28,13 @@ from transformers.generation.streamers import BaseStreamer
 
 from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
-from infer.drafters.protocol import Each
+from infer.drafters.places import SOURCES
+from infer.drafters.protocol import Drafters, Each
 from infer.engine.reading import Request
 from infer.engine.sampling import SEEDS, Sampling
 from infer.engine.target import context_length
 from infer.loop import Limits, decode
+from infer.ngrams import Ngrams, NgramTable, NgramWeights
 from infer.portable.asked import (
     check_asked,
     check_healing,
@@ -57,10 +59,14 @@ class Drafting:
     k: int  # drafts in a row
     given: bool  # by the call; else it is the training's
     probes: str | int  # under which drafts: "auto", "root", "all" or a number
+    sources: frozenset[str]
+    weights: NgramWeights
     seed: int | None
 
     @classmethod
-    def of(cls, ids: Sequence[int], L: int, k: Any, probes: Any, seed: Any) -> "Drafting":
+    def of(
+        cls, ids: Sequence[int], L: int, ngrams: NgramWeights, k: Any, probes: Any, sources: Any, seed: Any
+    ) -> "Drafting":
         """By a call's arguments, of any type. Raises ValueError, naming the argument, for what cannot be."""
         given, k = k is not None, whole("k", L if k is None else k)
         check_probes(ids, k)
@@ -71,7 +77,10 @@ class Drafting:
             probes = whole("probes", probes)
         if probes not in PROBES and (isinstance(probes, str) or probes < 1):
             raise ValueError(f"probes: wanted auto, root, all or a number of nodes from 1 on, found {probes!r}")
-        return cls(ids, k, given, probes, seed)
+        sources = list(SOURCES) if sources is None else sources
+        if isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
+            raise ValueError(f"sources must be some of {', '.join(SOURCES)}, got {sources!r}")
+        return cls(ids, k, given, probes, frozenset(sources), ngrams, seed)
 
     @property
     def automatic(self) -> bool:
@@ -83,8 +92,17 @@ class Drafting:
     ) -> Policy:
         """How much is drafted, and where."""
         if self.automatic:
-            return kept.policy(lm, self.k, batch=batch, capacity=capacity, sampling=sampling)
+            texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
+            return kept.policy(lm, self.k if "adaptive" in self.sources else 0, self.sources, **texts)
         return FixedPolicy(self.k, self.probes)
+
+    def drafters(self, policy: Policy, table: NgramTable | None, vocabulary: int) -> Drafters:
+        """Those of each sequence."""
+        table = table if "ngrams" in self.sources else None
+        text = "text" in self.sources
+        ngrams = Ngrams(table, text, self.weights, vocabulary) if table or text else None
+        ids = self.ids if "adaptive" in self.sources else ()
+        return Each(partial(AdaptiveDrafter, ids, policy, ngrams))
 
     def within(self, left: int) -> "Drafting":
         """No more drafts in a row than the context has room for; measurements draft less in any case.
@@ -114,8 +132,10 @@ def generate(
     model: PreTrainedModel,
     adaptive_ids: Sequence[int],
     L: int,
+    ngrams: Mapping[str, Any] | None = None,
     k: int | None = None,
     probes: str | int | None = None,
+    sources: Collection[str] | None = None,
     seed: int | None = None,
     custom_generate: Any = None,
     **asked: Any,
@@ -125,6 +145,8 @@ def generate(
     k       drafts in a row, at most: by default L of training; no more than there are diverse tokens
     probes  under which drafts the next are made: "auto" (by measurement: seconds, once for each batch, length
             and kind of sampling), "root" (the paper's two forwards in turn), "all" (one forward), or a number
+    sources of drafts: some of "adaptive", "text" (n-grams of the text so far) and "ngrams" (of the training
+            data, from ngrams.safetensors beside the weights); by default all that there are
     seed    of the draws; the same one gives the same text, whatever is drafted. Sequence b has seed + b.
             By default PyTorch's generator decides, so that `set_seed` repeats a text.
 
@@ -134,12 +156,13 @@ def generate(
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
     if custom_generate is not None:  # where `model.generate` is this function, and another is wanted
-        own = {"k": k, "probes": probes, "seed": seed}
+        own = {"k": k, "probes": probes, "sources": sources, "seed": seed}
         given = {name: value for name, value in own.items() if value is not None}
         return library(custom_generate=custom_generate, **asked, **given)
     if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
         raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
-    drafting = Drafting.of(adaptive_ids, L, k, probes, seed)
+    weights = NgramWeights(**ngrams) if ngrams else NgramWeights()
+    drafting = Drafting.of(adaptive_ids, L, weights, k, probes, sources, seed)
     configs = [one for one in (generation_config, model.generation_config) if one]
     check_healing(asked, configs)
     _take_stop_strings(asked, configs)
@@ -235,7 +258,7 @@ def _texts(
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
     kept = kept_for(lm)
     policy = drafting.policy(kept, lm, batch=len(requests), capacity=capacity, sampling=sampling)
-    drafters = Each(partial(AdaptiveDrafter, drafting.ids, policy))
+    drafters = drafting.drafters(policy, kept.table, lm.config.get_text_config().vocab_size)
     runner = kept.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
     for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:

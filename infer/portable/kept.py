@@ -6,11 +6,13 @@ It is kept as long as the model lives, and does not keep it alive.
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
 from transformers import PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import measure_costs, measured_at
@@ -20,6 +22,7 @@ from infer.engine.families import check_family, check_tree
 from infer.engine.runners import Runners
 from infer.engine.sampling import Sampling
 from infer.engine.target import places_of
+from infer.ngrams import FILE, NgramTable
 
 
 @dataclass
@@ -28,15 +31,24 @@ class Kept:
 
     places: Hashable
     runners: Runners
+    table: NgramTable | None
     policies: Policies = field(default_factory=Policies)
 
     def policy(
-        self, lm: PreTrainedModel, k: int, *, batch: int, capacity: int, sampling: Sampling
+        self,
+        lm: PreTrainedModel,
+        k: int,
+        sources: frozenset[str],
+        *,
+        batch: int,
+        capacity: int,
+        sampling: Sampling,
     ) -> AutoPolicy:
         """The one that learns, for such texts; what rows cost is measured for the first of them."""
         context, static = measured_at(capacity, lm), self.runners.static
         measure = partial(measure_costs, lm, batch=batch, context=context, sampling=sampling, static=static)
-        return self.policies.auto(k, batch=batch, capacity=capacity, sampling=sampling, measure=measure)
+        texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
+        return self.policies.auto(k, sources, **texts, measure=measure)
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
@@ -63,8 +75,19 @@ def kept_for(lm: PreTrainedModel) -> Kept:
             check_family(lm.config)
             check_tree(lm)
             weakly: Any = proxy(lm)
-            found = _kept[lm] = Kept(places, Runners(weakly, static=None if _is_fixed(lm) else False))
+            runners = Runners(weakly, static=None if _is_fixed(lm) else False)
+            found = _kept[lm] = Kept(places, runners, find_table(lm))
         return found
+
+
+def find_table(lm: PreTrainedModel) -> NgramTable | None:
+    """Return the n-grams of the training data, from where the model came from; None where there are none.
+
+    Raises ValueError for a table that is damaged.
+    """
+    quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
+    path = cached_file(lm.name_or_path, FILE, **quiet) if lm.name_or_path else None
+    return NgramTable(Path(path)) if path else None
 
 
 def _check_place(lm: PreTrainedModel) -> None:

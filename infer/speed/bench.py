@@ -22,7 +22,7 @@ from infer.engine.target import context_length
 from infer.loop import Limits
 from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import Methods
-from infer.models.checkpoint import eos_ids, load_model
+from infer.models.checkpoint import eos_ids, load_model, load_ngrams
 from infer.models.draft import Draft, load_draft, told_as
 from infer.requests import check_lengths
 from infer.speed.config import SpeedConfig
@@ -60,13 +60,13 @@ class Bench:
             dtype: self._load("base", config.base, dtype, device) for dtype in config.dtypes if config.base
         }
         drafts = {dtype: self._draft(lm) for dtype, lm in self.lms.items() if config.draft.model}
-        self._methods = dict[tuple[Group, bool], Methods]()
+        self._methods, table = dict[tuple[Group, bool], Methods](), load_ngrams(config.model)
         for dtype, lm in self.lms.items():
             drawings = _drawings(lm, drafts.get(dtype), compile=config.compile)
             for temperature in config.temperatures:
                 for probes, drawing in drawings.items():
                     group = Group(dtype, temperature)
-                    self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing)
+                    self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing, table)
         longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
         self.peers = Peers(
             config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest

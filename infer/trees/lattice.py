@@ -13,10 +13,10 @@ and its rivals are merged into it.
 The published trees (SDSAT §3.4.2) are the other shape: `nucleus_tree` is the same at every step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from infer.trees.token_graph import Drafts, TokenGraph, unroll
+from infer.trees.token_graph import Drafts, TokenGraph
 
 # Nodes by level of the authors' trees, by depth: 28, 36, 46, 60 and 76 nodes (their tree_choice), and how the
 # nodes of a level are divided: the first node above it has the first number of children, and so on.
@@ -44,13 +44,6 @@ def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[
     return graph
 
 
-def grow(
-    root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], prices: Sequence[float]
-) -> Drafts:
-    """The likeliest paths through a lattice, while node n's chance is above `prices[n - 1]`."""
-    return unroll(lattice(root, ids, chances), prices, depth=len(ids))
-
-
 @lru_cache
 def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
     """(parent, rank) of every node behind the root of the authors' tree of `depth` levels, 1 to 13.
@@ -74,18 +67,24 @@ def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
     return tuple(shape)
 
 
-def nucleus_tree(
-    root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], depth: int
-) -> Drafts:
-    """The authors' tree over the candidates (SDSAT §3.4.2), without nodes that have no candidate."""
-    graph, drafts = lattice(root, ids, chances), Drafts([root], [-1], [0], [1.0], [0])
+def nucleus_tree(graph: TokenGraph, depth: int, expand: Callable[[int], None]) -> Drafts:
+    """The authors' tree over a graph's candidates (SDSAT §3.4.2), without nodes that have no candidate; `expand`
+    hangs those of a node under it.
+    """
+    drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
     nodes: list[int | None] = [0]  # of the drafts, by node of the shape
-    for above, rank in nucleus_shape(depth):
+    for above, rank in nucleus_shape(depth) if depth else ():
         parent = nodes[above]
-        behind = graph.children[drafts.nodes[parent]] if parent is not None else ()
-        if parent is None or rank >= len(behind):
+        if parent is None:
+            nodes.append(None)
+            continue
+        node = drafts.nodes[parent]
+        if not rank:
+            expand(node)
+        if rank >= len(graph.children[node]):
             nodes.append(None)
             continue
         nodes.append(len(drafts.tokens))
-        drafts.hang(graph, behind[rank], parent, drafts.chances[parent] * graph.chances[behind[rank]])
+        child = graph.children[node][rank]
+        drafts.hang(graph, child, parent, drafts.chances[parent] * graph.chances[child])
     return drafts

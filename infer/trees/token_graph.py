@@ -104,10 +104,13 @@ def unroll(
     prices: Sequence[float],
     *,
     depth: int,
-    calibrated: Callable[[float], float] = float,
+    calibrated: Callable[[float, int], float] | None = None,
+    expand: Callable[[int], None] | None = None,
 ) -> Drafts:
-    """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`;
-    `calibrated` makes of a node's chance behind its parent how often such drafts were right.
+    """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`.
+
+    `calibrated` makes of a node's chance behind its parent, and of its place, how often such drafts were right.
+    `expand` hangs a node's children under it when they are first looked for: such a graph has no merged nodes.
 
     §5.4: merged nodes are parted again, and each gets a copy of what follows. Every node comes behind its
     parent, so that the first n nodes are a tree, and the likeliest one of n nodes.
@@ -116,12 +119,20 @@ def unroll(
     heap = list[tuple[float, int, int]]()  # (-chance, parent in the tree, rank among its children)
 
     def offer(parent: int, rank: int) -> None:
-        behind = graph.children[drafts.nodes[parent]]
-        if rank < len(behind) and drafts.depths[parent] < depth:
-            chance = drafts.chances[parent] * calibrated(graph.chances[behind[rank]])
-            heapq.heappush(heap, (-chance, parent, rank))
+        if drafts.depths[parent] == depth:
+            return
+        node = drafts.nodes[parent]
+        if expand and not rank:
+            expand(node)
+        behind = graph.children[node]
+        if rank < len(behind):
+            chance = graph.chances[behind[rank]]
+            if calibrated:
+                chance = calibrated(chance, drafts.depths[parent])
+            heapq.heappush(heap, (-drafts.chances[parent] * chance, parent, rank))
 
-    offer(0, 0)
+    if prices:
+        offer(0, 0)
     for price in prices:
         if not heap or -heap[0][0] <= price:
             break

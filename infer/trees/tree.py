@@ -16,7 +16,7 @@ other nodes, one chain of them under each node of `probed`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -34,6 +34,7 @@ class Tree:
     A tree with `drawn` is verified by ratio: it holds the distribution (V,) that each node's children
     were drawn from, in their order here, for every node that has any (see ratio.py).
     `shared` are the drafts that were drawn behind another node than they hang under (see token_graph.py).
+    `sources` names the source of each draft, "" the root's (drafters/places.py); empty where one model drafts.
     """
 
     tokens: tuple[int, ...]
@@ -42,6 +43,7 @@ class Tree:
     probed: tuple[int, ...] = ()
     drawn: Mapping[int, Tensor] | None = field(default=None, compare=False)
     shared: frozenset[int] = frozenset()
+    sources: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def chain(cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()) -> "Tree":
@@ -56,7 +58,7 @@ class Tree:
         for node in under:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
-        return Tree(tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn, self.shared)
+        return replace(self, tokens=tuple(tokens), parents=tuple(parents), probed=tuple(under))
 
     @property
     def drafted(self) -> int:
