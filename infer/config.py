@@ -131,7 +131,9 @@ class DecodeConfig:
         if self.sources is None:
             return
         if self.method and self.method not in SOURCES:
-            raise ValueError(f"decode.sources must be unset with decode.method={self.method}, got {self.sources}")
+            raise ValueError(
+                f"decode.sources must be unset with decode.method={self.method}, got {self.sources}"
+            )
         allowed = SOURCES[self.method or "sdsat"]
         if not self.sources or len(set(self.sources)) < len(self.sources) or set(self.sources) - set(allowed):
             raise ValueError(

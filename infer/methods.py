@@ -113,7 +113,8 @@ class Methods:
     def _ngrams(self, sources: Collection[str]) -> Ngrams:
         weights = self._adaptive.ngrams if self._adaptive else NgramWeights()
         table = self._table if "ngrams" in sources else None
-        return Ngrams(table, "text" in sources, weights, self._lm.config.get_text_config().vocab_size)
+        vocabulary = self._lm.config.get_text_config().vocab_size
+        return Ngrams(table, vocabulary, text="text" in sources, weights=weights)
 
     def _ids(self) -> Sequence[int]:
         if self._adaptive is None:
@@ -123,9 +124,7 @@ class Methods:
             )
         return self._adaptive.ids
 
-    def _auto(
-        self, k: int, sources: frozenset[str], batch: int, capacity: int, sampling: Sampling
-    ) -> Policy:
+    def _auto(self, k: int, sources: frozenset[str], batch: int, capacity: int, sampling: Sampling) -> Policy:
         measure = partial(find_costs, self._lm, batch=batch, capacity=capacity, sampling=sampling)
         return self._policies.auto(
             k, sources, batch=batch, capacity=capacity, sampling=sampling, measure=measure

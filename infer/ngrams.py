@@ -4,9 +4,9 @@ What follows a context is interpolated from low to high order, first by the tabl
 
     p_o(c) = (count_o(c) + κ p_{o-1}(c)) / (n_o + κ),    p_1 = u, the unigrams
 
-As a multiple of what an unseen candidate gets, a candidate c gets s(c):
+With D_o = D_{o-1} κ / (n_o + κ), the share that each order leaves to the orders below it, this is
 
-    p(c) = u(c) D s(c),    D_o = D_{o-1} κ / (n_o + κ),    s(c) = 1 + Σ_o count_o(c) / (u(c) κ D_{o-1})
+    p(c) = D (u(c) + Σ_o count_o(c) / (κ D_{o-1}))
 
 so only successors that were counted are looked at, whatever the size of the vocabulary. A context is known by
 a 64-bit hash of its tokens, from the last one back; a collision costs a wrong draft and nothing else.
@@ -21,18 +21,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 FILE, FORMAT = "ngrams.safetensors", "adaptive-tokens ngrams 1"
 MULTIPLIER, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
-TEXT_CONTEXTS = (1, 2, 3, 5)  # tokens of the contexts that are counted in the text
-LONGEST = 7  # tokens of any context
+TEXT_CONTEXTS = (2, 3, 4, 6)  # tokens of the contexts that are counted in the text
+LONGEST = 7  # tokens of any context: the table has at most 8-grams
 RECENT = 8  # successors of a context of the text that are remembered: the latest
-CACHED = 1 << 16  # contexts of the table that are kept as Python objects
+CACHED = 1 << 16  # contexts whose successors by the table are kept as Python objects
 TYPES: dict[str, Literal["H", "I", "Q"]] = {"U16": "H", "U32": "I", "U64": "Q"}  # of safetensors, of memoryview
 
-Pairs = tuple[tuple[int, float], ...]
-Entry = tuple[float, Pairs]  # n_o, and (c, count_o(c) / u(c)) of each successor
+Integers: TypeAlias = "memoryview[int]"
+Shares = dict[int, float]  # p(c) / D by successor c
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NgramWeights:
 
     table: float = 2.0  # κ of the table's counts
     text: float = 1.0  # κ of the text's
-    places: tuple[float, ...] = (0.5,)
+    places: tuple[float, ...] = (0.4,)
 
     def __post_init__(self) -> None:
         """Raise ValueError for weights that no fit gives."""
@@ -69,36 +69,28 @@ class NgramTable:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         arrays, metadata = _parse(memoryview(data))
         self.order, self.vocabulary = int(metadata["order"]), int(metadata["vocabulary"])
-        self._unigrams = arrays["unigrams"]
-        self._scale = 1.0 / (sum(self._unigrams) + self.vocabulary)
+        counts = arrays["unigrams"]
+        scale = 1 / (sum(counts) + self.vocabulary)
+        self.unigrams = [(count + 1) * scale for count in counts]  # smoothed: above 0 for every id
         names = ("keys", "totals", "first", "ids", "counts")
         self._orders = [tuple(arrays[f"{name}_{o}"] for name in names) for o in range(2, self.order + 1)]
-        self._entries: dict[int, Entry | None] = {}
 
-    def unigram(self, token: int) -> float:
-        """Return u(c), smoothed by one: above 0 for every id, also for those behind the vocabulary."""
-        count = self._unigrams[token] if token < self.vocabulary else 0
-        return (count + 1) * self._scale
-
-    def entry(self, length: int, key: int) -> Entry | None:
-        """Return what follows a context of `length` tokens; None for one that the table does not have."""
-        entries = self._entries
-        if key not in entries:
-            if len(entries) >= CACHED:
-                entries.clear()
-            entries[key] = self._read(length, key)
-        return entries[key]
-
-    def _read(self, length: int, key: int) -> Entry | None:
-        keys, totals, first, ids, counts = self._orders[length - 1]
-        at = bisect_left(keys, key)
-        if at == len(keys) or keys[at] != key:
-            return None
-        successors = range(first[at], first[at + 1])
-        return float(totals[at]), tuple((ids[i], counts[i] / self.unigram(ids[i])) for i in successors)
+    def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
+        """Return p(c) / D of every successor of a context by the table, and D; `keys` are its `context_keys`."""
+        shares, D, unigrams = Shares(), 1.0, self.unigrams
+        for key, (contexts, totals, first, ids, counts) in zip(keys, self._orders):
+            at = bisect_left(contexts, key)
+            if at == len(contexts) or contexts[at] != key:
+                continue
+            scale = 1 / (κ * D)
+            for i in range(first[at], first[at + 1]):
+                token = ids[i]
+                shares[token] = shares.get(token, unigrams[token]) + counts[i] * scale
+            D *= κ / (totals[at] + κ)
+        return shares, D
 
 
-def _parse(data: memoryview[int]) -> tuple[dict[str, memoryview[int]], dict[str, str]]:
+def _parse(data: Integers) -> tuple[dict[str, Integers], dict[str, str]]:
     """Return the arrays and the metadata of a safetensors file, whose checksum is looked at."""
     try:
         begin = 8 + int.from_bytes(data[:8], "little")
@@ -111,80 +103,91 @@ def _parse(data: memoryview[int]) -> tuple[dict[str, memoryview[int]], dict[str,
         raise ValueError(f"must have the format {FORMAT!r}, got {kind!r:.60}")
     if hashlib.sha256(data[begin:]).hexdigest() != digest:
         raise ValueError("is damaged: its checksum does not match")
-    arrays = dict[str, memoryview[int]]()
+    arrays = dict[str, Integers]()
     for name, tensor in header.items():
         first, last = tensor["data_offsets"]
         arrays[name] = data[begin + first : begin + last].cast(TYPES[tensor["dtype"]])
     return arrays, metadata
 
 
-@dataclass(frozen=True)
 class Ngrams:
-    """What n-grams of a model's texts may draft from; without a table its `vocabulary` ids are alike."""
+    """What n-grams may draft a model's texts from; without a table all ids of the `vocabulary` are alike."""
 
-    table: NgramTable | None
-    text: bool
-    weights: NgramWeights
-    vocabulary: int
+    def __init__(
+        self,
+        table: NgramTable | None,
+        vocabulary: int,
+        *,
+        text: bool = True,
+        weights: NgramWeights | None = None,
+    ) -> None:
+        self.text, self.weights, self._table = text, weights or NgramWeights(), table
+        known = table.unigrams if table else []
+        self.unigrams = [*known, *[1 / vocabulary if table is None else min(known)] * (vocabulary - len(known))]
+        self._longest = table.order - 1 if table else 0
+        self._cache: dict[int, tuple[Shares, float]] = {}
+
+    def by_table(self, keys: Sequence[int]) -> tuple[Shares, float]:
+        """Return what `NgramTable.successors` does, which must not be changed: it is kept for the next time."""
+        if self._table is None or not keys:
+            return {}, 1.0
+        keys = keys[: self._longest]
+        known = self._cache.get(keys[-1])
+        if known is None:
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            known = self._cache[keys[-1]] = self._table.successors(keys, self.weights.table)
+        return known
 
 
 class TextNgrams:
-    """The n-grams of one text, counted as it grows, and those of the table."""
+    """The n-grams of one text, counted as it grows, over those of the table."""
 
     def __init__(self, ngrams: Ngrams) -> None:
-        self.weights = ngrams.weights
-        self._table, self._counts_text = ngrams.table, ngrams.text
-        self._uniform = 1 / ngrams.vocabulary
+        self.weights, self.unigrams, self._ngrams = ngrams.weights, ngrams.unigrams, ngrams
         self._read = 0  # tokens that are counted as successors
         self._after: dict[int, dict[int, int]] = {}  # by a context's hash: latest successors and their counts
 
     def extend(self, text: Sequence[int]) -> None:
         """Count the tokens that the text has more than before."""
-        if not self._counts_text:
+        if not self._ngrams.text:
             return
         for end in range(max(1, self._read), len(text)):
-            token, keys = text[end], context_keys(text[max(0, end - TEXT_CONTEXTS[-1]) : end])
-            for length in TEXT_CONTEXTS[: bisect_right(TEXT_CONTEXTS, len(keys))]:
+            token, keys = text[end], context_keys(text[max(0, end - LONGEST) : end])
+            for length in TEXT_CONTEXTS:
+                if length > len(keys):
+                    break
                 successors = self._after.setdefault(keys[length - 1], {})
                 successors[token] = successors.pop(token, 0) + 1  # now the latest one
                 if len(successors) > RECENT:
                     del successors[next(iter(successors))]
         self._read = len(text)
 
-    def unigram(self, token: int) -> float:
-        """Return u(c)."""
-        return self._table.unigram(token) if self._table else self._uniform
-
-    def ratios(self, tail: Sequence[int]) -> tuple[dict[int, float], float, list[dict[int, int]]]:
-        """Return s(c) - 1 of every counted successor of a text's last tokens, D, and the text's own counts
-        among them.
-        """
+    def successors(self, tail: Sequence[int]) -> tuple[Shares, float, list[dict[int, int]]]:
+        """Return p(c) / D of every successor of a text's last tokens, D, and the text's own counts of them."""
         keys = context_keys(tail)
-        ratios, share, counted = dict[int, float](), 1.0, list[dict[int, int]]()
-        if self._table is not None:
-            κ = self.weights.table
-            for length, key in enumerate(keys[: self._table.order - 1], 1):
-                if entry := self._table.entry(length, key):
-                    total, pairs = entry
-                    scale = 1 / (κ * share)
-                    for token, ratio in pairs:
-                        ratios[token] = ratios.get(token, 0.0) + ratio * scale
-                    share *= κ / (total + κ)
-        κ = self.weights.text
-        for length in TEXT_CONTEXTS[: bisect_right(TEXT_CONTEXTS, len(keys))] if self._after else ():
-            if counts := self._after.get(keys[length - 1]):
-                scale = 1 / (κ * share)
-                for token, count in counts.items():
-                    ratios[token] = ratios.get(token, 0.0) + count * scale / self.unigram(token)
-                share *= κ / (sum(counts.values()) + κ)
-                counted.append(counts)
-        return ratios, share, counted
+        shares, D = self._ngrams.by_table(keys)
+        κ, unigrams, counted = self.weights.text, self.unigrams, list[dict[int, int]]()
+        for length in TEXT_CONTEXTS:
+            if length > len(keys):
+                break
+            counts = self._after.get(keys[length - 1])
+            if counts is None:  # nor a longer context, which ends with this one
+                break
+            if not counted:
+                shares = shares.copy()
+            scale = 1 / (κ * D)
+            for token, count in counts.items():
+                shares[token] = shares.get(token, unigrams[token]) + count * scale
+            D *= κ / (sum(counts.values()) + κ)
+            counted.append(counts)
+        return shares, D, counted
 
 
-def context_keys(tail: Sequence[int], longest: int = LONGEST) -> list[int]:
-    """Return the hashes of the last 1, 2, ... up to `longest` tokens of a text."""
+def context_keys(tail: Sequence[int]) -> list[int]:
+    """Return the hashes of the last 1, 2, ... up to LONGEST tokens of a text."""
     keys, key = list[int](), 0
-    for token in reversed(tail[-longest:]):
+    for token in tail[: -LONGEST - 1 : -1]:
         key = (key + token + 1) * MULTIPLIER & MASK
         keys.append(key)
     return keys

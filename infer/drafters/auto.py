@@ -84,8 +84,7 @@ class AutoPolicy:
     def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
         with self._lock:
-            self._costs.observe(rows, 1e3 * seconds)
-            ms = self._costs(rows)
+            ms = self._costs.observe(rows, 1e3 * seconds)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms

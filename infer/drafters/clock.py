@@ -24,12 +24,10 @@ class LoopCosts:
         """L(q); a batch may have more rows than a tree."""
         return self.ms[q] if q <= self._most else Costs(self._rows, tuple(self._points))(q)
 
-    def observe(self, q: int, ms: float) -> None:
-        """A step of q rows took so long."""
-        ratio = ms / self(q)
-        if not 1 / WILD < ratio / self._pace < WILD:
-            # Many of them are no accident: the pace follows, slowly.
-            ratio = self._pace * (WILD if ratio > self._pace else 1 / WILD)
+    def observe(self, q: int, ms: float) -> float:
+        """Learn that a step of q rows took `ms`; return what it would have taken when the costs were measured."""
+        expected = self(q)
+        ratio = min(max(ms / expected, self._pace / WILD), self._pace * WILD)
         self._pace += PACE * (ratio - self._pace)
         surprise = ratio / self._pace - 1
         for point, share in self._beside(q):
@@ -38,6 +36,7 @@ class LoopCosts:
         if self._due <= 0:
             self._due = 16
             self._lay_out()
+        return expected * ratio / self._pace
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
         """The measured points on both sides of q, and their shares in it."""

@@ -10,8 +10,7 @@ The candidates for a place depend on the tokens before it, so a draft grows node
 """
 
 from collections.abc import Callable, Sequence
-from heapq import nlargest
-from math import exp, log
+from math import exp
 
 from infer.ngrams import LONGEST, TextNgrams
 from infer.engine.pick import noise
@@ -19,7 +18,9 @@ from infer.engine.reading import Candidates
 from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
+Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
+UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
 
 class Places:
@@ -40,10 +41,10 @@ class Places:
     ) -> None:
         self.graph, self.sources = TokenGraph([text[-1]]), [""]
         self.answered = len(answers.ids) if answers else 0
-        self._tail, self._position = tuple(text[-LONGEST:]), len(text)
+        self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
         self._answers, self._ngrams, self._width = answers, ngrams, width
         self._temperature, self._seed = sampling.temperature, seed
-        self._depths = [0]
+        self._places = [0]  # by node, that of its children
 
     def grow(
         self, prices: Sequence[float], *, depth: int, calibrated: Callable[[float, int], float] | None = None
@@ -56,60 +57,58 @@ class Places:
 
     def expand(self, node: int) -> None:
         """Hang the candidates for the place behind a node under it."""
-        place = self._depths[node]
-        if place < self.answered:
-            children = self._combined(node, place)
+        place = self._places[node]
+        scores: dict[int, float]
+        counted: Sequence[dict[int, int]] = ()
+        if self._ngrams is None:
+            scores, total = self._answered(place), 1.0
         else:
-            children = self._by_ngrams(node, place)
-        for weight, token, source in children:
-            self.graph.add(node, token, weight)
-            self.sources.append(source)
-            self._depths.append(place + 1)
+            if node:
+                self._tails[node] = (*self._tails[self.graph.parents[node]][1:], self.graph.tokens[node])
+            if place < self.answered:
+                scores, total, counted = self._combined(self._ngrams, self._tails[node], place)
+            else:
+                scores, total, counted = self._by_ngrams(self._ngrams, self._tails[node], place)
+        if self._width == 1:
+            best = [max(scores, key=scores.__getitem__)] if scores else []
+        else:
+            best = sorted(scores, key=scores.__getitem__, reverse=True)[: self._width]
+        for token in best:
+            self.graph.add(node, token, scores[token] / total)
+            self.sources.append(self._source(token, place, counted))
+            self._places.append(place + 1)
 
-    def _combined(self, node: int, place: int) -> list[tuple[float, int, str]]:
-        assert self._answers is not None
-        ids, shares = self._answers.ids[place], self._answers.weights[place]
-        if self._ngrams is None:
-            return [(share, id, "adaptive") for id, share in zip(ids[: self._width], shares)]
-        ratios, _, counted = self._ngrams.ratios(self._path(node))
-        scores, total = dict(zip(ids, shares)), 1.0
-        power = self._ngrams.weights.place(place) / (self._temperature or 1.0)
-        for token, ratio in ratios.items():
-            if share := scores.get(token):
-                scores[token] = score = share * (1 + ratio) ** power
-                total += score - share
-        best = nlargest(self._width, ((score, -token) for token, score in scores.items()))
-        return [
-            (score / total, -token, "adaptive" if -token == ids[0] else _counted_in(counted, -token))
-            for score, token in best
-        ]
+    def _answered(self, place: int) -> dict[int, float]:
+        """The shares of an adaptive token's answers; none behind the last one."""
+        if self._answers is None or place >= self.answered:
+            return {}
+        return dict(zip(self._answers.ids[place], self._answers.weights[place]))
 
-    def _by_ngrams(self, node: int, place: int) -> list[tuple[float, int, str]]:
-        if self._ngrams is None:
-            return []
-        ratios, share, counted = self._ngrams.ratios(self._path(node))
-        unigram = self._ngrams.unigram
-        chances = {token: share * unigram(token) * (1 + ratio) for token, ratio in ratios.items()}
-        total = 1.0
-        if temperature := self._temperature:
-            seed, position = self._seed, self._position + place
-            rest = max(0.0, 1 - sum(chances.values())) ** (1 / temperature)
-            chances = {
-                token: exp(log(chance) / temperature + noise(seed, position, token))
-                for token, chance in chances.items()
-            }
-            total = rest + sum(chances.values())
-        best = nlargest(self._width, ((chance, -token) for token, chance in chances.items()))
-        return [(chance / total, -token, _counted_in(counted, -token)) for chance, token in best]
+    def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
+        successors, _, counted = ngrams.successors(tail)
+        scores, total, unigrams = self._answered(place), 1.0, ngrams.unigrams
+        power = ngrams.weights.place(place) / (self._temperature or 1.0)
+        least = UNREAD * min(scores.values())
+        for token, chance in successors.items():
+            share = scores.get(token, least)
+            scores[token] = score = share * (chance / unigrams[token]) ** power
+            total += score - share
+        return scores, total, counted
 
-    def _path(self, node: int) -> Sequence[int]:
-        """The last tokens up to a node."""
-        graph, path = self.graph, list[int]()
-        while node:
-            path.append(graph.tokens[node])
-            node = graph.parents[node]
-        return (*self._tail, *reversed(path))
+    def _by_ngrams(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
+        chances, D, counted = ngrams.successors(tail)
+        if not self._temperature:
+            return chances, 1 / D, counted
+        seed, position, power = self._seed, self._position + place, 1 / self._temperature
+        rest = max(0.0, 1 - D * sum(chances.values())) ** power
+        chances = {
+            token: (D * chance) ** power * exp(noise(seed, position, token))
+            for token, chance in chances.items()
+        }
+        return chances, rest + sum(chances.values()), counted
 
-
-def _counted_in(counted: Sequence[dict[int, int]], token: int) -> str:
-    return "text" if any(token in counts for counts in counted) else "ngrams"
+    def _source(self, token: int, place: int, counted: Sequence[dict[int, int]]) -> str:
+        """What is said to have proposed a candidate: the first source that proposes it by itself."""
+        if place < self.answered and self._answers and self._answers.ids[place][0] == token:
+            return "adaptive"
+        return "text" if any(token in counts for counts in counted) else "ngrams"

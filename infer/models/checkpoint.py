@@ -40,7 +40,9 @@ class Adaptive:
     infilling: Infilling | None = None
     bos: int | None = None  # what opened every document in training
     control: frozenset[int] | None = None  # ids that no text became in training
-    ngrams: NgramWeights = field(default_factory=NgramWeights)  # beside the adaptive tokens; defaults where none were fitted
+    ngrams: NgramWeights = field(
+        default_factory=NgramWeights
+    )  # beside the adaptive tokens; defaults where none were fitted
 
 
 def load_model(

@@ -100,7 +100,7 @@ class Drafting:
         """Those of each sequence."""
         table = table if "ngrams" in self.sources else None
         text = "text" in self.sources
-        ngrams = Ngrams(table, text, self.weights, vocabulary) if table or text else None
+        ngrams = Ngrams(table, vocabulary, text=text, weights=self.weights) if table or text else None
         ids = self.ids if "adaptive" in self.sources else ()
         return Each(partial(AdaptiveDrafter, ids, policy, ngrams))
 

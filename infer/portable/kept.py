@@ -85,7 +85,10 @@ def find_table(lm: PreTrainedModel) -> NgramTable | None:
 
     Raises ValueError for a table that is damaged.
     """
-    quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
+    quiet = {
+        f"_raise_exceptions_for_{what}": False
+        for what in ("gated_repo", "missing_entries", "connection_errors")
+    }
     path = cached_file(lm.name_or_path, FILE, **quiet) if lm.name_or_path else None
     return NgramTable(Path(path)) if path else None
 

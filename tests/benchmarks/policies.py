@@ -24,7 +24,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import context_of, measure_costs
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.prompt_lookup import PromptLookupDrafter
+
 from infer.drafters.protocol import Each
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
@@ -56,7 +56,7 @@ def compare(
         "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4),
     }
     makers = {
-        "prompt lookup k=5": partial(PromptLookupDrafter, 5),
+
         **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in fixed.items()},
         "auto": partial(AdaptiveDrafter, ids, AutoPolicy(costs, 8)),
     }
