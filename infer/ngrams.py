@@ -17,7 +17,7 @@ The table is `ngrams.safetensors` of a model directory, made by data_prep and re
 import hashlib
 import json
 import mmap
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

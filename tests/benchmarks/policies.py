@@ -24,7 +24,6 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import context_of, measure_costs
 from infer.drafters.plain import PlainDrafter
-
 from infer.drafters.protocol import Each
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
