@@ -54,8 +54,8 @@ class Step:
 
     @property
     def kinds(self) -> list[str]:
-        """Of each token: the source of an accepted draft, "drafted" where one model drafts, "shared", so behind a
-        merged node, or the model's "own".
+        """Of each token: the source of an accepted draft, "drafted" where one model drafts, "shared" behind
+        a merged node, or the model's "own".
         """
         drafted, own = self.accepted - self.shared, len(self.tokens) - self.accepted
         if self.sources:

@@ -76,7 +76,7 @@ class NgramTable:
         self._orders = [tuple(arrays[f"{name}_{o}"] for name in names) for o in range(2, self.order + 1)]
 
     def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
-        """Return p(c) / D of every successor of a context by the table, and D; `keys` are its `context_keys`."""
+        """Return p(c) / D of every successor by the table, and D; `keys` are the `context_keys`."""
         shares, D, unigrams = Shares(), 1.0, self.unigrams
         for key, (contexts, totals, first, ids, counts) in zip(keys, self._orders):
             at = bisect_left(contexts, key)

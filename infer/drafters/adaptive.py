@@ -1,4 +1,4 @@
-"""Drafts without a draft model: by adaptive tokens (SDSAT §2.1), and by n-grams of the text and the training data.
+"""Drafts without a draft model: by adaptive tokens (SDSAT §2.1) and n-grams.
 
 k adaptive tokens as probes under y_n say what comes at n+2 .. n+k+1, while the model itself says
 y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams add what its last tokens say

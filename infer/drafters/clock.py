@@ -12,7 +12,7 @@ WILD = 2.0  # a step so many times as long as expected, or as short, met somethi
 
 
 class LoopCosts:
-    """Milliseconds of a step by rows, up to `most`; `ms[q]` is L(q), and `slopes[q]` the price of the next row."""
+    """Milliseconds of a step by rows, up to `most`: `ms[q]` is L(q), `slopes[q]` the price of the next row."""
 
     def __init__(self, costs: Costs, most: int) -> None:
         self._rows, self._most, self._pace = costs.rows, most, 1.0
@@ -25,7 +25,7 @@ class LoopCosts:
         return self.ms[q] if q <= self._most else Costs(self._rows, tuple(self._points))(q)
 
     def observe(self, q: int, ms: float) -> float:
-        """Learn that a step of q rows took `ms`; return what it would have taken when the costs were measured."""
+        """Learn that a step of q rows took `ms`; return its time at the pace at which costs were measured."""
         expected = self(q)
         ratio = min(max(ms / expected, self._pace / WILD), self._pace * WILD)
         self._pace += PACE * (ratio - self._pace)

@@ -235,9 +235,7 @@ def load_ngrams(folder: str | Path) -> NgramTable | None:
         raise UserError(f"{path} {error}. Copy it again from the export, or delete it.") from error
     rows = _rows(path.parent)
     if rows is not None and table.vocabulary > rows:
-        raise UserError(
-            f"{path} must be of the model's vocabulary of {rows} ids at most, got {table.vocabulary}. Delete it."
-        )
+        raise UserError(f"{path} must be of at most the model's {rows} ids, got {table.vocabulary}. Delete it.")
     return table
 
 
