@@ -129,7 +129,7 @@ def decode(
         reading = runner.forward(trees, [one.request for one in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
-        seconds = perf_counter() - began + observing
+        seconds = runner.agreed(perf_counter() - began + observing)
         steps, rows, began = [], sum(extent(trees)), perf_counter()
         for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(one.advance(tree, path, choice))

@@ -75,6 +75,9 @@ class PacedRunner:
     def drop(self, b: int) -> None:
         self._lengths.pop(b)
 
+    def agreed(self, seconds: float) -> float:
+        return seconds
+
 
 def fates() -> Iterator[int]:
     """How many places of a draft are right: m or more in a share A_m of all, spread evenly (the multiples of

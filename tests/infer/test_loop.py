@@ -59,6 +59,9 @@ class ScriptedRunner:
     def drop(self, b: int) -> None:
         self.dropped = self.lengths.pop(b)
 
+    def agreed(self, seconds: float) -> float:
+        return seconds
+
 
 def sdsat(k: int, probes: str | int = "root", ids: Sequence[int] = (A,), **settings: int) -> Maker:
     return partial(AdaptiveDrafter, ids, FixedPolicy(k, probes, **settings))
