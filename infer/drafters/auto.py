@@ -57,8 +57,9 @@ class AutoPolicy:
     """Serves all sequences of a process, in any thread, and goes on learning from one prompt to the next."""
 
     def __init__(self, costs: Costs, k: int, *, width: int = 1) -> None:
-        """`k` probes hang under a node, 0 without adaptive tokens."""
+        """Up to `k` probes hang under a node, 0 without adaptive tokens."""
         self._lock = Lock()
+        k = min(k, DEEPEST)  # answers for places beyond would never be used
         self.width, self.most, self.max_rows = width, k, max(costs.rows[-1], 1 + k)
         self._costs = LoopCosts(costs, self.max_rows)
         self._calibrations = Calibration(), Calibration()  # of places without and with adaptive answers

@@ -133,7 +133,7 @@ def test_texts_that_begin_together_measure_once() -> None:
 
     def begin() -> AutoPolicy:
         together.wait()
-        return policies.auto(3, batch=1, capacity=100, sampling=Sampling(), measure=measure)
+        return policies.auto(3, frozenset(), batch=1, capacity=100, sampling=Sampling(), measure=measure)
 
     found = in_threads([begin] * THREADS)
     assert len(measured) == 1 and len(set(map(id, found))) == 1
