@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from infer.engine.agreement import agreed_value
 from infer.engine.attention import band
+from infer.engine.clock import loop_clock
 from infer.engine.forward import DynamicForward, Forward
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
@@ -43,7 +44,7 @@ class Runner:
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
-        self.static = static
+        self.static, self.clock = static, loop_clock(lm.device)
         self.agreed: Callable[[float], float] = partial(agreed_value, beside or lm)  # rank 0's, of a clock
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)

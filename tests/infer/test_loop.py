@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from time import perf_counter
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ Maker = Callable[[], Drafter]
 
 class ScriptedRunner:
     """A model that counts up from the prompt, and whose probes are right where `right(j)` says so."""
+
+    clock = staticmethod(perf_counter)
 
     def __init__(self, right: Callable[[int], bool]) -> None:
         self.right, self.lengths, self.forwards = right, [0], 0
