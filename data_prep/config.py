@@ -112,6 +112,25 @@ class VocabConfig:
 
 
 @dataclass
+class NgramsConfig:
+    """The table of n-grams beside the shards, from which decoders draft."""
+
+    order: int = 4  # tokens of the longest n-grams: contexts have one less
+    megabytes: int = 32  # size of the table at most; 0: none is made
+    tokens: int = 1_000_000_000  # tokens that are counted at most: of more, sequences at even distances
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= 8:
+            raise ValueError(f"ngrams.order must be between 1 and 8, got {self.order}. The default is 4.")
+        if self.megabytes < 0:
+            raise ValueError(f"ngrams.megabytes must be at least 0, got {self.megabytes}. 0 makes no table.")
+        if self.tokens < 1:
+            raise ValueError(
+                f"ngrams.tokens must be positive, got {self.tokens}. Use ngrams.megabytes=0 for none."
+            )
+
+
+@dataclass
 class SlurmConfig:
     """What sbatch is asked for, for executor=slurm."""
 
@@ -132,6 +151,7 @@ class DataPrepConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     decontaminate: DecontaminateConfig = field(default_factory=DecontaminateConfig)
     proportion: ProportionConfig = field(default_factory=ProportionConfig)
+    ngrams: NgramsConfig = field(default_factory=NgramsConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     # a folder with tokenizer.json, best the model's own; null: vocab.train_size
     tokenizer: str | None = field(default=None, metadata=PATH)
