@@ -26,6 +26,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,8 @@ class Packing:
         per, bits = 64 // self.bits, np.uint64(self.bits)
         words = np.zeros((self.words, len(tokens[0])), np.uint64)
         for index, column in enumerate(tokens):
-            words[index // per] = words[index // per] << bits | column.astype(np.uint64)
+            words[index // per] <<= bits
+            words[index // per] |= column.astype(np.uint64, copy=False)
         return words
 
     def token(self, words: np.ndarray, index: int) -> np.ndarray:
@@ -84,6 +86,10 @@ class Packing:
         per = 64 // self.bits
         last = min(self.order, (index // per + 1) * per) - 1  # of the same word
         return words[index // per] >> np.uint64((last - index) * self.bits) & np.uint64(2**self.bits - 1)
+
+    def contexts(self, words: np.ndarray) -> np.ndarray:
+        """Return the words without the successors."""
+        return np.concatenate([words[:-1], words[-1:] >> np.uint64(self.bits)])
 
     def bound(self, latest: int, before: int = 0) -> int:
         """Return what the first word of an n-gram is at least whose context ends in these two tokens."""
@@ -99,21 +105,37 @@ class Ngrams:
     words: np.ndarray  # (words, n) uint64
     counts: np.ndarray  # (n,) int64
 
-    def context(self, index: int) -> np.ndarray:
-        """Return the (n,) tokens of the contexts at a place, from 0, the latest."""
+    def token(self, index: int) -> np.ndarray:
+        """Return the (n,) tokens at a place of the packing."""
         return self.packing.token(self.words, index)
 
     @property
     def successors(self) -> np.ndarray:
         """(n,) ids."""
-        return self.packing.token(self.words, self.packing.order - 1)
+        return self.token(self.packing.order - 1)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(contexts,) the first n-gram of each context."""
+        return np.flatnonzero(_new(self.packing.contexts(self.words)))
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """(contexts,) int64 how often each context occurred."""
+        return _sums(self.counts, self.starts)
+
+    def take(self, index: np.ndarray) -> "Ngrams":
+        """Return the n-grams at (k,) indices, in their order."""
+        return Ngrams(self.packing, self.words[:, index], self.counts[index])
 
     def lower(self) -> tuple["Ngrams", np.ndarray]:
         """Return the n-grams of the next lower order, and (n,) which of them each of these contains."""
         order, packing = self.packing.order, self.packing.lower()
         places = [*range(order - 2), order - 1]
-        words = packing.pack([self.packing.token(self.words, place) for place in places])
-        ascending = _ascending(words)
+        words = packing.pack([self.token(place) for place in places])
+        # They are in the order of their contexts already.
+        groups = np.cumsum(_new(packing.contexts(words))).astype(np.uint64)
+        ascending = np.argsort(groups << np.uint64(32) | self.successors)
         words = words[:, ascending]
         new = _new(words)
         index = np.empty(len(ascending), np.int64)
@@ -126,9 +148,9 @@ def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> Ngrams:
     """Count the n-grams of the packing's order in sequences of ids; none crosses the end of a sequence."""
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
     stream = np.concatenate([before, *(part for tokens in sequences for part in (tokens, before))])
-    places = np.flatnonzero(stream != packing.vocabulary)
-    columns = [stream[places - back] for back in (*range(1, packing.order), 0)]
-    words = packing.pack(columns)
+    stream, last = stream.astype(np.uint64), packing.order - 1
+    words = packing.pack([stream[last - back : len(stream) - back] for back in (*range(1, last + 1), 0)])
+    words = words[:, stream[last:] != packing.vocabulary]
     if len(words) == 1:
         words.sort()
     else:
@@ -148,8 +170,21 @@ def merge(parts: Sequence[Ngrams]) -> Ngrams:
 
 
 def _ascending(words: np.ndarray) -> np.ndarray:
-    """The order that sorts (words, n) by the first word, then the next."""
-    return np.argsort(words[0]) if len(words) == 1 else np.lexsort(words[::-1])
+    """The order that sorts (words, n) by the first word, then the next; twice as fast as np.lexsort."""
+    keys = words[0]
+    for word in words[1:]:
+        for half in (word >> np.uint64(32), word & np.uint64(2**32 - 1)):
+            if half.any():
+                keys = _ranks(keys) << np.uint64(32) | half
+    return np.argsort(keys)
+
+
+def _ranks(keys: np.ndarray) -> np.ndarray:
+    """(n,) uint64 index of each key among the distinct ones."""
+    ascending = np.argsort(keys)
+    ranks = np.empty(len(keys), np.uint64)
+    ranks[ascending] = np.cumsum(_new(keys[None, ascending]))
+    return ranks
 
 
 def _new(words: np.ndarray) -> np.ndarray:
@@ -236,8 +271,7 @@ def interpolate(ngrams: Ngrams, backoff: np.ndarray) -> np.ndarray:
 
     `backoff` is p_{o-1} of each n-gram's successor, (n,).
     """
-    starts = _context_starts(ngrams)
-    totals = np.repeat(_sums(ngrams.counts, starts), np.diff(starts, append=len(ngrams.counts)))
+    totals = np.repeat(ngrams.totals, np.diff(ngrams.starts, append=len(ngrams.counts)))
     return (ngrams.counts + STRENGTH * backoff) / (totals + STRENGTH)
 
 
@@ -247,48 +281,37 @@ def score_contexts(ngrams: Ngrams, chances: np.ndarray, backoff: np.ndarray) -> 
     One occurrence is left out, so that what was seen once gains nothing: it says little about other texts.
     Successors that were seen once are left out. `chances` and `backoff` are p_o and p_{o-1}, (n,).
     """
-    packing, starts = ngrams.packing, _context_starts(ngrams)
-    if not len(starts):
-        return no_contexts()
-    totals = _sums(ngrams.counts, starts)
-    context = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(ngrams.counts)))
-    padded = ngrams.context(packing.order - 2) == packing.vocabulary
-    likely = np.flatnonzero((ngrams.counts > 1) & ~padded)
+    packing, starts = ngrams.packing, ngrams.starts
+    likely = np.flatnonzero(ngrams.counts > 1)
+    context = np.searchsorted(starts, likely, side="right") - 1
     # By context, then the largest counts; what is equal stays in the order of its ids.
-    likely = likely[np.lexsort((-ngrams.counts[likely], context[likely]))]
-    new = np.flatnonzero(np.diff(context[likely], prepend=-1))
-    rank = np.arange(len(likely)) - np.repeat(new, np.diff(new, append=len(likely)))
-    likely = likely[rank < SUCCESSORS]
-    chosen, firsts, lengths = np.unique(context[likely], return_index=True, return_counts=True)
-    if not len(chosen):
-        return no_contexts()
-    gain = (ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely])
-    heads = starts[chosen]
+    order = np.lexsort((-ngrams.counts[likely], context))
+    likely, context = likely[order], context[order]
+    first = np.flatnonzero(np.diff(context, prepend=-1))
+    rank = np.arange(len(likely)) - np.repeat(first, np.diff(first, append=len(likely)))
+    likely, context = likely[rank < SUCCESSORS], context[rank < SUCCESSORS]
+    first = np.flatnonzero(np.diff(context, prepend=-1))
+    chosen, lengths = context[first], np.diff(first, append=len(context))
+    heads = ngrams.take(starts[chosen])
     found = Contexts(
         orders=np.full(len(chosen), packing.order, np.uint8),
-        keys=hash_contexts([ngrams.context(place)[heads] for place in range(packing.order - 1)]),
-        totals=totals[chosen],
+        keys=hash_contexts([heads.token(place) for place in range(packing.order - 1)]),
+        totals=ngrams.totals[chosen],
         gains=np.zeros(len(chosen), np.float32),
         lengths=lengths.astype(np.uint8),
-        ids=ngrams.successors[likely].astype(np.uint32),
+        ids=ngrams.take(likely).successors.astype(np.uint32),
         counts=ngrams.counts[likely],
     )
-    gains = (_sums(gain, firsts) / found.sizes(packing.vocabulary)).astype(np.float32)
-    found.gains[:] = gains
-    return found.take(np.flatnonzero(gains > 0))
+    gains = _sums((ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely]), first)
+    found.gains[:] = gains / found.sizes(packing.vocabulary)
+    padded = heads.token(packing.order - 2) == packing.vocabulary
+    return found.take(np.flatnonzero((gains > 0) & ~padded))
 
 
 def no_contexts() -> Contexts:
     """Return none."""
     kinds = (np.uint8, np.uint64, np.int64, np.float32, np.uint8, np.uint32, np.int64)
     return Contexts(*(np.empty(0, kind) for kind in kinds))
-
-
-def _context_starts(ngrams: Ngrams) -> np.ndarray:
-    """The index of each context's first successor."""
-    words = ngrams.words.copy()
-    words[-1] >>= np.uint64(ngrams.packing.bits)
-    return np.flatnonzero(_new(words))
 
 
 def id_dtype(vocabulary: int) -> np.dtype:

@@ -159,7 +159,7 @@ def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[Ngrams, np.ndarra
     for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
         successors += np.bincount(part.successors.astype(np.int64), part.counts, len(successors))
         if packing.order > 2:
-            before += np.bincount(part.context(1).astype(np.int64), minlength=len(before))
+            before += np.bincount(part.token(1).astype(np.int64), minlength=len(before))
     ids = np.flatnonzero(successors)
     own = Packing(2, packing.vocabulary)
     words = own.pack([np.full(len(ids), latest), ids])
