@@ -24,6 +24,8 @@ Counts saturate at 2**32 - 1.
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -31,9 +33,13 @@ from pathlib import Path
 
 import numpy as np
 
+from conf import UserError
+from conf.errors import in_one_line
+
 TABLE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"
 MULTIPLIER = 0x9E3779B97F4A7C15
+HEADER_BYTES = 2**20  # of the file's JSON, at most
 SUCCESSORS = 8  # of a context, at most
 STRENGTH = 2.0  # of the backoff: the weight k of p_{o-1} in p_o
 DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8")}
@@ -358,3 +364,34 @@ def write_table(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
             file.write(tensor.data)
+
+
+def check_table(path: Path, *, vocabulary: int, tokenizer: str) -> None:
+    """Raises UserError unless a file is a whole table of so many ids and of this tokenizer.json (SHA-256)."""
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            metadata = dict(json.loads(file.read(min(size, HEADER_BYTES)))["__metadata__"])
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _refused(path, "an n-gram table", in_one_line(error)) from error
+    for name, value in {"format": FORMAT, "vocabulary": str(vocabulary), "tokenizer": tokenizer}.items():
+        if metadata.get(name) != value:
+            raise _refused(path, f"an n-gram table of {name} {value}", metadata.get(name))
+    if metadata.get("sha256") != digest:
+        raise _refused(path, "a whole n-gram table", "a checksum mismatch")
+
+
+def _refused(path: Path, wanted: str, got: object) -> UserError:
+    return UserError(f"{path} must be {wanted}, got {got}. Copy it anew, or remove it to go without.")
+
+
+def link_table(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy where the file system has no links between them."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.copyfile(source, partial)
+        os.replace(partial, target)

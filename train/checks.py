@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from conf import LoneError, UserError
+from conf.fingerprint import fingerprint_file
 from conf.pages import MEMORY
+from data_prep.ngrams import TABLE, check_table
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
+from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import adaptive_ids
 from train.model.families import check_family
@@ -30,6 +32,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     architecture = model_config(config.model, vocab=vocab)
     check_family(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
+    check_ngrams(Path(config.data.path), vocab)
     check_adaptive(config.data.path, vocab, config.objective)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     config.accumulations(ranks)
@@ -92,6 +95,13 @@ def machine_memory() -> float:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return physical if text == "max" else min(physical, int(text))
+
+
+def check_ngrams(data: Path, vocab: Vocab) -> None:
+    """Raises UserError unless a data folder's n-gram table, if any, is whole and of its tokenizer."""
+    if (data / TABLE).exists():
+        tokenizer = fingerprint_file(data / TOKENIZER / "tokenizer.json")
+        check_table(data / TABLE, vocabulary=vocab.text_size, tokenizer=tokenizer)
 
 
 def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:

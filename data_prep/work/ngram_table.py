@@ -188,7 +188,6 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
         "tokens": int(unigrams.sum()),
         "contexts": {str(order): int((contexts.orders == order).sum()) for order in orders},
         "bytes": path.stat().st_size,
-        "file": fingerprint_file(path),
     }
 
 
