@@ -41,6 +41,7 @@ FORMAT = "adaptive-tokens ngrams 1"
 MULTIPLIER = 0x9E3779B97F4A7C15
 HEADER_BYTES = 2**20  # of the file's JSON, at most
 SUCCESSORS = 8  # of a context, at most
+LARGEST = 16 + 8 * SUCCESSORS  # bytes of a context in the file, at most
 STRENGTH = 2.0  # of the backoff: the weight k of p_{o-1} in p_o
 DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8")}
 
@@ -270,6 +271,14 @@ def score_levels(
         backoff = chances[index]
         chances = interpolate(ngrams, backoff)
         yield score_contexts(ngrams, chances, backoff)
+
+
+def best_of(contexts: Contexts, others: Contexts, size: int, vocabulary: int) -> Contexts:
+    """Return all that `best` can choose of these contexts, of the others and of any that are still to come."""
+    if contexts.sizes(vocabulary).sum() > size:
+        others = others.take(np.flatnonzero(others.gains >= contexts.gains.min()))
+    # The first that does not fit keeps out what is worse and smaller.
+    return join([contexts, others]).best(size + LARGEST, vocabulary)
 
 
 def interpolate(ngrams: Ngrams, backoff: np.ndarray) -> np.ndarray:

@@ -23,10 +23,10 @@ from data_prep.ngrams import (
     Contexts,
     Ngrams,
     Packing,
+    best_of,
     count_ngrams,
     descend,
     interpolate,
-    join,
     merge,
     no_contexts,
     score_contexts,
@@ -104,7 +104,7 @@ def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
     packing = _packing(job)
     contexts = no_contexts()
     for part in _score_range(job, packing, low, high, unigrams):
-        contexts = join([contexts, part]).best(_budget(job, packing), packing.vocabulary)
+        contexts = best_of(contexts, part, _budget(job, packing), packing.vocabulary)
     _save(folder / CONTEXTS, contexts)
     return {"contexts": len(contexts.keys)}
 
@@ -172,7 +172,8 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
     budget, contexts = _budget(job, packing), no_contexts()
     for task in range(range_count(job)):
         with np.load(job.done("merge", task) / CONTEXTS) as part:
-            contexts = join([contexts, Contexts(**part)]).best(budget, packing.vocabulary)
+            contexts = best_of(contexts, Contexts(**part), budget, packing.vocabulary)
+    contexts = contexts.best(budget, packing.vocabulary)
     metadata = {
         "format": FORMAT,
         "order": str(packing.order),

@@ -176,9 +176,11 @@ def test_the_table_is_that_of_dictionaries(tmp_path: Path, order: int) -> None:
         assert max(np.diff(wanted["first_2"])) == SUCCESSORS and wanted[f"keys_{order}"]
 
 
-def test_units_and_ranges_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("budget", [1000, 3012, 3020, 10**6])
+def test_units_and_ranges_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     """Also of tokens that are so frequent that one range is read in pieces."""
     documents = sequences_of(4000)
+    monkeypatch.setattr(ngram_table, "_budget", lambda job, packing: budget)
     whole = make_table(counted_job(tmp_path / "whole", documents)[0]).read_bytes()
     monkeypatch.setattr(ngram_table, "UNIT", 300)
     monkeypatch.setattr(ngram_table, "RANGE", 150)
