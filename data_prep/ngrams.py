@@ -35,6 +35,7 @@ import numpy as np
 
 from conf import UserError
 from conf.errors import in_one_line
+from conf.fingerprint import fingerprint_file
 
 TABLE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"
@@ -375,8 +376,18 @@ def write_table(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
             file.write(tensor.data)
 
 
-def check_table(path: Path, *, vocabulary: int, tokenizer: str) -> None:
-    """Raises UserError unless a file is a whole table of so many ids and of this tokenizer.json (SHA-256)."""
+def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None:
+    """Return the table in a folder, None where there is none.
+
+    Raises UserError for one that is damaged, or that is not of so many ids or of this tokenizer.json.
+    """
+    if not (folder / TABLE).exists():
+        return None
+    _check_table(folder / TABLE, vocabulary=vocabulary, tokenizer=fingerprint_file(tokenizer))
+    return folder / TABLE
+
+
+def _check_table(path: Path, *, vocabulary: int, tokenizer: str) -> None:
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")

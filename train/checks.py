@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from conf import LoneError, UserError
-from conf.fingerprint import fingerprint_file
 from conf.pages import MEMORY
-from data_prep.ngrams import TABLE, check_table
+from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
@@ -28,11 +27,11 @@ SAMPLE = 64  # sequences that are searched for adaptive ids; training looks at e
 
 def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     """Raises UserError unless settings, shards (`data`, their manifest), model and machine fit each other."""
-    vocab = Vocab.from_json(data["vocab"])
+    vocab, folder = Vocab.from_json(data["vocab"]), Path(config.data.path)
+    find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
     architecture = model_config(config.model, vocab=vocab)
     check_family(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
-    check_ngrams(Path(config.data.path), vocab)
     check_adaptive(config.data.path, vocab, config.objective)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     config.accumulations(ranks)
@@ -95,13 +94,6 @@ def machine_memory() -> float:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return physical if text == "max" else min(physical, int(text))
-
-
-def check_ngrams(data: Path, vocab: Vocab) -> None:
-    """Raises UserError unless a data folder's n-gram table, if any, is whole and of its tokenizer."""
-    if (data / TABLE).exists():
-        tokenizer = fingerprint_file(data / TOKENIZER / "tokenizer.json")
-        check_table(data / TABLE, vocabulary=vocab.text_size, tokenizer=tokenizer)
 
 
 def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:

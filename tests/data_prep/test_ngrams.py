@@ -1,6 +1,5 @@
 """The n-gram table against dictionaries; its tasks on shards that are made here."""
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ from data_prep.ngrams import (
     TABLE,
     Ngrams,
     Packing,
-    check_table,
     count_ngrams,
     descend,
+    find_table,
     hash_contexts,
     link_table,
     merge,
@@ -230,16 +229,15 @@ def test_a_data_folder_may_have_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_or_foreign_table_is_one_sentence(tmp_path: Path, change: Any, sentence: str) -> None:
-    path = make_table(counted_job(tmp_path / "job", sequences_of(600))[0])
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
-    known = {"vocabulary": VOCABULARY, "tokenizer": header["tokenizer"]}
-    check_table(path, **known)
-    with pytest.raises(UserError, match="must be an n-gram table of tokenizer other, got "):
-        check_table(path, **{**known, "tokenizer": "other"})
+    job, _ = counted_job(tmp_path / "job", sequences_of(600))
+    path, tokenizer = make_table(job), job.folder / "tokenizer" / "tokenizer.json"
+    assert find_table(path.parent, vocabulary=VOCABULARY, tokenizer=tokenizer) == path
+    assert find_table(tmp_path, vocabulary=VOCABULARY, tokenizer=tokenizer) is None
+    with pytest.raises(UserError, match="must be an n-gram table of tokenizer .*, got "):
+        find_table(path.parent, vocabulary=VOCABULARY, tokenizer=path)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=f"{TABLE} must be .*") as refused:
-        check_table(path, **known)
+        find_table(path.parent, vocabulary=VOCABULARY, tokenizer=tokenizer)
     assert sentence in str(refused.value)
 
 

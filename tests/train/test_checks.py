@@ -1,17 +1,11 @@
 import os
-import shutil
 import signal
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from conf import LoneError, UserError, settings
-from conf.stage import read_manifest
-from data_prep.ngrams import TABLE
-from data_prep.vocab import TOKENIZER, Vocab
-from train.checks import check_devices, check_ngrams, check_ranks
+from train.checks import check_devices, check_ranks
 from train.config import TrainConfig
 from train.engine.engine import check_settings
 from train.monitor.stop import StopSignals
@@ -24,20 +18,6 @@ def test_ranks_with_different_settings_are_refused() -> None:
         UserError, match="save_every: wanted the same on every rank, found 2 on rank 0 and 3 on rank 1"
     ):
         check_ranks([{"steps": 4, "save_every": 2}, {"steps": 4, "save_every": 3}])
-
-
-def test_a_damaged_or_foreign_table_of_the_data_is_refused(data_folder: Path, tmp_path: Path) -> None:
-    vocab = Vocab.from_json(read_manifest(data_folder, "shards", "data.path")["vocab"])
-    shutil.copytree(data_folder / TOKENIZER, tmp_path / TOKENIZER)
-    check_ngrams(tmp_path, vocab)  # there is none
-    shutil.copyfile(data_folder / TABLE, tmp_path / TABLE)
-    check_ngrams(tmp_path, vocab)
-    with pytest.raises(UserError, match=rf"{TABLE} must be an n-gram table of vocabulary 401, got 400"):
-        check_ngrams(tmp_path, replace(vocab, size=401))
-    with open(tmp_path / TABLE, "r+b") as file:
-        file.truncate((tmp_path / TABLE).stat().st_size - 2)
-    with pytest.raises(UserError, match=rf"{TABLE} must be a whole n-gram table, got a checksum mismatch"):
-        check_ngrams(tmp_path, vocab)
 
 
 def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

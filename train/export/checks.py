@@ -9,7 +9,7 @@ from conf import UserError
 from conf.errors import in_one_line
 from conf.files import read_json
 from conf.fingerprint import fingerprint_file
-from data_prep.ngrams import check_table
+from data_prep.ngrams import find_table
 from data_prep.vocab import load_tokenizer
 from train.export.trained import Trained
 from train.model.families import skeleton
@@ -87,8 +87,8 @@ def _check_ngrams(trained: Trained) -> None:
     """Raises UserError unless the n-gram table, if any, is whole and of the tokenizer that was trained with."""
     if trained.table is not None:
         _check_link(trained.table)
-        tokenizer = fingerprint_file(trained.described / "tokenizer.json")
-        check_table(trained.table, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
+        tokenizer = trained.described / "tokenizer.json"
+        find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
 
 
 def _check_weights(trained: Trained) -> None:
