@@ -197,8 +197,10 @@ def _ranks(keys: np.ndarray) -> np.ndarray:
 
 def _new(words: np.ndarray) -> np.ndarray:
     """(n,) whether a column of sorted words differs from the one before."""
-    differs = np.ones(words.shape[1], bool)
-    differs[1:] = (words[:, 1:] != words[:, :-1]).any(axis=0)
+    differs = np.zeros(words.shape[1], bool)
+    differs[:1] = True
+    for word in words:
+        differs[1:] |= word[1:] != word[:-1]
     return differs
 
 
@@ -239,8 +241,11 @@ class Contexts:
 
     def best(self, size: int, vocabulary: int) -> "Contexts":
         """Return the contexts with the best gain for a byte, until they have `size` bytes."""
+        sizes = self.sizes(vocabulary)
+        if sizes.sum() <= size:
+            return self
         index = np.lexsort((self.keys, self.orders, -self.gains))
-        fits = np.cumsum(self.sizes(vocabulary)[index]) <= size
+        fits = np.cumsum(sizes[index]) <= size
         return self.take(index[fits])
 
 
@@ -348,7 +353,7 @@ def table_tensors(contexts: Contexts, unigrams: np.ndarray, order: int) -> dict[
         own = contexts.take(chosen[np.argsort(contexts.keys[chosen])])
         tensors[f"keys_{level}"] = own.keys.astype("<u8")
         tensors[f"totals_{level}"] = _saturated(own.totals)
-        tensors[f"first_{level}"] = np.cumsum([0, *own.lengths]).astype("<u4")
+        tensors[f"first_{level}"] = np.concatenate([[0], np.cumsum(own.lengths, dtype="<u4")]).astype("<u4")
         tensors[f"counts_{level}"] = _saturated(own.counts)
         tensors[f"ids_{level}"] = own.ids.astype(id_dtype(len(unigrams)))
     return dict(sorted(tensors.items(), key=lambda named: -named[1].itemsize))
