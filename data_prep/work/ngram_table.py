@@ -5,8 +5,8 @@
     select    the best of all ranges, within the budget, as one file
 
 Units and ranges follow from the shards alone, so the bytes do not depend on who counts what. All contexts that
-share their latest token lie in one range, beside their backoff. A token that is met more than RANGE times is a
-range of its own: its bigrams are counted first, then its contexts, by the token before it.
+share their latest token lie in one range, beside their backoff. A token that is met too often is a range of its
+own: its bigrams are counted first, then its contexts are merged by ranges of the token before it.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from data_prep.work.job import Job
 
 CONTEXTS = "contexts.npz"
 UNIT = 2**22  # tokens that a task counts at most
-RANGE = 2**22  # n-grams that a task merges at once, unless as many share their two latest tokens
+RANGE = 2**24  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
 def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
     """Find the contexts of a range of latest tokens that gain, the best that fit the budget."""
     unigrams = count_unigrams(job)
-    low, high = ranges(unigrams, RANGE)[task]
+    low, high = ranges(unigrams, _limit(job))[task]
     packing = _packing(job)
     contexts = no_contexts()
     for part in _score_range(job, packing, low, high, unigrams):
@@ -116,14 +116,14 @@ def _save(path: Path, contexts: Contexts) -> None:
 
 def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.ndarray) -> Iterator[Contexts]:
     """The contexts of a range that gain, order by order."""
-    if unigrams[low:high].sum() <= RANGE:
+    if unigrams[low:high].sum() <= _limit(job):
         levels = descend(_read(job, packing, packing.bound(low), packing.bound(high)))
         bigrams, parts = levels[-1][0], iter([levels])
     else:
         bigrams, before = _bigrams(job, packing, low)
         parts = (
             descend(_read(job, packing, packing.bound(low, start), packing.bound(low, stop)))
-            for start, stop in ranges(before, RANGE)
+            for start, stop in ranges(before, _limit(job))
         )
     backoff = (unigrams / unigrams.sum())[bigrams.successors.astype(np.int64)]
     chances = interpolate(bigrams, backoff)
@@ -137,7 +137,7 @@ def _read(job: Job, packing: Packing, low: int, high: int) -> Ngrams:
     held: list[Ngrams] = []
     for part in _slices(job, packing, low, high):
         held.append(part)
-        if sum(len(other.counts) for other in held) > 2 * RANGE:
+        if sum(len(other.counts) for other in held) > 2 * _limit(job):
             held = [merge(held)]
     return merge(held)
 
@@ -207,7 +207,7 @@ def unit_count(job: Job) -> int:
 
 def range_count(job: Job) -> int:
     """Return the number of ranges; order 1 has none."""
-    return len(ranges(count_unigrams(job), RANGE)) if job.config.ngrams.order > 1 else 0
+    return len(ranges(count_unigrams(job), _limit(job))) if job.config.ngrams.order > 1 else 0
 
 
 def wants_table(job: Job) -> bool:
@@ -217,6 +217,11 @@ def wants_table(job: Job) -> bool:
 
 def _packing(job: Job) -> Packing:
     return Packing(job.config.ngrams.order, job.vocab.text_size)
+
+
+def _limit(job: Job) -> int:
+    """N-grams that are merged at once."""
+    return RANGE // job.config.ngrams.order
 
 
 def _budget(job: Job, packing: Packing) -> int:

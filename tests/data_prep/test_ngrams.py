@@ -182,7 +182,7 @@ def test_units_and_ranges_change_no_byte(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ngram_table, "_budget", lambda job, packing: budget)
     whole = make_table(counted_job(tmp_path / "whole", documents)[0]).read_bytes()
     monkeypatch.setattr(ngram_table, "UNIT", 300)
-    monkeypatch.setattr(ngram_table, "RANGE", 150)
+    monkeypatch.setattr(ngram_table, "RANGE", 600)
     job, _ = counted_job(tmp_path / "parts", documents)
     assert make_table(job).read_bytes() == whole
     unigrams = ngram_table.count_unigrams(job)
@@ -190,7 +190,7 @@ def test_units_and_ranges_change_no_byte(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_budget_has_the_contexts_that_gain_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_table, "RANGE", 500)
+    monkeypatch.setattr(ngram_table, "RANGE", 1500)
     monkeypatch.setattr(ngram_table, "_budget", lambda job, packing: 3000)
     job, sequences = counted_job(tmp_path, sequences_of(4000), order=3)
     path = make_table(job)
