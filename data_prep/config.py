@@ -117,8 +117,8 @@ class NgramsConfig:
 
     order: int = 4  # tokens of the longest n-grams, 1 to 8: contexts have one less
     megabytes: int = 32  # size of the table at most; 0: no table
-    # tokens counted at most; of more, sequences at even distances. 1B of them at order 4, of 8B or any budget, take 5
-    # minutes of a core, 0.5 GB of memory for each worker and 10 GB of disk meanwhile
+    # tokens counted at most; of more, sequences at even distances. 1B at order 4, of 8B or any budget, take
+    # 5 minutes of a core, 0.5 GB of memory for each worker and 10 GB of disk meanwhile
     tokens: int = 1_000_000_000
 
     def __post_init__(self) -> None:
