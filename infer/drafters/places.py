@@ -20,6 +20,7 @@ from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
 Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
+STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, floats overflow
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
 
@@ -74,7 +75,8 @@ class Places:
             scores, total = self._answered(place), 1.0
         else:
             if node:
-                self._tails[node] = (*self._tails[self.graph.parents[node]][1:], self.graph.tokens[node])
+                tail = self._tails[self.graph.parents[node]]
+                self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
             if place < self.answered:
                 scores, total, counted = self._combined(self._ngrams, self._tails[node], place)
             else:
@@ -97,7 +99,7 @@ class Places:
     def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         successors, _, counted = ngrams.successors(tail)
         scores, total, unigrams = self._answered(place), 1.0, ngrams.unigrams
-        power = ngrams.weights.place(place) / (self._temperature or 1.0)
+        power = min(ngrams.weights.place(place) / (self._temperature or 1.0), STEEPEST)
         least = UNREAD * min(scores.values())
         for token, chance in successors.items():
             share = scores.get(token, least)
@@ -109,7 +111,7 @@ class Places:
         chances, D, counted = ngrams.successors(tail)
         if not self._temperature:
             return chances, 1 / D, counted
-        seed, position, power = self._seed, self._position + place, 1 / self._temperature
+        seed, position, power = self._seed, self._position + place, min(1 / self._temperature, STEEPEST)
         rest = max(0.0, 1 - D * sum(chances.values())) ** power
         chances = {
             token: (D * chance) ** power * exp(noise(seed, position, token))
