@@ -108,17 +108,11 @@ class Places:
 
     def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         successors, _, counted = ngrams.successors(tail)
-<<<<<<< HEAD
-        scores, total, unigrams = self._answered(place), 1.0, ngrams.unigrams
-        power = min(ngrams.weights.place(place) / (self._temperature or 1.0), STEEPEST)
-        least = UNREAD * min(scores.values())
-=======
         assert self._answers is not None
         ids, shares = self._answers.ids[place], self._answers.weights[place]
         scores, total, unigrams = dict(zip(ids, shares)), 1.0, ngrams.unigrams
-        power = ngrams.weights.place(place) / (self._temperature or 1.0)
+        power = min(ngrams.weights.place(place) / (self._temperature or 1.0), STEEPEST)
         least = UNREAD * shares[-1]
->>>>>>> core
         for token, chance in successors.items():
             share = scores.get(token, least)
             scores[token] = score = share * (chance / unigrams[token]) ** power

@@ -118,7 +118,7 @@ def test_the_combination_is_log_linear(data, text, found, weights, temperature, 
         for child, token in zip(children, chosen):
             by_text = any(token in successors for successors in contexts)
             first = ids and ids[0] == token
-            assert places.sources[child] == ("adaptive" if first else "text" if by_text else "ngrams")
+            assert places.source(child) == ("adaptive" if first else "text" if by_text else "ngrams")
         if not children:
             break
         logs = np.log(chances) - score_V[chosen]
