@@ -96,7 +96,7 @@ class Places:
         token, place = self.graph.tokens[node], self._places[node] - 1
         if not node:
             return ""
-        if place < self.answered and self._answers and self._answers.ids[place][0] == token:
+        if place < self.answered and self._answers and token in self._answers.ids[place][: self._width]:
             return "adaptive"
         return "text" if any(token in counts for counts in self._counted[node]) else "ngrams"
 
