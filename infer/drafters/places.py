@@ -20,6 +20,7 @@ from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
 Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
+STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, floats overflow
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
 
@@ -75,7 +76,8 @@ class Places:
             scores, total = self._answered(place), 1.0
         else:
             if node:
-                self._tails[node] = (*self._tails[self.graph.parents[node]][1:], self.graph.tokens[node])
+                tail = self._tails[self.graph.parents[node]]
+                self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
             if place < self.answered:
                 scores, total, counted = self._combined(self._ngrams, self._tails[node], place)
             else:
@@ -109,7 +111,7 @@ class Places:
         assert self._answers is not None
         ids, shares = self._answers.ids[place], self._answers.weights[place]
         scores, total, unigrams = dict(zip(ids, shares)), 1.0, ngrams.unigrams
-        power = ngrams.weights.place(place) / (self._temperature or 1.0)
+        power = min(ngrams.weights.place(place) / (self._temperature or 1.0), STEEPEST)
         least = UNREAD * shares[-1]
         for token, chance in successors.items():
             share = scores.get(token, least)
@@ -121,7 +123,7 @@ class Places:
         chances, D, counted = ngrams.successors(tail)
         if not self._temperature:
             return chances, 1 / D, counted
-        seed, position, power = self._seed, self._position + place, 1 / self._temperature
+        seed, position, power = self._seed, self._position + place, min(1 / self._temperature, STEEPEST)
         rest = max(0.0, 1 - D * sum(chances.values())) ** power
         chances = {
             token: (D * chance) ** power * exp(noise(seed, position, token))
