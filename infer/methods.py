@@ -141,7 +141,7 @@ def check_k(ids: Sequence[int], k: int) -> None:
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:
     """The policy that the settings spell out."""
-    probes = int(decode.probes) if decode.probes.isdigit() else decode.probes
+    probes = int(decode.probes) if decode.probes.isdigit() else "all" if decode.probes == "all" else "root"
     return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
 

@@ -128,7 +128,7 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
             first, last = tensor["data_offsets"]
             arrays[name] = data[begin + first : begin + last].cast(TYPES[tensor["dtype"]])
         fits = len(arrays["unigrams"]) == vocabulary and all(
-            _fits(*(arrays[f"{name}_{o}"] for name in ARRAYS), vocabulary) for o in range(2, order + 1)
+            _fits([arrays[f"{name}_{o}"] for name in ARRAYS], vocabulary) for o in range(2, order + 1)
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError("is damaged: its header does not match its arrays") from error
@@ -137,10 +137,9 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
     return arrays, order, vocabulary
 
 
-def _fits(
-    keys: Integers, totals: Integers, first: Integers, ids: Integers, counts: Integers, vocabulary: int
-) -> bool:
+def _fits(arrays: Sequence[Integers], vocabulary: int) -> bool:
     """Whether every context has its total and its successors, and each of these is an id of the vocabulary."""
+    keys, totals, first, ids, counts = arrays
     starts = np.asarray(first)
     return bool(
         len(keys) == len(totals) == len(first) - 1

@@ -29,7 +29,10 @@ def make_table(path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabu
     tensors = {"unigrams": unigrams}
     for length in range(1, order):
         rows = sorted(
-            (int(hash_contexts([np.array([token]) for token in reversed(context)])[0]), successors.most_common())
+            (
+                int(hash_contexts([np.array([token]) for token in reversed(context)])[0]),
+                successors.most_common(),
+            )
             for context, successors in counts.items()
             if len(context) == length
         )
@@ -55,7 +58,9 @@ def make_random_table(path: Path, *, order: int, vocabulary: int, seed: int) -> 
     tensors = {"unigrams": rng.integers(0, 9, vocabulary).astype(np.uint32)}
     for o in range(2, order + 1):
         tokens = rng.integers(0, vocabulary, (o - 1, 400))
-        keys = np.unique(np.concatenate([hash_contexts(list(tokens)), rng.integers(0, 2**63, 99).astype(np.uint64)]))
+        keys = np.unique(
+            np.concatenate([hash_contexts(list(tokens)), rng.integers(0, 2**63, 99).astype(np.uint64)])
+        )
         sizes = rng.integers(0, 9, len(keys))
         tensors |= {
             f"keys_{o}": keys,
@@ -74,7 +79,9 @@ def save(path: Path, tensors: Mapping[str, np.ndarray], **metadata: object) -> N
     return NgramTable(path)
 
 
-def interpolate(u_V: np.ndarray, tail: Sequence[int], counts: Counts, lengths: Sequence[int], κ: float) -> np.ndarray:
+def interpolate(
+    u_V: np.ndarray, tail: Sequence[int], counts: Counts, lengths: Sequence[int], κ: float
+) -> np.ndarray:
     """Return (V,) what follows a text's last tokens: p_o = (count_o + κ p_{o-1}) / (n_o + κ), from `u_V` on."""
     p_V = u_V
     for length in lengths:
@@ -92,8 +99,14 @@ def smoothed(texts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
 
 
 def slow_successors(
-    data: Sequence[Sequence[int]], text: Sequence[int], tail: Sequence[int], *, order: int, vocabulary: int,
-    weights: NgramWeights, text_contexts: Sequence[int],
+    data: Sequence[Sequence[int]],
+    text: Sequence[int],
+    tail: Sequence[int],
+    *,
+    order: int,
+    vocabulary: int,
+    weights: NgramWeights,
+    text_contexts: Sequence[int],
 ) -> np.ndarray:
     """Return (V,) p_ngram behind `tail`, by the training data's counts and then by the text's."""
     u_V = smoothed(data, vocabulary) if data else np.full(vocabulary, 1 / vocabulary)

@@ -70,7 +70,9 @@ def test_of_many_successors_the_latest_are_remembered() -> None:
 def test_noise_of_one_token_is_that_of_the_picks() -> None:
     rng = np.random.default_rng(0)
     for seed, position, id in zip(
-        [0, 1, 2**63 - 1, *rng.integers(0, 2**63, 200)], rng.integers(0, 2**20, 203), rng.integers(0, 2**18, 203)
+        [0, 1, 2**63 - 1, *rng.integers(0, 2**63, 200)],
+        rng.integers(0, 2**20, 203),
+        rng.integers(0, 2**18, 203),
     ):
         exact = gumbel(torch.tensor([int(seed)]), torch.tensor([position]), torch.tensor([[id]]))
         assert noise(int(seed), int(position), int(id)) == pytest.approx(exact.item(), abs=1e-12)

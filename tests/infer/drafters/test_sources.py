@@ -1,7 +1,7 @@
 """Drafts from any sources change no token: by the table of other texts, of these texts, and of none at all."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,13 @@ SAMPLINGS = st.sampled_from([Sampling(), Sampling(0.8), Sampling(0.8, 10, 0.95),
 PROMPTS = st.lists(st.lists(st.integers(2, V - 1), min_size=1, max_size=12), min_size=1, max_size=3)
 
 
-@pytest.fixture(scope="module")
-def lms() -> list[PreTrainedModel]:
-    """Random models, of which one repeats a few tokens so that n-grams are right now and then."""
-    found = [tiny_llama(seed=seed) for seed in (0, 1)]
+@cache
+def model_of(seed: int) -> PreTrainedModel:
+    """A random model; that of seed 1 repeats a few tokens, so that n-grams are right now and then."""
+    lm = tiny_llama(seed=seed)
     with torch.no_grad():
-        found[1].lm_head.weight[torch.arange(V) % 20 > 0] *= 0.2
-    return found
+        lm.lm_head.weight[torch.arange(V) % 20 > 0] *= 0.2 if seed else 1.0
+    return lm
 
 
 def texts_of(
@@ -62,12 +62,12 @@ def texts_of(
 
 
 @pytest.fixture(scope="module")
-def tables(lms: list[PreTrainedModel], tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
     """Of the models' own texts, and one whose contexts, successors and counts are random."""
     folder, own = tmp_path_factory.mktemp("tables"), list[list[int]]()
-    for lm in lms:
+    for seed in (0, 1):
         for first in range(2, 40):
-            (text,), _ = texts_of(lm, [Request([first])], Each(PlainDrafter), Sampling())
+            (text,), _ = texts_of(model_of(seed), [Request([first])], Each(PlainDrafter), Sampling())
             own.append([first, *text])
     return {
         "own": make_table(folder / "own", own, order=4, vocabulary=V),
@@ -75,7 +75,7 @@ def tables(lms: list[PreTrainedModel], tmp_path_factory: pytest.TempPathFactory)
     }
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     st.data(),
     st.integers(0, 1),
@@ -87,10 +87,9 @@ def tables(lms: list[PreTrainedModel], tmp_path_factory: pytest.TempPathFactory)
     st.sampled_from([1.0, 1.3]),
 )
 def test_no_source_of_drafts_changes_a_token(
-    lms: list[PreTrainedModel],
     tables: dict[str, NgramTable],
     data: st.DataObject,
-    model: int,
+    seed: int,
     table: str,
     prompts: list[list[int]],
     method: str,
@@ -99,34 +98,36 @@ def test_no_source_of_drafts_changes_a_token(
     penalty: float,
 ) -> None:
     """In float32, alone and in batches, in shapes as they come and in fixed ones."""
+    lm = model_of(seed)
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
     if method == "sdsat":
         given |= {"sources": data.draw(st.sampled_from(SUBSETS)), **data.draw(st.sampled_from(PROBES))}
     elif data.draw(st.booleans()):
         given |= {"k": data.draw(st.integers(1, 9))}
-    methods = Methods(lms[model], Adaptive((90,), 3), table=tables[table])
+    methods = Methods(lm, Adaptive((90,), 3), table=tables[table])
     drafters = methods.drafters(DecodeConfig(**given), batch=len(prompts), capacity=12 + NEW, left=99)
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)]) if penalty > 1 else None
-    requests = [Request(prompt, seed, processors) for seed, prompt in enumerate(prompts)]
-    texts, steps = texts_of(lms[model], requests, drafters, sampling, static=static)
+    requests = [Request(prompt, n, processors) for n, prompt in enumerate(prompts)]
+    texts, steps = texts_of(lm, requests, drafters, sampling, static=static)
     for request, text in zip(requests, texts):
-        assert texts_of(lms[model], [request], Each(PlainDrafter), sampling)[0] == [text]
+        assert texts_of(lm, [request], Each(PlainDrafter), sampling)[0] == [text]
     allowed = set(given.get("sources") or {"ngrams": SOURCES[1:], "prompt_lookup": SOURCES[1:2]}[method])
     for step in steps:
         assert len(step.proposed) == step.drafted and len(step.sources) == step.accepted
         assert {*step.proposed, *step.sources} <= allowed
 
 
-def test_every_source_is_right_sometimes(lms: list[PreTrainedModel], tables: dict[str, NgramTable]) -> None:
+def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
     """Or the property above would say little."""
-    methods = Methods(lms[1], Adaptive((90,), 3), table=tables["own"])
+    lm = model_of(1)
+    methods = Methods(lm, Adaptive((90,), 3), table=tables["own"])
     accepted = set[str]()
     for sources in (["adaptive"], ["text"], ["ngrams"], None):
         decode = DecodeConfig("sdsat", sources, k=3, probes="all")
         for first in range(2, 30):
             drafters = methods.drafters(decode, batch=1, capacity=40, left=99)
-            _, steps = texts_of(lms[1], [Request([first])], drafters, Sampling())
+            _, steps = texts_of(lm, [Request([first])], drafters, Sampling())
             accepted |= {source for step in steps for source in step.sources}
     assert accepted >= {"text", "ngrams"}
 
