@@ -118,7 +118,9 @@ def read_table(path: Path, rows: int | None) -> NgramTable:
     except ValueError as error:
         raise ValueError(f"{path} {error}. Copy it again from the export, or delete it.") from error
     if rows is not None and table.vocabulary > rows:
-        raise ValueError(f"{path} must be of at most the model's {rows} ids, got {table.vocabulary}. Delete it.")
+        raise ValueError(
+            f"{path} must be of at most the model's {rows} ids, got {table.vocabulary}. Delete it."
+        )
     return table
 
 

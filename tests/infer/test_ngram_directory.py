@@ -76,7 +76,9 @@ def test_without_a_table_it_decodes_and_says_so_once(
     shutil.copytree(with_table, folder, ignore=shutil.ignore_patterns(FILE))
     with caplog.at_level(logging.WARNING, "infer.models.checkpoint"):
         model = load(folder, "float32")
-        texts = [tokens_of(model, [PROMPT], DecodeConfig(method, max_new_tokens=9)) for method in ("plain", None)]
+        texts = [
+            tokens_of(model, [PROMPT], DecodeConfig(method, max_new_tokens=9)) for method in ("plain", None)
+        ]
         assert texts[0] == texts[1]
         load(base_dir, "float32")  # never had one
     assert [record.getMessage() for record in caplog.records] == [
@@ -90,14 +92,18 @@ def test_a_table_that_does_not_suit_the_model_is_one_sentence(with_table: Path, 
     folder = tmp_path / "model"
     shutil.copytree(with_table, folder)
     make_random_table(folder / FILE, order=3, vocabulary=ROWS + 1, seed=0)
-    with pytest.raises(UserError, match=f"must be of at most the model's {ROWS} ids, got {ROWS + 1}. Delete it."):
+    with pytest.raises(
+        UserError, match=f"must be of at most the model's {ROWS} ids, got {ROWS + 1}. Delete it."
+    ):
         load(folder, "float32")
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ours = drafting(lm, *load_adaptive(folder).ids)
     with pytest.raises(ValueError, match=f"must be of at most the model's {ROWS} ids, got {ROWS + 1}"):
         ours(torch.tensor([PROMPT]), max_new_tokens=4)
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
-    with pytest.raises(UserError, match="is damaged: its checksum does not match. Copy it again from the export"):
+    with pytest.raises(
+        UserError, match="is damaged: its checksum does not match. Copy it again from the export"
+    ):
         load(folder, "float32")
     with pytest.raises(ValueError, match=f"{FILE} is damaged: its checksum does not match"):
         ours(torch.tensor([PROMPT]), max_new_tokens=4)
@@ -134,8 +140,22 @@ def test_custom_generate_with_the_table_and_without_writes_the_same(with_table: 
         ours = drafting(lm, *load_adaptive(folder).ids)
         for more in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "seed": 3}):
             inputs = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": NEW, **more}
-            for way in ({}, {"probes": "all"}, {"sources": ["text", "ngrams"]}, {"sources": ["adaptive"], "k": 2}):
+            for way in (
+                {},
+                {"probes": "all"},
+                {"sources": ["text", "ngrams"]},
+                {"sources": ["adaptive"], "k": 2},
+            ):
                 texts.append(ours(**inputs, **way).tolist())
             if not more["do_sample"]:
                 assert texts[-1] == lm.generate(**inputs).tolist()
     assert texts[:8] == texts[8:] and all(text == texts[0] for text in texts[:4])
+
+
+def test_a_folder_that_is_no_more_has_no_table(with_table: Path, tmp_path: Path) -> None:
+    """custom_generate of a model whose folder was moved after it was loaded ended in a name of the hub."""
+    shutil.copytree(with_table, tmp_path / "model")
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    inputs = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(drafting(lm, 6)(**inputs), lm.generate(**inputs))

@@ -91,7 +91,13 @@ def answers(draw: st.DrawFn) -> Candidates:
 
 @settings(max_examples=60)
 @given(
-    DATA, TEXTS, answers(), WEIGHTS, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 99), st.sampled_from([1, 2, V])
+    DATA,
+    TEXTS,
+    answers(),
+    WEIGHTS,
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.integers(0, 99),
+    st.sampled_from([1, 2, V]),
 )
 def test_the_combination_is_log_linear(data, text, found, weights, temperature, seed, width) -> None:
     """Every place of the likeliest chain against the formulas over the whole vocabulary, and every source."""

@@ -126,7 +126,7 @@ def test_no_fixed_policy_is_much_better(costs: Costs, accepted: float) -> None:
 
 @pytest.mark.parametrize("wrong", [0.3, 0.6, 1.5, 4.0])
 def test_costs_that_were_measured_wrong_are_corrected_by_the_clock(wrong: float) -> None:
-    """Rows beyond the first were measured as so many times what they cost. The clock's own pace is no matter."""
+    """Rows beyond the first were measured as so many times what they cost, on a machine that was faster."""
     table = Costs(CPU.rows, tuple(CPU.ms[0] + wrong * (ms - CPU.ms[0]) for ms in CPU.ms))
     slower = Costs(CPU.rows, tuple(3 * ms for ms in CPU.ms))
     right, corrected = (Text(AutoPolicy(known, 5), distinct) for known in (CPU, table))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,7 +138,10 @@ def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
         ({"sources": []}, "decode.sources must be some of"),
         ({"sources": ["text", "text"]}, "decode.sources must be some of .* each once"),
         ({"sources": "text"}, "decode.sources: wanted a list of texts, found 'text'"),
-        ({"method": "ngrams", "sources": ["adaptive"]}, "decode.sources must be some of text, ngrams, each once"),
+        (
+            {"method": "ngrams", "sources": ["adaptive"]},
+            "decode.sources must be some of text, ngrams, each once",
+        ),
         ({"method": "prompt_lookup", "sources": ["ngrams"]}, "decode.sources must be some of text, each once"),
         ({"method": "plain", "sources": ["text"]}, "decode.sources must be unset with decode.method=plain"),
         ({"method": "gsd", "sources": ["text"]}, "decode.sources must be unset with decode.method=gsd"),
