@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from infer.drafters.adaptive import likeliest
-from infer.drafters.clock import LoopCosts
+from infer.drafters.clock import LoopCosts, is_plain
 from infer.drafters.costs import Costs
 from infer.drafters.credit import Credit
 from infer.drafters.places import Places
@@ -98,12 +98,12 @@ class AutoPolicy:
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._worth = Worth(k)
         self._k, self._steps, self._answered, self._unprobed = k, 0, 0, 0
-        self._credit = Credit(self._costs.ms[1])
+        self._credit = Credit()
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Every draft worth its row, and every node to be probed."""
         with self._lock:
-            if not self._credit.drafting:
+            if not self._credit.drafting or is_plain(places.step):
                 return places.grow((), depth=0), (), self._k
             rate = self._rate
             drafts = self._drafts(places, rate, min(left - 1, DEEPEST))
@@ -128,12 +128,11 @@ class AutoPolicy:
     def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
         with self._lock:
-            self._costs.observe(rows, 1e3 * seconds)
-            ms = self._costs(rows)
+            spent, ms = self._costs.observe(rows, 1e3 * seconds), self._costs(rows)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms
-            self._credit.account(len(tokens), ms)
+            self._credit.account(len(tokens), spent)
             self._calibrate(places, tokens)
 
     @property
