@@ -13,6 +13,7 @@ from conf.stage import check_place
 from infer.report.comparison import compare
 from infer.report.page import render
 from infer.report.rows import Row, groups, label, number, percent, points, span, task
+from infer.report.sources import compared_table
 from infer.report.terminal import OTHER, plain_table
 from infer.report.write import build, sheet
 
@@ -68,14 +69,20 @@ def _terminal_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
 def _tables(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of title, head and rows of texts, for terminal and page alike."""
     head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
+    by_group = groups(found["speed"], "prompt_set", "dtype", "temperature")
     speed = [
         {
             "title": f"{name}, {dtype}, temperature {heat:g}",
             "head": head,
             "rows": [_speed_row(row) for row in rows],
         }
-        for (name, dtype, heat), rows in groups(found["speed"], "prompt_set", "dtype", "temperature").items()
+        for (name, dtype, heat), rows in by_group.items()
     ]
+    for (name, dtype, heat), rows in by_group.items():
+        names, cells = compared_table(rows)
+        if cells:
+            title = f"{name}, {dtype}, temperature {heat:g}: accepted drafts by source"
+            speed.append({"title": title, "head": names, "rows": cells})
     rows = [_quality_row(row) for row in found["quality"]]
     quality = {"title": "Quality, decoded plainly", "head": ["benchmark", "metric", "A", "B", "B - A", ""]}
     return [*speed, *([{**quality, "rows": rows}] if rows else [])]
