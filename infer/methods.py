@@ -140,8 +140,10 @@ def check_k(ids: Sequence[int], k: int) -> None:
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:
-    """The policy that the settings spell out."""
-    probes = int(decode.probes) if decode.probes.isdigit() else decode.probes
+    """The policy that the settings spell out; where no adaptive token drafts, probes are nowhere."""
+    probes = (
+        int(decode.probes) if decode.probes.isdigit() else {"auto": "root"}.get(decode.probes, decode.probes)
+    )
     return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
 
