@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from infer.view.coloured import KINDS
+
 Row = Mapping[str, Any]
 
 KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")
@@ -59,7 +61,7 @@ FORWARD = (
     "sdsat does both in one"
 )
 BY_K = {"sdsat": "sdsat (paper)", "vllm": "vllm"}  # several rows of these differ in k alone
-SOURCES = {"adaptive": "adaptive", "text": "text", "ngrams": "n-grams"}  # of drafts, as tables name them
+SOURCES = {name: KINDS[name].name for name in ("adaptive", "text", "ngrams")}  # of drafts, as tables name them
 PLACES = 16  # of a draft, at most, in tables
 LANGUAGES = {"cpp": "C++", "cs": "C#", "js": "JS", "ts": "TS", "php": "PHP", "sh": "Bash"}
 BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"}

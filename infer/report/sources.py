@@ -42,7 +42,11 @@ def page_table(rows: Sequence[Row]) -> dict[str, Any] | None:
 def _page_row(row: Row, places: int) -> dict[str, Any]:
     known = {name: row["sources"].get(name, {}) for name in SOURCES}
     parts = [
-        {"kind": name, "share": f"{100 * one['share']:.2f}", "hover": f"{SOURCES[name]} {percent(one['share'])}"}
+        {
+            "kind": name,
+            "share": f"{100 * one['share']:.2f}",
+            "hover": f"{SOURCES[name]} {percent(one['share'])}",
+        }
         for name, one in known.items()
         if one.get("share")
     ]

@@ -92,9 +92,7 @@ def sentence(best: Row) -> str:
         told += f" ({best['peer']}{', which drew other texts' * bool(best['temperature'])})"
     if best["faster"]:
         told += f"; {best['faster']} is {best['over_faster']:.2f}x as fast as that"
-    return told + (
-        "" if best["exact"] else "; not every text of it is plain decoding's, token for token"
-    )
+    return told + ("" if best["exact"] else "; not every text of it is plain decoding's, token for token")
 
 
 def _unclear(row: Row) -> bool:

@@ -15,6 +15,7 @@ from conf.characters import pictures
 class Kind:
     """How accepted drafts of one source look: backgrounds of a page in light and dark, and of a terminal."""
 
+    name: str
     meaning: str
     light: str
     dark: str
@@ -23,14 +24,17 @@ class Kind:
 
 
 KINDS = {  # of accepted drafts, as in Step.kinds
-    "adaptive": Kind("drafted by adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
-    "text": Kind("by n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
-    "ngrams": Kind("by n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
-    "drafted": Kind("drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
-    "shared": Kind("behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
+    "adaptive": Kind("adaptive", "adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
+    "text": Kind("text", "n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
+    "ngrams": Kind("n-grams", "n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
+    "drafted": Kind("drafted", "drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
+    "shared": Kind("shared", "behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
 }
 OWN = "the model's own"
-INKS = {"light": ("#1f2328", "#ffffff", "#656d76", "#d1d9e0"), "dark": ("#e6edf3", "#0d1117", "#8d96a0", "#30363d")}
+INKS = {
+    "light": ("#1f2328", "#ffffff", "#656d76", "#d1d9e0"),
+    "dark": ("#e6edf3", "#0d1117", "#8d96a0", "#30363d"),
+}
 
 
 def _variables(scheme: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from conf.clock import duration
 from infer.loop import Step
+from infer.view.coloured import KINDS
 
 
 @dataclass
@@ -44,6 +45,10 @@ class Summary:
         if self.drafted:
             parts.append(f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted} drafts accepted")
         if len(self.sources) > 1:
-            shares = (f"{name} {100 * self.sources[name] / self.accepted:.0f} %" for name in sorted(self.sources))
+            shares = (
+                f"{kind.name} {100 * self.sources[source] / self.accepted:.0f} %"
+                for source, kind in KINDS.items()
+                if source in self.sources
+            )
             parts[-1] += f" ({', '.join(shares)})"
         return f"{', '.join(parts)}; first token after {self.first - self.began:.2f} s"

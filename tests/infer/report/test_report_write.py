@@ -304,7 +304,9 @@ def test_the_headline_is_the_default_of_decoding_and_names_what_is_faster(tmp_pa
     speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,), peers=False)
     faster = fixture.faster(speed, 3, "ngrams")
     (best,) = build(fixture.write_parts(tmp_path, speed=faster))["summary"]["best"]
-    assert (best["label"], best["faster"]) == ("sdsat", "n-grams only") and "n-grams only is 2" in sentence(best)
+    assert (best["label"], best["faster"]) == ("sdsat", "n-grams only") and "n-grams only is 2" in sentence(
+        best
+    )
     next(row for row in faster["rows"] if row["decoder"] == "ngrams")["speedup_interval"] = [0.5, 9]
     (best,) = build(fixture.write_parts(tmp_path, speed=faster))["summary"]["best"]
     assert best["faster"] is None and "n-grams" not in sentence(best)
