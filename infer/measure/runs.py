@@ -153,7 +153,7 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
 def _by_source(steps: Sequence[Step]) -> dict[str, list[int]]:
     """Return by source how many of its drafts were accepted at places 1, 2, ... behind the root."""
     at = Counter((source, place) for step in steps for place, source in enumerate(step.sources))
-    ends = {source: place for source, place in sorted(at)}
+    ends = dict(sorted(at))
     return {source: [at[source, place] for place in range(end + 1)] for source, end in ends.items()}
 
 

@@ -15,7 +15,7 @@ def by_source(rows: Sequence[Row]) -> list[Row]:
 
 
 def compact_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of shares in percent; the paper's rows, whose drafts have one source, are left out."""
+    """Return head and rows of shares in percent, without the paper's rows, whose drafts have one source."""
     head = ["", *SOURCES.values(), *map(str, COMPACT)]
     return head, [_compact(row) for row in by_source(rows) if row["decoder"] != "sdsat"]
 

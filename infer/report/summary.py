@@ -1,10 +1,9 @@
-"""What a report comes to: what all sources of drafts gain over plain decoding, and differences of quality. Pure."""
+"""What a report comes to: the gain of all drafts over plain decoding, and differences of quality. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infer.report.rows import KEY, PLACE, Row, drafts, groups, label, place_of, span
-
 
 HEADLINE = "auto"  # all sources of drafts, by measurement: what decoding does by default
 
@@ -14,9 +13,9 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
     measured, chosen before anything was, and else the best decoder that drafts.
 
     Rows whose every text is plain decoding's come first. The best is the one that is surely so fast, by the
-    lower end of its interval: of many noisy speedups the highest is not to be believed. The row is held against
-    plain decoding in its own dtype and in its fastest, against the fastest peer, unless their intervals overlap,
-    and against the best decoder that drafts, where that is surely faster.
+    lower end of its interval: of many noisy speedups the highest is not to be believed. The row is held
+    against plain decoding in its own dtype and in its fastest, against the fastest peer, unless their intervals
+    overlap, and against the best decoder that drafts, where that is surely faster.
 
     All of it by tokens per second as infer.speed tells them, which are made of speedups, and those of pairs.
     """

@@ -194,8 +194,8 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
     The acceptance rate is both papers': accepted drafts over the places that were drafted for, which are k in
     every verification of SDSAT (its accept_rate), and else the levels of the tree. The mean acceptance length
     is that of vLLM and SGLang: tokens by verification. Node efficiency counts all nodes of the trees.
-    `acceptance_by_position` is vLLM's per-position acceptance rate: of the drafts so deep those accepted to that
-    place. `acceptance_where_reached` is of those whose earlier places were all accepted.
+    `acceptance_by_position` is vLLM's per-position acceptance rate: of the drafts so deep those accepted to
+    that place. `acceptance_where_reached` is of those whose earlier places were all accepted.
     """
     names = ("tokens", "forwards", "rows", "drafted", "accepted", "verifications", "levels")
     tokens, forwards, rows, drafted, accepted, verifications, levels = (

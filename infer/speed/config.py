@@ -33,9 +33,10 @@ class SpeedConfig:
     # the model before fine-tuning, decoded plainly; null: none
     base: str | None = field(default=None, metadata=PATH)
     draft: DraftConfig = field(default_factory=DraftConfig)
-    # beside plain: sdsat (the paper's two forwards, at each k), adaptive (adaptive tokens alone, by measurement),
-    # auto (all sources of drafts, by measurement: decode=sdsat), ngrams (the text and the training data, without
-    # adaptive tokens), prompt_lookup (the text alone, ten in a row); ssd, tsd and gsd with draft
+    # beside plain: sdsat (the paper's two forwards, at each k), adaptive (adaptive tokens alone, by
+    # measurement), auto (all sources of drafts, by measurement: decode=sdsat), ngrams (of the text and the
+    # training data, without adaptive tokens), prompt_lookup (the text alone, ten in a row); with draft also
+    # ssd, tsd and gsd
     decoders: list[str] = field(default_factory=lambda: list(OWN))
     peers: list[str] = field(default_factory=lambda: list(PEERS))  # other libraries' decoding, where installed
     k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])  # drafts in a row of sdsat: a row each

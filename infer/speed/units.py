@@ -1,7 +1,8 @@
 """A turn: one prompt decoded once in every way, pair by pair; and how it is kept.
 
-A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were judged,
-how many of them stood behind accepted drafts alone, and how many were accepted. Pure but for the decoders that it calls.
+A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were
+judged, how many of them stood behind accepted drafts alone, and how many were accepted. Pure but for the
+decoders that it calls.
 """
 
 import hashlib

@@ -52,7 +52,8 @@ STYLE = "\n".join(
         "      overflow-wrap: anywhere; border: 1px solid var(--edge); border-radius: 6px; padding: 1rem; }",
         ".given { color: var(--faint); }",
         *(
-            f":is(pre, .legend, .parts) .{name} {{ background: var(--{name}); border-bottom: 1px {kind.line} currentColor; }}"
+            f":is(pre, .legend, .parts) .{name} "
+            f"{{ background: var(--{name}); border-bottom: 1px {kind.line} currentColor; }}"
             for name, kind in KINDS.items()
         ),
         ".legend span { display: inline-block; margin-right: 1rem; padding: 0 0.25rem; }",

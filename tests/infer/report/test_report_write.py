@@ -134,8 +134,8 @@ def test_what_a_reader_must_beware_of(tmp_path: Path) -> None:
     report = build(fixture.write_parts(tmp_path, speed=speed, quality=quality))
     assert report["warnings"] == [
         "speed is partial: 37 of 60 units are done",
-        "not token for token plain decoding's texts: sdsat (paper) k=1 (at worst 0 of 1, humaneval); in float32 they "
-        "must be",
+        "not token for token plain decoding's texts: sdsat (paper) k=1 (at worst 0 of 1, humaneval); in "
+        "float32 they must be",
         "humaneval was measured in one round: its spread is not known",
         "humaneval has a single prompt: its figures are that prompt's",
         "HumanEval Python: sdsat and plain decoding agree in 163 of 164 answers, where all must",

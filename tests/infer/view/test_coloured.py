@@ -71,7 +71,7 @@ def test_colours_are_readable_and_apart_for_every_eye(scheme: str) -> None:
 
 
 def test_a_terminal_paints_what_was_drafted_white_space_too() -> None:
-    """Spaces, whose letters alone had a colour, did not show it. A painted line's end would paint the next line."""
+    """Letters alone had a colour, and spaces showed nothing. A painted line's end would paint the next line."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system="standard", width=120)
     view, summary = View(console, ""), Summary(began=0.0)
