@@ -58,6 +58,6 @@ class View:
         return Text("  ").join([Text("given", GIVEN), Text(OWN), *(Text(*one) for one in shown)])
 
     def _write(self, text: str, style: Style | None = None) -> None:
-        # As segments, since tabs of anything else become spaces; a painted line's end would paint the next line.
+        # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
         parts = [Segment(part, None if part == "\n" else style) for part in re.split("(\n)", text) if part]
         self._console.print(Segments(parts), end="", soft_wrap=True)
