@@ -5,7 +5,6 @@ Knows the order of the verbs; what they do is the drafter's, the runner's and th
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 
 from infer.drafters.protocol import Drafters
 from infer.engine.reading import Request
@@ -122,21 +121,21 @@ def decode(
         for index, request in enumerate(requests)
     ]
     drafters.start(requests, sampling)
-    observing = 0.0
+    clock, observing = runner.clock, 0.0
     while live:
-        began = perf_counter()
+        began = clock()
         trees = drafters.propose([one.context for one in live], [one.left for one in live])
         reading = runner.forward(trees, [one.request for one in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
-        seconds = perf_counter() - began + observing
-        steps, rows, began = [], sum(extent(trees)), perf_counter()
+        seconds = clock() - began + observing
+        steps, rows, began = [], sum(extent(trees)), clock()
         for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(one.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = reading.drafts(b, path[-1], drafters.width)
                 drafters.observe(b, tree, path, choice, answers, rows, seconds)
-        observing = perf_counter() - began  # of this step: a part of the next one's time
+        observing = clock() - began  # of this step: a part of the next one's time
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:

@@ -119,9 +119,9 @@ class Ngrams:
         vocabulary: int,
         *,
         text: bool = True,
-        weights: NgramWeights | None = None,
+        weights: NgramWeights = NgramWeights(),
     ) -> None:
-        self.text, self.weights, self._table = text, weights or NgramWeights(), table
+        self.text, self.weights, self._table = text, weights, table
         known = table.unigrams if table else []
         self.unigrams = [*known, *[1 / vocabulary if table is None else min(known)] * (vocabulary - len(known))]
         self._longest = table.order - 1 if table else 0

@@ -1,7 +1,9 @@
 """Shared fixtures: one thread per process, tiny real data, tiny random models."""
 
+import fcntl
 import os
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,12 +54,23 @@ def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
     return settings("data_prep", DataPrepConfig, data_arguments(out, *overrides))
 
 
+def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return the folder that `make` fills, which all processes of a test run share and none may change."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with open(f"{folder}.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Path(f"{folder}.made").exists():
+            folder.mkdir()
+            make(folder)
+            Path(f"{folder}.made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished data folder."""
-    out = tmp_path_factory.mktemp("data")
-    prepare(data_settings(out))
-    return out
+    return make_once(tmp_path_factory, "data", lambda out: prepare(data_settings(out)))
 
 
 def tiny_llama(*, vocab: int = 97, kv_heads: int = 2, seed: int = 0) -> LlamaForCausalLM:

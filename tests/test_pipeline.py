@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import warm
 from tests.told import error
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
 
@@ -27,15 +28,14 @@ SHORT = ["steps=4", "save_every=2", "validate_every=2", "validate_sequences=4", 
 BATCH = ["global_batch=4", "micro_batch=2", "tracker.mode=disabled"]
 
 
-def command(*arguments: object, ranks: int = 0, code: int = 0) -> str:
-    """Run a module as a user does; returns what it printed."""
-    head = [sys.executable, "-m"]
-    if ranks:
-        head += ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+def command(module: str, *arguments: object, ranks: int = 1, code: int = 0, cold: bool = False) -> str:
+    """Run a module as a user does, to the letter if `cold`; returns what it printed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0"}
-    run = subprocess.run(
-        [*head, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
+    if cold:
+        line = [sys.executable, "-m", module, *map(str, arguments)]
+        run = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)
+    else:
+        run = warm.run_ranks(module, *arguments, ranks=ranks, env=environment)
     assert run.returncode == code, run.stdout + run.stderr
     return run.stdout + run.stderr
 
@@ -54,7 +54,8 @@ def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     command("train", *recipe, *SHORT, *BATCH, ranks=2)
     command("train.export", f"checkpoint={found['tuned']}", f"out={found['model']}", "dtype=float32")
     command("train", "experiment=demo_draft", data, f"out={found['draft_training']}", *TINY, *SHORT, *BATCH)
-    command("train.export", f"checkpoint={found['draft_training']}", f"out={found['draft']}", "dtype=float32")
+    draft = [f"checkpoint={found['draft_training']}", f"out={found['draft']}", "dtype=float32"]
+    command("train.export", *draft, cold=True)
     return found
 
 
@@ -198,7 +199,7 @@ def test_bad_inputs_are_one_sentence(
 
 def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:
     arguments = ["infer", f"model={folders['model']}", "prompt=def f(x):", "decode.max_new_tokens=12"]
-    plain = command(*arguments, "decode=plain", "dtype=float32")
+    plain = command(*arguments, "decode=plain", "dtype=float32", cold=True)
     drafted = command(*arguments, "decode=sdsat", "decode.k=4", "decode.probes=root", "dtype=float32")
     assert plain.rstrip().rsplit("\n", 1)[0] == drafted.rstrip().rsplit("\n", 1)[0]
     assert "tokens per forward" in drafted

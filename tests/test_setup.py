@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -23,16 +25,23 @@ def set_up(folder: Path, pythons: dict[str, str]) -> subprocess.CompletedProcess
     return subprocess.run(["bash", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
 
 
-def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Set up beside a Python that does not start, over an environment that was broken off."""
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    run = set_up(folder, {"python3.11": "exit 127", "python3.12": f'exec "{sys.executable}" "$@"'})
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def test_a_python_that_does_not_start_is_passed_over(checkout: Path) -> None:
     """pyenv puts a python3.11 on the path that only says that no such version is chosen: setup ended with that.
     And where making .venv had been broken off, or Debian's python3-venv was missing, a Python without pip was
     left, and every later setup took it for a finished environment.
     """
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    run = set_up(tmp_path, {"python3.11": "exit 127", "python3.12": f'exec "{sys.executable}" "$@"'})
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / ".venv" / "bin" / "pip").exists() and (tmp_path / ".venv" / "installed.lock").exists()
+    assert (checkout / ".venv" / "bin" / "pip").exists() and (checkout / ".venv" / "installed.lock").exists()
 
 
 def test_no_python_is_one_sentence(tmp_path: Path) -> None:
@@ -43,14 +52,9 @@ def test_no_python_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_a_checkout_that_was_moved_gets_a_new_environment(tmp_path: Path) -> None:
+def test_a_checkout_that_was_moved_gets_a_new_environment(checkout: Path, tmp_path: Path) -> None:
     """Its scripts named the Python of the old place, and every command was a ModuleNotFoundError."""
-    (tmp_path / "a").mkdir()
-    python = {"python3.11": f'exec "{sys.executable}" "$@"'}
-    assert set_up(tmp_path / "a", python).returncode == 0
-    (tmp_path / "a").rename(tmp_path / "b")
-    for place in ("launch", "programs"):
-        shutil.rmtree(tmp_path / "b" / place)
-    run = set_up(tmp_path / "b", python)
+    shutil.copytree(checkout / ".venv", tmp_path / "b" / ".venv", symlinks=True)
+    run = set_up(tmp_path / "b", {"python3.11": f'exec "{sys.executable}" "$@"'})
     assert run.returncode == 0 and "setup: .venv was made in another folder" in run.stdout, run.stderr
     assert str(tmp_path / "b" / ".venv") in (tmp_path / "b" / ".venv" / "bin" / "activate").read_text()

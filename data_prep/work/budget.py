@@ -32,6 +32,7 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
     """Count a part's documents by language and bin, as far as they pass the screen."""
     config = job.config
     found: dict[str, Measure] = {}
+    sample: list[Document] = []
     rate = min(1.0, SAMPLE_BYTES / max(1, sum(part.size for part in job.parts)))
     for document in documents_of(job.screened(unique(job, part, job.rows(part)))):
         if document.language not in found:
@@ -41,9 +42,11 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
         counted.files[place] += 1
         counted.bytes[place] += size
         if config.proportion.unit == "tokens" and unit(config.seed, "sample", document.id) < rate:
-            whole = split(document, config.data.split_chars)
-            counted.sample_tokens += sum(len(ids) for *_, ids in encode(whole, config, job.vocab, job.encoder))
+            sample += split(document, config.data.split_chars)
             counted.sample_bytes += size
+    # In batches: every call of the encoder that meets new words copies its table of words.
+    for document, _, ids in encode(sample, config, job.vocab, job.encoder) if sample else ():
+        found[document.language].sample_tokens += len(ids)
     files, sizes = ([getattr(m, kind) for m in found.values()] for kind in ("files", "bytes"))
     np.savez_compressed(folder / BINS_FILE, files=np.array(files), bytes=np.array(sizes))
     return {"languages": {name: [m.sample_tokens, m.sample_bytes] for name, m in found.items()}}

@@ -4,8 +4,12 @@ Two things are known: L(q), the cost of a step of q rows, and how often a candid
 With them a step is a purchase. With λ tokens per millisecond earned on the whole,
 
 - a draft with chance p is worth verifying where p > λ (L(q+1) - L(q));
-- k probes under a node where the path ends with chance e are worth their rows where e h > λ (L(q+k) - L(q)).
-  h is what a step with adaptive answers yields beyond one without, in tokens less λ L(q): both are averaged.
+- k probes under a node where the path ends with chance e are worth their rows where e h(k) > λ (L(q+k) - L(q)).
+
+h(k) is what the answers of k adaptive tokens add to the next draft. Now and then a step that has answers is
+drafted without them too. With A_m and B_m the chances that the first m drafts are right, with and without,
+
+    h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
 That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. L(q) is measured before
 the first text (costs.py), and held against the clock in every step (clock.py).
@@ -27,8 +31,9 @@ BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 DEEPEST = 16  # drafts in a row
-HOPED = 1.0  # h at first, in tokens; where no answers are bought it returns to this, and they are tried again
-FORGOTTEN = 400.0  # steps in which it does
+WIDTH = 2  # candidates of a place
+COMPARED = 4  # every so many steps with answers, and PLANNED steps, the drafts without them are looked at
+PLANNED, TRIED = 16, 48  # steps between two choices of k; steps without probes after which some are tried
 
 
 class Calibration:
@@ -53,45 +58,79 @@ class Calibration:
         self._right[bin_] += right
 
 
+class Worth:
+    """h(k), by what drafts with answers and without them have been."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # At first each answer is expected to be right in two cases of three, and nothing without it.
+        self._with, self._without = [(2 / 3) ** m for m in range(1, DEEPEST + 1)], [0.0] * DEEPEST
+        self._seen = 0
+
+    def record(self, drafts: Drafts, without: Drafts) -> None:
+        """Two drafts for the same step."""
+        self._seen += 1
+        pace = max(1 / STEPS, 1 / (3 + self._seen))
+        for mean, drawn in ((self._with, drafts), (self._without, without)):
+            reached = [0.0] * (DEEPEST + 1)
+            for depth, chance in zip(drawn.depths, drawn.chances):
+                reached[depth] += chance
+            for m, chance in enumerate(reached[1:]):
+                mean[m] += pace * (chance - mean[m])
+
+    def __call__(self, k: int) -> float:
+        """In tokens."""
+        A, B = self._with, self._without
+        beyond = A[k - 1] / B[k - 1] * sum(B[k:]) if B[k - 1] > 1e-3 else 0.0
+        return sum(A[:k]) + beyond - sum(B)
+
+
 class AutoPolicy:
     """Serves all sequences of a process, in any thread, and goes on learning from one prompt to the next."""
 
-    def __init__(self, costs: Costs, k: int, *, width: int = 1) -> None:
-        """`k` probes hang under a node, 0 without adaptive tokens."""
+    def __init__(self, costs: Costs, k: int, *, width: int = WIDTH) -> None:
+        """Up to `k` probes hang under a node, 0 without adaptive tokens."""
         self._lock = Lock()
+        k = min(k, DEEPEST)
         self.width, self.most, self.max_rows = width, k, max(costs.rows[-1], 1 + k)
         self._costs = LoopCosts(costs, self.max_rows)
         self._calibrations = Calibration(), Calibration()  # of places without and with adaptive answers
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
-        self._surplus = [0.0, HOPED]  # of a step without and with answers, in tokens
+        self._worth = Worth(k)
+        self._k, self._steps, self._answered, self._unprobed = k, 0, 0, 0
         self._credit = Credit(self._costs.ms[1])
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Every draft worth its row, and every node to be probed."""
         with self._lock:
             if not self._credit.drafting:
-                return places.grow((), depth=0), (), self.most
-            calibrations, answered = self._calibrations, places.answered
-
-            def chance(weight: float, place: int) -> float:
-                return calibrations[place < answered].chance(weight)
-
+                return places.grow((), depth=0), (), self._k
             rate = self._rate
-            prices = [rate * slope for slope in self._costs.slopes[1:]]
-            drafts = places.grow(prices, depth=min(left - 1, DEEPEST), calibrated=chance)
-            return drafts, self._sites(drafts, rate), self.most
+            drafts = self._drafts(places, rate, min(left - 1, DEEPEST))
+            if places.answered and places.has_ngrams:
+                self._answered += 1
+                if self._answered % COMPARED == 1:
+                    self._worth.record(drafts, self._drafts(places.unanswered(), rate, min(left - 1, DEEPEST)))
+            elif places.answered:
+                self._worth.record(drafts, drafts.first(1))
+            if self._steps % PLANNED == 0 and self.most:
+                self._k = max(range(1, self.most + 1), key=lambda k: self._sites(drafts, rate, k)[1])
+            self._steps += 1
+            sites = self._sites(drafts, rate, self._k)[0] if self.most else []
+            self._unprobed = 0 if sites else self._unprobed + 1
+            if self.most and self._unprobed > TRIED:
+                self._unprobed, sites = 0, likeliest(drafts, 1)
+                return drafts, sites, self.most
+            return drafts, sites, self._k
 
     def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
         with self._lock:
-            ms = self._costs.observe(rows, 1e3 * seconds)
+            self._costs.observe(rows, 1e3 * seconds)
+            ms = self._costs(rows)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms
-                surplus, answered = len(tokens) - self._rate * ms, places.answered > 0
-                self._surplus[answered] += (surplus - self._surplus[answered]) / STEPS * 4
-                if not answered:
-                    self._surplus[1] += (self._surplus[0] + HOPED - self._surplus[1]) / FORGOTTEN
             self._credit.account(len(tokens), ms)
             self._calibrate(places, tokens)
 
@@ -100,6 +139,15 @@ class AutoPolicy:
         """λ; plain decoding's at least."""
         plain = 1 / self._costs.ms[1]
         return max(plain, self._earned / self._spent) if self._spent else plain
+
+    def _drafts(self, places: Places, rate: float, depth: int) -> Drafts:
+        calibrations, answered = self._calibrations, places.answered
+
+        def chance(weight: float, place: int) -> float:
+            return calibrations[place < answered].chance(weight)
+
+        prices = [rate * slope for slope in self._costs.slopes[1:]]
+        return places.grow(prices, depth=depth, calibrated=chance)
 
     def _calibrate(self, places: Places, tokens: Sequence[int]) -> None:
         graph, node = places.graph, 0
@@ -112,13 +160,19 @@ class AutoPolicy:
             if node < 0:
                 break
 
-    def _sites(self, drafts: Drafts, rate: float) -> list[int]:
-        """The nodes to probe: those where the path may end, while answers there are worth their rows."""
-        rows, k, sites = len(drafts.tokens), self.most, list[int]()
-        gain, ms, endings = self._surplus[1] - self._surplus[0], self._costs.ms, drafts.endings()
-        for node in likeliest(drafts, rows) if k else ():
-            if rows + k > self.max_rows or endings[node] * gain <= rate * (ms[rows + k] - ms[rows]):
+    def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float]:
+        """The nodes to probe, those where the path may end, while answers there are worth their rows; and
+        what they are worth beyond these.
+        """
+        rows, sites, value = len(drafts.tokens), list[int](), 0.0
+        worth, ms, endings = self._worth(k), self._costs.ms, drafts.endings()
+        for node in likeliest(drafts, rows):
+            if rows + k > self.max_rows:
+                break
+            gain = endings[node] * worth - rate * (ms[rows + k] - ms[rows])
+            if gain <= 0:
                 break
             sites.append(node)
             rows += k
-        return sorted(sites)
+            value += gain
+        return sorted(sites), value

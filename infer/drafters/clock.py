@@ -24,10 +24,9 @@ class LoopCosts:
         """L(q); a batch may have more rows than a tree."""
         return self.ms[q] if q <= self._most else Costs(self._rows, tuple(self._points))(q)
 
-    def observe(self, q: int, ms: float) -> float:
-        """Learn that a step of q rows took `ms`; return its time at the pace at which costs were measured."""
-        expected = self(q)
-        ratio = min(max(ms / expected, self._pace / WILD), self._pace * WILD)
+    def observe(self, q: int, ms: float) -> None:
+        """Learn that a step of q rows took `ms`."""
+        ratio = min(max(ms / self(q), self._pace / WILD), self._pace * WILD)
         self._pace += PACE * (ratio - self._pace)
         surprise = ratio / self._pace - 1
         for point, share in self._beside(q):
@@ -36,7 +35,6 @@ class LoopCosts:
         if self._due <= 0:
             self._due = 16
             self._lay_out()
-        return expected * ratio / self._pace
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
         """The measured points on both sides of q, and their shares in it."""

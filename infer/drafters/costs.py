@@ -7,17 +7,16 @@ are kept on disk by cost_tables.py; nothing here knows of disks or settings.
 
 import statistics
 import sys
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.agreement import agreed_value
+from infer.engine.clock import FINE
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -30,9 +29,7 @@ SECONDS = 3.0  # to measure in, more or less
 BURST = 4  # steps of the same rows on end
 TURNS = 9  # of two models
 PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
-FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
 SLOW = 0.3  # seconds of a forward from which the wait is announced
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,7 @@ class Bench:
         # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
         self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH))
         self._drafter.propose([0], left=ROWS[-1])
-        # One thread that does all the work has a clock of its own, on which no other process shows.
-        alone = lm.device.type == "cpu" and torch.get_num_threads() == 1
-        self._clock = fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
+        self._clock = self._runner.clock
         self._batch, self._token = batch, lm.config.vocab_size // 2
         self._requests = [Request([self._token])] * batch
         # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many;
@@ -137,24 +132,6 @@ class Bench:
 
     def _forward(self, tree: Tree, fed: Sequence[int] | None = None) -> Reading:
         return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
-
-
-def fine_clock(first: Clock, second: Clock) -> Clock:
-    """Return the first clock, or the second where the first does not tell a step from the next: a thread's may
-    tick every 10 ms.
-    """
-    return first if tick_of(first) <= FINE else second
-
-
-def tick_of(clock: Clock) -> float:
-    """Return the seconds from one reading of a busy clock to the next other one, the least of three."""
-    ticks = list[float]()
-    while len(ticks) < 3:
-        began = clock()
-        while (now := clock()) == began:
-            pass
-        ticks.append(now - began)
-    return min(ticks)
 
 
 def measure_costs(

@@ -42,9 +42,19 @@ class Places:
         self.graph, self.sources = TokenGraph([text[-1]]), [""]
         self.answered = len(answers.ids) if answers else 0
         self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
-        self._answers, self._ngrams, self._width = answers, ngrams, width
+        self._text, self._answers, self._ngrams, self._width = text, answers, ngrams, width
         self._temperature, self._seed = sampling.temperature, seed
         self._places = [0]  # by node, that of its children
+
+    @property
+    def has_ngrams(self) -> bool:
+        """Whether anything is drafted where adaptive tokens did not answer."""
+        return self._ngrams is not None
+
+    def unanswered(self) -> "Places":
+        """The same without the adaptive tokens' answers."""
+        sampling = Sampling(self._temperature)
+        return Places(self._text, None, self._ngrams, self._width, sampling, self._seed)
 
     def grow(
         self, prices: Sequence[float], *, depth: int, calibrated: Callable[[float, int], float] | None = None

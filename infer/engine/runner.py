@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infer.engine.attention import band
+from infer.engine.clock import loop_clock
 from infer.engine.forward import DynamicForward, Forward
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
@@ -41,7 +42,7 @@ class Runner:
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
-        self.static = static
+        self.static, self.clock = static, loop_clock(lm.device)
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._places = target.places

@@ -3,7 +3,7 @@
 All that decoding knows of training comes from here.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from logging import getLogger
 from pathlib import Path
 from threading import Lock
@@ -40,9 +40,7 @@ class Adaptive:
     infilling: Infilling | None = None
     bos: int | None = None  # what opened every document in training
     control: frozenset[int] | None = None  # ids that no text became in training
-    ngrams: NgramWeights = field(
-        default_factory=NgramWeights
-    )  # beside the adaptive tokens; defaults where none were fitted
+    ngrams: NgramWeights = NgramWeights()  # of the n-grams beside the adaptive tokens
 
 
 def load_model(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -19,6 +20,7 @@ from train.config import TrainConfig
 
 
 @given(st.text(min_size=1, max_size=40))
+@hypothesis_settings(max_examples=30)
 def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
     """Hydra's grammar read `prompt=def fib(n):` as a function call, and `${x}` as an interpolation."""
     found = settings("infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"])

@@ -31,7 +31,7 @@ def prepare_sample(shared: Path, out: Path, *more: str) -> Path:
         f"data.path={shared / 'starcoder_sample'}",
         f"tokenizer={shared / 'tokenizers' / 'codellama-7b'}",
         f"out={out}",
-        "workers=2",
+        "workers=1",
         *more,
     ]
     prepare(settings("data_prep", DataPrepConfig, arguments))

@@ -4,22 +4,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
 def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
-    launch = TORCHRUN if ranks == 2 else []
-    arguments = ["-m", "tests.train.resume_worker", cases, str(folder), str(data)]
-    run = subprocess.run([sys.executable, *launch, *arguments], cwd=ROOT, capture_output=True, text=True)
+    run = warm.run_ranks("tests.train.resume_worker", cases, folder, data, ranks=ranks)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 

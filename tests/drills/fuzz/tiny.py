@@ -10,13 +10,13 @@ import atexit
 import functools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from conf import settings
 from data_prep.pipeline import prepare
+from tests import warm
 from tests.conftest import data_settings
 from tests.train.resume_worker import RECIPE
 from train.__main__ import main as train
@@ -42,8 +42,7 @@ def made() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-models-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-    command = [sys.executable, "-m", "tests.drills.fuzz.tiny", folder]
-    subprocess.run(command, check=True, env=environment, stdout=sys.__stderr__)
+    warm.run_ranks("tests.drills.fuzz.tiny", folder, ranks=1, env=environment).check_returncode()
     return folder
 
 

@@ -13,6 +13,7 @@ from infer.gpu_check.__main__ import main
 from infer.gpu_check.config import GpuCheckConfig
 
 TINY = ["device=cpu", "shapes=[tiny]", "k=[2]", "context=40", "rounds=3", "prompts=2", "compile=false"]
+PARITY = [{"decoder": "tree", "sampling": "greedy", "dtype": "float32", "passed": True}]  # measured for seconds
 
 
 def check(out: Path, *overrides: str) -> None:
@@ -64,6 +65,7 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
 
 def test_a_check_that_was_ended_early_says_so(tmp_path: Path, short: pytest.MonkeyPatch) -> None:
     """A kill between parity and times left a file that nothing told from a finished one but what it lacked."""
+    short.setattr(run, "check_parity", lambda **_: PARITY)
     short.setattr(run, "bandwidth", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         check(tmp_path / "check.json")
@@ -77,6 +79,7 @@ def test_a_part_that_fails_leaves_the_others_their_results(
 ) -> None:
     """The first exception ended the check: a kernel that failed in parity left no time of anything."""
     name = {"parity": "check_parity", "bytes_per_second": "bandwidth", "tiny": "random_model"}[part]
+    short.setattr(run, "check_parity", lambda **_: PARITY)
     short.setattr(run, name, Mock(side_effect=RuntimeError("planted")))
     with pytest.raises(UserError, match=rf"got 1 that failed, the first {part} \(RuntimeError: planted\)"):
         check(tmp_path / "check.json", "dtype=float32")

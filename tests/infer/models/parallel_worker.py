@@ -23,6 +23,7 @@ from infer.models import draft as draft_models
 from infer.models import parallel
 from infer.models.checkpoint import load_model
 
+MEASURED = 12  # tokens by a measured budget, whose trees are large
 PROMPTS = [[5, 17, 3, 88, 41], [44, 6, 13]]
 DRAFTED = {"max_new_tokens": 24, "nodes": 8, "theta_prob": 0.01}
 DRAFTING = {
@@ -30,7 +31,7 @@ DRAFTING = {
     "gsd": DecodeConfig(method="gsd", **DRAFTED),
     "gsd sampled": DecodeConfig(method="gsd", temperature=0.8, **DRAFTED),
     "gsd by ratio": DecodeConfig(method="gsd", temperature=0.8, verify="ratio", **DRAFTED),
-    "gsd, measured": DecodeConfig(method="gsd", max_new_tokens=24),
+    "gsd, measured": DecodeConfig(method="gsd", max_new_tokens=MEASURED),
 }
 
 

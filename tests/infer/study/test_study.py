@@ -1,7 +1,7 @@
 import json
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from infer.study.methods import lossy
 from infer.study.recurrence import recurring
 from infer.study.step_time import PARTS as TIMES
 from infer.trees.token_graph import TokenGraph, unroll
+from tests import warm
 
 Y, A, B, C, D = range(5)
 
@@ -254,10 +255,7 @@ def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
         Bench(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
 
-@pytest.mark.parametrize("divide", ["prompts", "model"])
-def test_two_ranks_measure_what_one_process_does(
-    given_settings: list[str], tmp_path: Path, divide: str
-) -> None:
+def test_two_ranks_measure_what_one_process_does(given_settings: list[str], tmp_path: Path) -> None:
     """Every rank measured all prompts, and all of them wrote one folder. Of three prompts a rank has one. A
     target that one GPU does not hold could not be studied at all: two ranks of one model do.
     """
@@ -265,26 +263,22 @@ def test_two_ranks_measure_what_one_process_does(
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     given = [*given_settings, "prompts.held_out.count=3", "parts=[sampling,recurrence,merging,ranks,time]"]
     main(settings("study", StudyConfig, given))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    answer = subprocess.run(
-        [*torchrun, "-m", "infer.study", *given, f"out={tmp_path / 'divided'}", f"divide={divide}"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("(Table 5)") == 1  # one rank prints
-    single, divided = (
-        json.loads((tmp_path / name / "report.json").read_text(encoding="utf-8"))
-        for name in ("study", "divided")
-    )
-    assert (single["processes"], divided["processes"]) == (1, 2)
-    for part in ("recurrence", "merging", "ranks"):
-        assert divided[part] == single[part]
-    for part, timed in (("sampling", {"speedup", "speedup_range", "tokens_per_second"}), ("time", set(TIMES))):
-        pairs = zip(divided[part], single[part], strict=True)
-        for ours, theirs in pairs:
-            assert {k: v for k, v in ours.items() if k not in timed} == {
-                k: v for k, v in theirs.items() if k not in timed
-            }
+    single = json.loads((tmp_path / "study" / "report.json").read_text(encoding="utf-8"))
+    assert single["processes"] == 1
+    for divide in ("prompts", "model"):
+        out = tmp_path / divide
+        answer = warm.run_ranks("infer.study", *given, f"out={out}", f"divide={divide}", ranks=2)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.count("(Table 5)") == 1  # one rank prints
+        divided = json.loads((out / "report.json").read_text(encoding="utf-8"))
+        assert divided["processes"] == 2
+        for part in ("recurrence", "merging", "ranks"):
+            assert divided[part] == single[part]
+        assert without(TIMES, divided["time"]) == without(TIMES, single["time"])
+        timed = ("speedup", "speedup_range", "tokens_per_second")
+        assert without(timed, divided["sampling"]) == without(timed, single["sampling"])
+
+
+def without(timed: Iterable[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without their times."""
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows]

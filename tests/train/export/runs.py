@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from conf import UserError, settings
 from conf.sealed import read_result
+from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from train.export.__main__ import main
 from train.export.config import ExportConfig
 from train.objective.attention import register
 
-ROOT = Path(__file__).parents[3]
 TIED = "+model.shape.tie_word_embeddings=true"
 LORA = ["objective=branch", "lora.rank=4"]
 RUNS = {  # tests/drills/round_trip.py has all of them
@@ -39,10 +37,8 @@ ADAPTED = [name for name in RUNS if name not in PLAIN]
 
 def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -> Path:
     """The worker's folders."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
     told = [f"{name}={','.join(overrides)}" for name, overrides in runs.items()]
-    command = [sys.executable, *launch, "-m", "tests.train.export.live_worker", str(folder), str(data), *told]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    run = warm.run_ranks("tests.train.export.live_worker", folder, data, *told, ranks=ranks)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
 

@@ -3,11 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from subprocess import TimeoutExpired
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conf import UserError, settings
+from tests import warm
 from train.gpu_check import run
 from train.gpu_check.__main__ import main
 from train.gpu_check.config import PARTS, TrainCheckConfig
@@ -20,8 +23,11 @@ def check(out: Path, *overrides: str) -> dict:
     return json.loads(out.read_text())
 
 
-def test_every_part_finishes_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_finishes_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check of a GPU covered decoding alone: what failed in training showed in the first hour of a run."""
+    monkeypatch.setattr(run, "subprocess", SimpleNamespace(run=warm.run, TimeoutExpired=TimeoutExpired))
     report = check(tmp_path / "deep" / "check.json", "peak_tflops=1")
     parts = report["parts"]
     assert report["finished"] and list(parts) == list(PARTS) and all(part["passed"] for part in parts.values())

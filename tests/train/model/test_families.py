@@ -1,9 +1,5 @@
 """Rotary causal models train with the library's own loss; others, and data that does not fit, are refused."""
 
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from conf import UserError, settings
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
+from tests import warm
 from tests.conftest import data_settings
 from train.checks import check_adaptive
 from train.config import ObjectiveConfig, TrainConfig
@@ -24,7 +21,6 @@ from train.model.lm import AdaptiveLM
 from train.model.pretrained import load_model, model_config
 from train.objective.layout import causal
 
-ROOT = Path(__file__).parents[3]
 VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
 GROWN = replace(VOCAB, size=101, adaptive=(100,))  # as CodeLlama-34b's, whose rows end before its adaptive id
 SHAPE = {
@@ -144,7 +140,7 @@ def test_a_missing_adaptive_row_is_added(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_grown_tied_model_is_trained_and_exported(tmp_path: Path) -> None:
-    """By the commands, in one process: two steps, an export, and the library's own loading of it."""
+    """By the commands: two steps, an export, and the library's own loading of it."""
     from data_prep.pipeline import prepare
 
     prepare(data_settings(tmp_path / "data", "vocab.adaptive=[400]", "vocab.rows=400"))
@@ -161,18 +157,9 @@ def test_a_grown_tied_model_is_trained_and_exported(tmp_path: Path) -> None:
         "tracker.mode=disabled",
     ]
     export = [f"checkpoint={tmp_path / 'tuned'}", f"out={tmp_path / 'model'}", "dtype=float32"]
-    script = (
-        "import runpy, sys\n"
-        f"for name, settings in (('train', {train!r}), ('train.export', {export!r})):\n"
-        "    sys.argv = [name, *settings]; runpy.run_module(name, run_name='__main__')"
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        environment = os.environ | {"MASTER_PORT": str(free.getsockname()[1])}
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    for module, arguments in (("train", train), ("train.export", export)):
+        run = warm.run_ranks(module, *arguments, ranks=1)
+        assert run.returncode == 0, run.stdout + run.stderr
     back, found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not found["missing_keys"] and not found["unexpected_keys"]
     assert back.config.vocab_size == len(back.get_input_embeddings().weight) == 401
