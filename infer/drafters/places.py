@@ -9,7 +9,7 @@ decides. Of sampled text the noise of each place is known (pick.py) and belongs 
 The candidates for a place depend on the tokens before it, so a draft grows node by node, and is a tree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import exp
 
 from infer.engine.pick import noise
@@ -18,7 +18,8 @@ from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import LONGEST, TextNgrams
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
-Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
+# By token, their total, the text's counts, the successors that n-grams know
+Scores = tuple[dict[int, float], float, Sequence[dict[int, int]], Collection[int]]
 SOURCES = ("adaptive", "text", "ngrams")
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
@@ -70,22 +71,23 @@ class Places:
         place = self._places[node]
         scores: dict[int, float]
         counted: Sequence[dict[int, int]] = ()
+        known: Collection[int] = ()
         if self._ngrams is None:
             scores, total = self._answered(place), 1.0
         else:
             if node:
                 self._tails[node] = (*self._tails[self.graph.parents[node]][1:], self.graph.tokens[node])
             if place < self.answered:
-                scores, total, counted = self._combined(self._ngrams, self._tails[node], place)
+                scores, total, counted, known = self._combined(self._ngrams, self._tails[node], place)
             else:
-                scores, total, counted = self._by_ngrams(self._ngrams, self._tails[node], place)
+                scores, total, counted, known = self._by_ngrams(self._ngrams, self._tails[node], place)
         if self._width == 1:
             best = [max(scores, key=scores.__getitem__)] if scores else []
         else:
             best = sorted(scores, key=scores.__getitem__, reverse=True)[: self._width]
         for token in best:
             self.graph.add(node, token, scores[token] / total)
-            self.sources.append(self._source(token, place, counted))
+            self.sources.append(self._source(token, place, counted, known))
             self._places.append(place + 1)
 
     def _answered(self, place: int) -> dict[int, float]:
@@ -103,22 +105,25 @@ class Places:
             share = scores.get(token, least)
             scores[token] = score = share * (chance / unigrams[token]) ** power
             total += score - share
-        return scores, total, counted
+        return scores, total, counted, successors
 
     def _by_ngrams(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         chances, D, counted = ngrams.successors(tail)
         if not self._temperature:
-            return chances, 1 / D, counted
+            return chances, 1 / D, counted, chances
         seed, position, power = self._seed, self._position + place, 1 / self._temperature
         rest = max(0.0, 1 - D * sum(chances.values())) ** power
         chances = {
             token: (D * chance) ** power * exp(noise(seed, position, token))
             for token, chance in chances.items()
         }
-        return chances, rest + sum(chances.values()), counted
+        return chances, rest + sum(chances.values()), counted, chances
 
-    def _source(self, token: int, place: int, counted: Sequence[dict[int, int]]) -> str:
-        """What is said to have proposed a candidate: the first source that proposes it by itself."""
-        if place < self.answered and self._answers and self._answers.ids[place][0] == token:
+    def _source(self, token: int, place: int, counted: Sequence[dict[int, int]], known: Collection[int]) -> str:
+        """Return the source that is said to have proposed a candidate: adaptive tokens for their likeliest
+        answer, and for one that no n-gram knows; else the text before the training data.
+        """
+        answered: Sequence[int] = self._answers.ids[place] if self._answers and place < self.answered else ()
+        if token in answered and (token == answered[0] or token not in known):
             return "adaptive"
         return "text" if any(token in counts for counts in counted) else "ngrams"
