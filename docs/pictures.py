@@ -252,7 +252,7 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
 
 def _matched(drafts: Sequence[int], right: Sequence[int]) -> int:
     """Drafts that are right before the first wrong one."""
-    return next((at for at, pair in enumerate(zip(drafts, right)) if pair[0] != pair[1]), min(len(drafts), len(right)))
+    return next((at for at, pair in enumerate(zip(drafts, right)) if pair[0] != pair[1]), len(drafts))
 
 
 def _draw_places(
