@@ -64,6 +64,7 @@ def _print_sources(console: Console, rows: Sequence[Row]) -> None:
     for row in cells:
         table.add_row(*row)
     console.print(table)
+    console.print()
 
 
 def speed_table(rows: Sequence[Row]) -> Table:
