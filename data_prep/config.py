@@ -112,6 +112,27 @@ class VocabConfig:
 
 
 @dataclass
+class NgramsConfig:
+    """The n-gram table beside the shards, from which decoders draft."""
+
+    order: int = 4  # tokens of the longest n-grams, 1 to 8: contexts have one less
+    megabytes: int = 32  # size of the table at most; 0: no table
+    # tokens counted at most; of more, sequences at even distances. 1B at order 4, of 8B or any budget, take
+    # 5 minutes of a core, 0.5 GB of memory for each worker and 10 GB of disk meanwhile
+    tokens: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= 8:
+            raise ValueError(f"ngrams.order must be between 1 and 8, got {self.order}. The default is 4.")
+        if self.megabytes < 0:
+            raise ValueError(f"ngrams.megabytes must be at least 0, got {self.megabytes}. 0 makes no table.")
+        if self.tokens < 1:
+            raise ValueError(
+                f"ngrams.tokens must be positive, got {self.tokens}. Use ngrams.megabytes=0 for none."
+            )
+
+
+@dataclass
 class SlurmConfig:
     """What sbatch is asked for, for executor=slurm."""
 
@@ -132,6 +153,7 @@ class DataPrepConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     decontaminate: DecontaminateConfig = field(default_factory=DecontaminateConfig)
     proportion: ProportionConfig = field(default_factory=ProportionConfig)
+    ngrams: NgramsConfig = field(default_factory=NgramsConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     # a folder with tokenizer.json, best the model's own; null: vocab.train_size
     tokenizer: str | None = field(default=None, metadata=PATH)

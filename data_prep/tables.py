@@ -14,6 +14,14 @@ def print_summary(manifest: dict[str, Any], console: Console) -> None:
     """Print languages, modes, utilisation and drops."""
     for table in (languages(manifest), splits(manifest), drops(manifest)):
         console.print(table)
+    if "ngrams" in manifest:
+        console.print(describe_ngrams(manifest["ngrams"]))
+
+
+def describe_ngrams(table: dict[str, Any]) -> str:
+    """Return the n-gram table's size in a line."""
+    contexts = ", ".join(f"{count:,} of order {order}" for order, count in table["contexts"].items()) or "none"
+    return f"N-grams: contexts {contexts}; {table['tokens']:,} tokens counted, {table['bytes'] / 1e6:,.1f} MB"
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

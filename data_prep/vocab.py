@@ -57,6 +57,11 @@ class Vocab:
         """Ids that no text may produce: sentinels and adaptive ones."""
         return self.sentinels.union(self.adaptive)
 
+    @property
+    def text_size(self) -> int:
+        """Ids up to the last one that is not adaptive."""
+        return max(set(range(self.size)).difference(self.adaptive)) + 1
+
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
         return asdict(self)

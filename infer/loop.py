@@ -128,7 +128,7 @@ def decode(
         reading = runner.forward(trees, [one.request for one in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
-        seconds = clock() - began + observing
+        seconds = runner.agreed(clock() - began + observing)
         steps, rows, began = [], sum(extent(trees)), clock()
         for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(one.advance(tree, path, choice))

@@ -74,9 +74,24 @@ class NgramTable:
         self.unigrams = [(count + 1) * scale for count in counts]  # smoothed: above 0 for every id
         names = ("keys", "totals", "first", "ids", "counts")
         self._orders = [tuple(arrays[f"{name}_{o}"] for name in names) for o in range(2, self.order + 1)]
+        self._known: dict[tuple[int, float], tuple[Shares, float]] = {}
 
     def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
-        """Return p(c) / D of every successor by the table, and D; `keys` are the `context_keys`."""
+        """Return p(c) / D of every successor by the table, and D; `keys` are the `context_keys`.
+
+        What is returned is kept for the next time: it must not be changed.
+        """
+        keys = keys[: self.order - 1]
+        if not keys:
+            return {}, 1.0
+        known = self._known.get((keys[-1], κ))
+        if known is None:
+            if len(self._known) >= CACHED:
+                self._known.clear()
+            known = self._known[keys[-1], κ] = self._interpolated(keys, κ)
+        return known
+
+    def _interpolated(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
         shares, D, unigrams = Shares(), 1.0, self.unigrams
         for key, (contexts, totals, first, ids, counts) in zip(keys, self._orders):
             at = bisect_left(contexts, key)
@@ -121,23 +136,10 @@ class Ngrams:
         text: bool = True,
         weights: NgramWeights = NgramWeights(),
     ) -> None:
-        self.text, self.weights, self._table = text, weights, table
+        self.table, self.text, self.weights = table, text, weights
         known = table.unigrams if table else []
-        self.unigrams = [*known, *[1 / vocabulary if table is None else min(known)] * (vocabulary - len(known))]
-        self._longest = table.order - 1 if table else 0
-        self._cache: dict[int, tuple[Shares, float]] = {}
-
-    def by_table(self, keys: Sequence[int]) -> tuple[Shares, float]:
-        """Return what `NgramTable.successors` does, which must not be changed: it is kept for the next time."""
-        if self._table is None or not keys:
-            return {}, 1.0
-        keys = keys[: self._longest]
-        known = self._cache.get(keys[-1])
-        if known is None:
-            if len(self._cache) >= CACHED:
-                self._cache.clear()
-            known = self._cache[keys[-1]] = self._table.successors(keys, self.weights.table)
-        return known
+        rest = min(known) if known else 1 / vocabulary
+        self.unigrams = [*known, *[rest] * (vocabulary - len(known))]
 
 
 class TextNgrams:
@@ -166,7 +168,8 @@ class TextNgrams:
     def successors(self, tail: Sequence[int]) -> tuple[Shares, float, list[dict[int, int]]]:
         """Return p(c) / D of every successor of a text's last tokens, D, and the text's own counts of them."""
         keys = context_keys(tail)
-        shares, D = self._ngrams.by_table(keys)
+        table = self._ngrams.table
+        shares, D = table.successors(keys, self.weights.table) if table else (Shares(), 1.0)
         κ, unigrams, counted = self.weights.text, self.unigrams, list[dict[int, int]]()
         for length in TEXT_CONTEXTS:
             if length > len(keys):

@@ -13,8 +13,9 @@ import torch
 
 from conf import LoneError, UserError
 from conf.pages import MEMORY
+from data_prep.ngrams import find_table
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
+from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import adaptive_ids
 from train.model.families import check_family
@@ -26,7 +27,8 @@ SAMPLE = 64  # sequences that are searched for adaptive ids; training looks at e
 
 def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     """Raises UserError unless settings, shards (`data`, their manifest), model and machine fit each other."""
-    vocab = Vocab.from_json(data["vocab"])
+    vocab, folder = Vocab.from_json(data["vocab"]), Path(config.data.path)
+    find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
     architecture = model_config(config.model, vocab=vocab)
     check_family(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)

@@ -18,6 +18,7 @@ from conf.files import write_json
 from conf.fingerprint import fingerprint_file
 from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
 from conf.stage import write_manifest
+from data_prep.ngrams import TABLE, link_table
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.checks import check_ranks
@@ -77,6 +78,8 @@ class Trainer:
         module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
             describe(module.lm, Path(config.data.path), self.out / DESCRIBED)
+            if (table := Path(config.data.path) / TABLE).is_file():
+                link_table(table, self.out / TABLE)
         self.engine = Engine(module, config, universal=found is not None and not found.fits(self.ranks))
         self.flops = step_flops(
             module.lm.config,

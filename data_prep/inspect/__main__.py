@@ -17,10 +17,12 @@ from conf.typed import PATH
 from data_prep.config import one_of, share
 from data_prep.document import generator
 from data_prep.encode.encoder import Encoder
+from data_prep.inspect.ngrams import continuation_lines
 from data_prep.inspect.show import replacement_line, sequence_lines
+from data_prep.ngrams import find_table
 from data_prep.shards import SPLITS, Shards
 from data_prep.tables import print_summary
-from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer, tokenizer_file
 from train.objective.adaptive import sample_windows, window_offsets
 from train.objective.layout import replaceable
 
@@ -62,7 +64,13 @@ def main(config: InspectConfig) -> None:
     page = file_to_write("out", str(Path(config.out) / PAGE)) if html else None
     console = PlainConsole(record=html, width=100 if html else None)
     print_summary(manifest, console)
-    _show_sequences(config, manifest["languages"], Vocab.from_json(manifest["vocab"]), console)
+    vocab = Vocab.from_json(manifest["vocab"])
+    folder, tokenizer = Path(config.out), Path(config.out) / TOKENIZER
+    encoder = Encoder(load_tokenizer(tokenizer), vocab)
+    if table := find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer_file(tokenizer)):
+        for line in continuation_lines(table, manifest["ngrams"]["order"], encoder):
+            console.print(line)
+    _show_sequences(config, manifest["languages"], vocab, encoder, console)
     if page:
         from data_prep.inspect.page import write_page  # matplotlib takes its time
 
@@ -70,14 +78,15 @@ def main(config: InspectConfig) -> None:
         console.print(f"inspect: wrote {page}")
 
 
-def _show_sequences(config: InspectConfig, languages: list[str], vocab: Vocab, console: Console) -> None:
+def _show_sequences(
+    config: InspectConfig, languages: list[str], vocab: Vocab, encoder: Encoder, console: Console
+) -> None:
     show = config.inspect
     shards = Shards(config.out, show.split)
     if not 0 <= show.sequences <= len(shards):
         raise UserError(
             f"inspect.sequences: wanted at most the {len(shards)} there are, found {show.sequences}"
         )
-    encoder = Encoder(load_tokenizer(Path(config.out) / TOKENIZER), vocab)
     random = generator(show.seed, "inspect")
     for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
         sequence = shards[index]

@@ -9,8 +9,10 @@ from conf.fingerprint import fingerprint_file
 from conf.sealed import read_result
 from conf.stage import BEGUN, publish, write_manifest
 from data_prep.held_out import TEXTS, merge_held_out
+from data_prep.ngrams import TABLE
 from data_prep.shards import SPLITS
 from data_prep.work.job import INDEX, WORK, Job
+from data_prep.work.ngram_table import wants_table
 from data_prep.work.phases import DROPS, shard_count
 
 
@@ -35,6 +37,10 @@ def finish(job: Job) -> None:
     for task in range(shard_count(job)):
         for path in job.done("pack", task).glob("*.npy"):
             os.replace(path, job.folder / path.name)
+    if wants_table(job):
+        facts["ngrams"] = job.read_facts("select")
+        for path in job.done("select").glob(TABLE):
+            os.replace(path, job.folder / TABLE)
     encoded = [job.done("encode", part) for part in range(len(job.parts))]
     merge_held_out(encoded, job.folder / TEXTS)
     with open(job.folder / DROPS, "wb") as out:

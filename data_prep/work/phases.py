@@ -6,6 +6,7 @@
     encode                  a part's documents as ids, in runs sorted by hash
     tally                   totals, and whether too much was unreadable
     pack                    a range of hashes as one shard
+    count, merge, select    the n-gram table, unless it is switched off
 
 Each task writes into a folder of its own, its facts last, which then gets the task's name:
 a task with a folder is finished and never runs again, and two copies of it do no harm.
@@ -35,6 +36,7 @@ from data_prep.sources import UNREADABLE
 from data_prep.work.budget import choose_documents, chosen, measure
 from data_prep.work.job import FACTS, Job
 from data_prep.work.near_duplicates import BUCKETS, cluster, match, sign, unique
+from data_prep.work.ngram_table import count_unit, merge_range, range_count, select, unit_count, wants_table
 
 DROPS = "drops.jsonl"
 LANGUAGES = 2**16
@@ -247,6 +249,9 @@ PHASES = (
     Phase("encode", _parts, encode_part),
     Phase("tally", _one, tally),
     Phase("pack", shard_count, pack_shard),
+    Phase("count", unit_count, count_unit, wants_table),
+    Phase("merge", range_count, merge_range, wants_table),
+    Phase("select", _one, select, wants_table),
 )
 
 

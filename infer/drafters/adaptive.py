@@ -159,7 +159,7 @@ class AdaptiveDrafter:
         )
         drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts
-        sources = tuple(self._places.sources[node] for node in drafts.nodes)
+        sources = tuple(map(self._places.source, drafts.nodes))
         tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), sources=sources)
         # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
         k = min(k, left - 2, len(self._probes))

@@ -32,7 +32,7 @@ TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 DEEPEST = 16  # drafts in a row
 WIDTH = 2  # candidates of a place
-COMPARED = 4  # every so many steps with answers, and PLANNED steps, the drafts without them are looked at
+COMPARED = 8  # every so many steps with answers, and PLANNED steps, the drafts without them are looked at
 PLANNED, TRIED = 16, 48  # steps between two choices of k; steps without probes after which some are tried
 
 

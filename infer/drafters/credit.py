@@ -5,7 +5,7 @@ up, decoding is plain, and a small share of that time is put aside for the next 
 decoding takes at most that share longer than plain decoding does, and the first credit once.
 """
 
-AGAIN, FIRST, MOST = 2.0, 6.0, 24.0  # plain forwards' time: to try again, at first, at most
+AGAIN, FIRST, MOST = 2.0, 4.0, 24.0  # plain forwards' time: to try again, at first, at most
 PUT_ASIDE = 0.01  # of the time of plain decoding
 
 

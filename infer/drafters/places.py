@@ -28,7 +28,7 @@ class Places:
     """What may follow a text whose last token is the root of the next draft.
 
     `answers` are of the adaptive tokens, for the places behind the root; `width` bounds the candidates of a
-    place. `graph` holds what was looked at so far, and `sources` names the source of each of its nodes.
+    place. `graph` holds what was looked at so far.
     """
 
     def __init__(
@@ -40,12 +40,14 @@ class Places:
         sampling: Sampling = GREEDY,
         seed: int = 0,
     ) -> None:
-        self.graph, self.sources = TokenGraph([text[-1]]), [""]
+        self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
         self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
         self._text, self._answers, self._ngrams, self._width = text, answers, ngrams, width
         self._temperature, self._seed = sampling.temperature, seed
         self._places = [0]  # by node, that of its children
+        # By node, the text's counts that its siblings are from, and the successors that n-grams know
+        self._known: list[tuple[Sequence[dict[int, int]], Collection[int]]] = [((), ())]
 
     @property
     def has_ngrams(self) -> bool:
@@ -87,8 +89,21 @@ class Places:
             best = sorted(scores, key=scores.__getitem__, reverse=True)[: self._width]
         for token in best:
             self.graph.add(node, token, scores[token] / total)
-            self.sources.append(self._source(token, place, counted, known))
+            self._known.append((counted, known))
             self._places.append(place + 1)
+
+    def source(self, node: int) -> str:
+        """Return the first source that proposes a node by itself, "" for the root: adaptive tokens their
+        likeliest answer and those that no n-gram knows, the text what it counts, the training data the rest.
+        """
+        token, place = self.graph.tokens[node], self._places[node] - 1
+        if not node:
+            return ""
+        counted, known = self._known[node]
+        answered: Sequence[int] = self._answers.ids[place] if self._answers and place < self.answered else ()
+        if token in answered and (token == answered[0] or token not in known):
+            return "adaptive"
+        return "text" if any(token in counts for counts in counted) else "ngrams"
 
     def _answered(self, place: int) -> dict[int, float]:
         """The shares of an adaptive token's answers; none behind the last one."""
@@ -98,9 +113,11 @@ class Places:
 
     def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         successors, _, counted = ngrams.successors(tail)
-        scores, total, unigrams = self._answered(place), 1.0, ngrams.unigrams
+        assert self._answers is not None
+        ids, shares = self._answers.ids[place], self._answers.weights[place]
+        scores, total, unigrams = dict(zip(ids, shares)), 1.0, ngrams.unigrams
         power = ngrams.weights.place(place) / (self._temperature or 1.0)
-        least = UNREAD * min(scores.values())
+        least = UNREAD * shares[-1]
         for token, chance in successors.items():
             share = scores.get(token, least)
             scores[token] = score = share * (chance / unigrams[token]) ** power
@@ -118,12 +135,3 @@ class Places:
             for token, chance in chances.items()
         }
         return chances, rest + sum(chances.values()), counted, chances
-
-    def _source(self, token: int, place: int, counted: Sequence[dict[int, int]], known: Collection[int]) -> str:
-        """Return the source that is said to have proposed a candidate: adaptive tokens for their likeliest
-        answer, and for one that no n-gram knows; else the text before the training data.
-        """
-        answered: Sequence[int] = self._answers.ids[place] if self._answers and place < self.answered else ()
-        if token in answered and (token == answered[0] or token not in known):
-            return "adaptive"
-        return "text" if any(token in counts for counts in counted) else "ngrams"

@@ -3,12 +3,14 @@
 Knows the order in which a cache is filled; knows no drafting and no choosing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infer.engine.agreement import agreed_value
 from infer.engine.attention import band
 from infer.engine.clock import loop_clock
 from infer.engine.forward import DynamicForward, Forward
@@ -43,6 +45,7 @@ class Runner:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
         self.static, self.clock = static, loop_clock(lm.device)
+        self.agreed: Callable[[float], float] = partial(agreed_value, beside or lm)  # rank 0's, of a clock
         self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._places = target.places

@@ -19,7 +19,6 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.head import Logits
 from infer.engine.pick import gumbel
@@ -30,18 +29,20 @@ from infer.engine.static import CompileWarning
 from infer.gpu_check.models import random_model
 from infer.gpu_check.shapes import LIVELY
 from infer.loop import Limits, decode
+from infer.ngrams import Ngrams
 
 NEW = 48  # tokens of every text
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # below the pick, at most
 FLAT = Costs((1, 64), (1.0, 1.2))  # so that auto draws trees of many shapes
 ADAPTIVE = 490  # as good as any other id of a random model
+TEXT = Ngrams(None, LIVELY["vocab_size"])
 DECODERS: dict[str, Callable[[], Drafter]] = {
     "plain": PlainDrafter,
-    "prompt lookup": partial(PromptLookupDrafter, 5),
+    "prompt lookup": partial(AdaptiveDrafter, (), FixedPolicy(5), TEXT),
     "two-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5)),
     "one-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5, "all")),
-    "tree": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(3, 4, nodes=12, width=4)),
-    "auto": partial(AdaptiveDrafter, [ADAPTIVE], AutoPolicy(FLAT, 5)),
+    "tree": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(3, 4, nodes=12, width=4), TEXT),
+    "auto": partial(AdaptiveDrafter, [ADAPTIVE], AutoPolicy(FLAT, 5), TEXT),
 }
 SAMPLINGS = {
     "greedy": GREEDY,

@@ -117,10 +117,11 @@ def unroll(
     """
     drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
     heap = list[tuple[float, int, int]]()  # (-chance, parent in the tree, rank among its children)
+    lowest = min(prices, default=1.0)
 
     def offer(parent: int, rank: int) -> None:
-        if drafts.depths[parent] == depth:
-            return
+        if drafts.depths[parent] == depth or drafts.chances[parent] <= lowest:
+            return  # what follows is no likelier
         node = drafts.nodes[parent]
         if expand and not rank:
             expand(node)
@@ -131,8 +132,7 @@ def unroll(
                 chance = calibrated(chance, drafts.depths[parent])
             heapq.heappush(heap, (-drafts.chances[parent] * chance, parent, rank))
 
-    if prices:
-        offer(0, 0)
+    offer(0, 0)
     for price in prices:
         if not heap or -heap[0][0] <= price:
             break

@@ -16,7 +16,7 @@ other nodes, one chain of them under each node of `probed`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -58,7 +58,15 @@ class Tree:
         for node in under:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
-        return replace(self, tokens=tuple(tokens), parents=tuple(parents), probed=tuple(under))
+        return Tree(
+            tuple(tokens),
+            tuple(parents),
+            self.probes_from,
+            tuple(under),
+            self.drawn,
+            self.shared,
+            self.sources,
+        )
 
     @property
     def drafted(self) -> int:

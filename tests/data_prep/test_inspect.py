@@ -24,7 +24,7 @@ def inspect(out: Path, *more: str) -> None:
 def test_the_tables_and_sequences_are_shown(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inspect(data_folder, "inspect.sequences=3")
     shown = capsys.readouterr().out
-    for text in ("Languages", "filled", "PSM", "<BOS>", "span replacement, L=5", "document 1 of"):
+    for text in ("Languages", "filled", "PSM", "<BOS>", "span replacement, L=5", "document 1 of", "after '"):
         assert text in shown
     assert shown.count("train sequence") == 3
 

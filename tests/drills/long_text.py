@@ -18,12 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Each
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, decode
+from infer.ngrams import Ngrams
 from tests.drills.lossless import COSTS
 
 
@@ -48,12 +48,13 @@ def main() -> None:
         max_position_embeddings=16384,
     )
     lm = LlamaForCausalLM._from_config(config).eval()
+    text = Ngrams(None, 1000)
     makers = {
         "plain": PlainDrafter,
-        "prompt lookup": partial(PromptLookupDrafter, 5),
+        "prompt lookup": partial(AdaptiveDrafter, (), FixedPolicy(5), text),
         "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(5)),
         "one-forward tree": partial(AdaptiveDrafter, [7], FixedPolicy(3, "all", nodes=6, width=3)),
-        "auto": partial(AdaptiveDrafter, [7], AutoPolicy(COSTS, 5)),
+        "auto": partial(AdaptiveDrafter, [7], AutoPolicy(COSTS, 5), text),
     }
     worst = 0.0
     for name, new in makers.items():

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, count
 from operator import mul
+from time import perf_counter
 
 import torch
 from torch import nn
@@ -45,6 +46,8 @@ TOKENS, WRONG, PROBE, VOCABULARY = 300, 310, 320, 321
 
 class PacedRunner:
     """Spends, by `wait`, what a forward of so many rows takes."""
+
+    clock = staticmethod(perf_counter)
 
     def __init__(self, wait: Callable[[float], None], seconds: Callable[[int], float], prompt: float) -> None:
         self._wait, self._seconds, self._prompt = wait, seconds, prompt
@@ -74,6 +77,9 @@ class PacedRunner:
 
     def drop(self, b: int) -> None:
         self._lengths.pop(b)
+
+    def agreed(self, seconds: float) -> float:
+        return seconds
 
 
 def fates() -> Iterator[int]:

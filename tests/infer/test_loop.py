@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from time import perf_counter
 
 import pytest
 import torch
@@ -14,23 +15,26 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.head import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits, Step, decode
+from infer.ngrams import Ngrams
 from infer.trees.layout import lay_out
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 
 A = 90  # the adaptive id of these tests
+TEXT = Ngrams(None, 400)
 Maker = Callable[[], Drafter]
 
 
 class ScriptedRunner:
     """A model that counts up from the prompt, and whose probes are right where `right(j)` says so."""
+
+    clock = staticmethod(perf_counter)
 
     def __init__(self, right: Callable[[int], bool]) -> None:
         self.right, self.lengths, self.forwards = right, [0], 0
@@ -58,9 +62,16 @@ class ScriptedRunner:
     def drop(self, b: int) -> None:
         self.dropped = self.lengths.pop(b)
 
+    def agreed(self, seconds: float) -> float:
+        return seconds
+
 
 def sdsat(k: int, probes: str | int = "root", ids: Sequence[int] = (A,), **settings: int) -> Maker:
     return partial(AdaptiveDrafter, ids, FixedPolicy(k, probes, **settings))
+
+
+def lookup(k: int) -> Maker:
+    return partial(AdaptiveDrafter, (), FixedPolicy(k), TEXT)
 
 
 def run(runner, new: Maker, prompt: Sequence[int], n: int, eos: Collection[int] = ()) -> list[Step]:
@@ -142,23 +153,23 @@ def test_no_row_lies_beyond_the_last_token() -> None:
             assert reading.layout.positions.max() < 2 + 9 - 1
             return reading
 
-    for new in (sdsat(7), sdsat(5, "all"), partial(PromptLookupDrafter, 5)):
+    for new in (sdsat(7), sdsat(5, "all"), lookup(5)):
         assert len(tokens_of(run(Watched(lambda j: True), new, [1, 2], 9))) == 9
 
 
 def test_looking_up_the_text_itself() -> None:
-    """The longest match of the last three, two or one tokens; of several places the latest."""
-    drafter = PromptLookupDrafter(3)
+    """What followed the longest match of the last six, four, three or two tokens; nothing without a match."""
     text = [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]
-    assert drafter.propose(text, 99).tokens == (3, 4, 9, 2)  # behind 1 2 3, not behind 9 2 3
-    assert drafter.propose([*text, 7], 99).tokens == (7,)
-    assert drafter.propose([*text, 7, 9, 2], 99).tokens == (2, 3, 5, 1)
-    assert drafter.propose([*text, 7, 9, 2, 2], 2).tokens == (2, 2)  # no more than may be emitted
+    assert lookup(3)().propose(text, 99).tokens == (3, 4, 9, 2)  # behind 1 2 3, not behind 9 2 3
+    assert lookup(3)().propose([*text, 7], 99).tokens == (7,)
+    assert lookup(3)().propose([*text, 7, 9, 2], 99).tokens == (2, 3, 5, 1)  # not behind 1 2
+    assert lookup(3)().propose([*text, 7, 9, 2], 2).tokens == (2, 3)  # no more than may be emitted
+    assert lookup(3)().propose([*text, 7, 9, 2], 2).sources == ("", "text")
 
 
 COSTS = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.0, 12.0, 14.0))
 MAKERS: dict[str, Callable[[int], Maker]] = {
-    "lookup": lambda k: partial(PromptLookupDrafter, k),
+    "lookup": lookup,
     "two-forward": lambda k: sdsat(k),
     "diverse": lambda k: sdsat(k, ids=range(80, 80 + k)),
     "one-forward": lambda k: sdsat(k, "all"),

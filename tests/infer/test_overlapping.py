@@ -103,22 +103,18 @@ def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
     """Another thread's text makes a policy plan anew. More probes were then hung under the sites of the plan
     before, and the tree was larger than the cache has room for.
     """
+    policy = AutoPolicy(Costs((1, 64), (1.0, 1.01)), 16)
 
-    class Replanned(AutoPolicy):
-        def shape(self, *args: Any) -> Any:
-            found = super().shape(*args)
-            self.k = self.most
-            return found
+    def rows() -> list[int]:
+        drafter, sizes = AdaptiveDrafter([90], policy), list[int]()
+        for _ in range(100):
+            tree = drafter.propose([1], 99)
+            sizes.append(len(tree.tokens))
+            drafter.observe(tree, [0], 19, Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16), sizes[-1], 1e-3)
+        return sizes
 
-    policy = Replanned(Costs((1, 64), (1.0, 1.01)), 16)
-    drafter = AdaptiveDrafter([90], policy)
-    rows = list[int]()
-    for _ in range(40):
-        policy.k = 2
-        tree = drafter.propose([1], 99)
-        rows.append(len(tree.tokens))
-        drafter.observe(tree, [0], 19, Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16), rows[-1])
-    assert max(rows) > 16 and max(rows) <= policy.max_rows
+    sizes = [size for sizes in in_threads([rows] * THREADS) for size in sizes]
+    assert 16 < max(sizes) <= policy.max_rows
 
 
 def test_texts_that_begin_together_measure_once() -> None:
@@ -133,7 +129,7 @@ def test_texts_that_begin_together_measure_once() -> None:
 
     def begin() -> AutoPolicy:
         together.wait()
-        return policies.auto(3, batch=1, capacity=100, sampling=Sampling(), measure=measure)
+        return policies.auto(3, frozenset(), batch=1, capacity=100, sampling=Sampling(), measure=measure)
 
     found = in_threads([begin] * THREADS)
     assert len(measured) == 1 and len(set(map(id, found))) == 1

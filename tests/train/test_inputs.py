@@ -1,5 +1,6 @@
 """A finished training is that of the very weights it began with."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 
 from conf import UserError, settings
 from conf.stage import write_manifest
+from data_prep.ngrams import TABLE
 from tests.conftest import tiny_llama
 from train import __main__ as entry
 from train.config import TrainConfig
@@ -49,3 +51,12 @@ def test_a_base_model_with_an_adapter_is_refused(tmp_path: Path) -> None:
     assert "must be a model without an adapter, got adapter_config.json" in sentence
     (base / "adapter_config.json").unlink()
     assert _read_model(str(base), dtype=torch.float32, attention="eager")[1] == ""
+
+
+def test_a_damaged_n_gram_table_is_refused(data_folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(data_folder, data)
+    (data / TABLE).write_bytes((data / TABLE).read_bytes()[:-2])
+    given = ["experiment=demo_base", f"data.path={data}", f"out={tmp_path / 'out'}"]
+    with pytest.raises(UserError, match=rf"{TABLE} must be a whole n-gram table, got a checksum mismatch"):
+        entry.main(settings("train", TrainConfig, given))

@@ -5,6 +5,8 @@ model.safetensors, config.json, generation_config.json, tokenizer files; weights
 adapter/           with lora=kept, as peft reads it; the weights beside it are the base model's
 custom_generate/   the decoder, for those who have Transformers alone
 README.md          the model card; with report=DIR also what was measured of the directory
+ngrams.safetensors the n-gram table of the training data, where they had one; then model.safetensors
+                   has an index too, by which servers know what is no weight
 adaptive.json      adaptive and control ids, L, provenance: absent for a model without adaptive tokens
 manifest.json      written last
 """

@@ -9,6 +9,7 @@ from conf import UserError
 from conf.errors import in_one_line
 from conf.files import read_json
 from conf.fingerprint import fingerprint_file
+from data_prep.ngrams import find_table
 from data_prep.vocab import load_tokenizer
 from train.export.trained import Trained
 from train.model.families import skeleton
@@ -35,16 +36,21 @@ def check_described(trained: Trained) -> None:
     if trained.manifest.get("architecture") not in (None, fingerprint_file(config)):
         raise UserError(f"{config}: wanted the architecture that was trained, found the file changed since")
     _check_tokenizer(trained)
+    _check_ngrams(trained)
     _check_weights(trained)
 
 
 def _check_links(described: Path) -> None:
     """Raises UserError for a link, which may lead to any file of this machine: an export would publish it."""
     for path in (described, *sorted(described.glob("*"))):
-        if path.is_symlink():
-            raise UserError(
-                f"{path}: wanted a file of the training, found a link to {path.readlink()}. Copy the file here."
-            )
+        _check_link(path)
+
+
+def _check_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(
+            f"{path}: wanted a file of the training, found a link to {path.readlink()}. Copy the file here."
+        )
 
 
 def _check_class(config: Path) -> None:
@@ -75,6 +81,14 @@ def _check_tokenizer(trained: Trained) -> None:
             raise UserError(
                 f"{file}: wanted a piece for the {name} {id} of the training, found none: it is another model's"
             )
+
+
+def _check_ngrams(trained: Trained) -> None:
+    """Raises UserError unless the n-gram table, if any, is whole and of the tokenizer that was trained with."""
+    if trained.table is not None:
+        _check_link(trained.table)
+        tokenizer = trained.described / "tokenizer.json"
+        find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
 
 
 def _check_weights(trained: Trained) -> None:

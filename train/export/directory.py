@@ -3,6 +3,7 @@
 Knows the order of it; what is in a file is its own module's.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from conf.characters import print_line
+from conf.fingerprint import fingerprint_file
 from conf.stage import staged, write_manifest
+from data_prep.ngrams import TABLE
 from train.export.bundle import write_custom_generate
 from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
@@ -39,6 +42,7 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
             parameters=parameters,
             step=step,
             verified=told,
+            ngrams=fingerprint_file(out / TABLE) if trained.table is not None else None,
             decontaminated=data_facts.get("decontaminated"),
         )
     print_line(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
@@ -52,7 +56,16 @@ def export(
     dtype = getattr(torch, config.dtype)
     write_sidecars(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
     weights = _plain_weights(trained, out, dtype, kept=kept)
-    write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size)
+    write_weights(
+        trained.config,
+        weights,
+        out,
+        dtype=dtype,
+        shard_size=config.shard_size,
+        indexed=trained.table is not None,
+    )
+    if trained.table is not None:
+        shutil.copyfile(trained.table, out / TABLE)
     write_custom_generate(out)
     if data is None:
         return None

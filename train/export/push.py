@@ -30,6 +30,7 @@ OWN = (
     "adapter/*",
     "custom_generate/*",
     "adaptive.json",
+    "ngrams.safetensors",
     "config.json",
     "generation_config.json",
     "tokenizer.json",

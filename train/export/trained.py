@@ -13,6 +13,7 @@ from conf import UserError
 from conf.characters import print_line
 from conf.fingerprint import fingerprint
 from conf.stage import read_manifest
+from data_prep.ngrams import TABLE
 from data_prep.vocab import Vocab
 from train.config import LoraSettings, ObjectiveConfig
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
@@ -35,6 +36,12 @@ class Trained:
     def described(self) -> Path:
         """The folder of the architecture and the tokenizer."""
         return self.folder / DESCRIBED
+
+    @property
+    def table(self) -> Path | None:
+        """The n-gram table; None where the data had none."""
+        path = self.folder / TABLE
+        return path if path.exists() else None
 
     @property
     def vocab(self) -> Vocab:

@@ -19,11 +19,18 @@ PATTERN = "model{suffix}.safetensors"
 
 
 def write_weights(
-    config: PretrainedConfig, weights: Mapping[str, Tensor], out: Path, *, dtype: torch.dtype, shard_size: str
+    config: PretrainedConfig,
+    weights: Mapping[str, Tensor],
+    out: Path,
+    *,
+    dtype: torch.dtype,
+    shard_size: str,
+    indexed: bool = False,
 ) -> None:
     """Write model.safetensors, or its shards and model.safetensors.index.json, as `save_pretrained` does: tied
     weights once, an architecture's weights under the names that its publisher gave them.
 
+    `indexed` writes the index of a single file too: by it vLLM and SGLang know which *.safetensors are weights.
     `weights` have `dtype` and the names of the library's model. Each is asked for once, and a shard's are held.
     Raises OSError where the disk cannot take them.
     """
@@ -41,7 +48,7 @@ def write_weights(
         write_safetensors(shard, out / file)
         places |= dict.fromkeys(shard, file)
         del shard  # before the next one's are read
-    if plan.is_sharded:
+    if plan.is_sharded or indexed:
         parameters = sum(tensor.numel() for tensor in shapes.values())
         metadata = {"total_parameters": parameters, **plan.metadata}
         write_json(out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": places})

@@ -12,7 +12,7 @@ def sources(answers: Candidates | None, ngrams: TextNgrams | None) -> dict[int, 
     """Return the source of each candidate of the first place."""
     places = Places(TEXT, answers, ngrams, 4)
     places.expand(0)
-    return {places.graph.tokens[node]: places.sources[node] for node in places.graph.children[0]}
+    return {places.graph.tokens[node]: places.source(node) for node in places.graph.children[0]}
 
 
 def test_an_answer_that_no_n_gram_knows_is_the_adaptive_tokens() -> None:

@@ -23,7 +23,7 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
     ]
     texts = [(k, batch, capacity) for k in (2, 3) for batch in (1, 2) for capacity in (100, 2000)]
     found = [
-        [auto(k, batch=batch, capacity=capacity, sampling=way) for k, batch, capacity in texts for way in ways]
+        [auto(k, frozenset(), batch=batch, capacity=capacity, sampling=way) for k, batch, capacity in texts for way in ways]
         for _ in range(2)
     ]
     assert found[0] == found[1] and len(set(map(id, found[0]))) == len(texts) * len(ways)
@@ -33,7 +33,7 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
 def test_no_more_are_kept_than_there_is_room_for() -> None:
     """A service that takes any temperature would have kept a policy of each for good."""
     policies = Policies()
-    auto = partial(policies.auto, 3, batch=1, capacity=100, measure=lambda: COSTS)
+    auto = partial(policies.auto, 3, frozenset(), batch=1, capacity=100, measure=lambda: COSTS)
     first = auto(sampling=Sampling(1.0))
     second = auto(sampling=Sampling(2.0))
     for number in range(MOST - 1):

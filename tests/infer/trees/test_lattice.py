@@ -1,12 +1,17 @@
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infer.drafters.adaptive import FixedPolicy
+from infer.drafters.places import Places
 from infer.engine.reading import Candidates
-from infer.trees.lattice import grow, nucleus_tree
+from infer.trees.lattice import lattice, nucleus_tree
+from infer.trees.token_graph import Drafts, unroll
+
+Tree = Callable[[int, list[list[int]], list[list[float]], list[float]], Drafts]
 
 
 @st.composite
@@ -32,10 +37,24 @@ def all_paths(ids: list[list[int]], chances: list[list[float]]) -> dict[tuple[in
     return found
 
 
-@given(lattices(), st.integers(0, 12))
-def test_the_tree_is_the_likeliest_paths(lattice: tuple[list, list], nodes: int) -> None:
-    ids, chances = lattice
-    drafts = grow(7, ids, chances, [0.0] * nodes)
+def merged(root: int, ids: list[list[int]], chances: list[list[float]], prices: list[float]) -> Drafts:
+    """The tree of a lattice that is made before it is unrolled, as a draft model's answers are."""
+    return unroll(lattice(root, ids, chances), prices, depth=len(ids))
+
+
+def grown(root: int, ids: list[list[int]], chances: list[list[float]], prices: list[float]) -> Drafts:
+    """The tree of candidates that are looked for as it grows."""
+    return Places([root], Candidates(ids, chances), None, 9).grow(prices, depth=len(ids))
+
+
+BOTH = pytest.mark.parametrize("tree", [merged, grown])
+
+
+@BOTH
+@given(drawn=lattices(), nodes=st.integers(0, 12))
+def test_the_tree_is_the_likeliest_paths(tree: Tree, drawn: tuple[list, list], nodes: int) -> None:
+    ids, chances = drawn
+    drafts = tree(7, ids, chances, [0.0] * nodes)
     wanted = all_paths(ids, chances)
     assert len(drafts.tokens) == 1 + min(nodes, len(wanted))
     paths: list[tuple[int, ...]] = [()]
@@ -50,12 +69,13 @@ def test_the_tree_is_the_likeliest_paths(lattice: tuple[list, list], nodes: int)
     assert sum(drafts.endings()) == pytest.approx(1.0)
 
 
-def test_a_node_is_drafted_while_its_chance_is_above_its_price() -> None:
+@BOTH
+def test_a_node_is_drafted_while_its_chance_is_above_its_price(tree: Tree) -> None:
     ids, chances = [[1, 2], [3, 4]], [[0.6, 0.3], [0.7, 0.2]]
-    assert grow(0, ids, chances, [0.0] * 9).tokens == [0, 1, 3, 2, 3, 4, 4]
-    assert grow(0, ids, chances, [0.0, 0.5, 0.0]).tokens == [0, 1]
-    assert grow(0, ids, chances, [0.1, 0.25, 0.25, 0.25]).tokens == [0, 1, 3, 2]
-    assert grow(0, ids, chances, []).tokens == [0]
+    assert tree(0, ids, chances, [0.0] * 9).tokens == [0, 1, 3, 2, 3, 4, 4]
+    assert tree(0, ids, chances, [0.0, 0.5, 0.0]).tokens == [0, 1]
+    assert tree(0, ids, chances, [0.1, 0.25, 0.25, 0.25]).tokens == [0, 1, 3, 2]
+    assert tree(0, ids, chances, []).tokens == [0]
 
 
 DEPTH_5 = """
@@ -70,7 +90,8 @@ DEPTH_5 = """
 def paths_of(depth: int, width: int = 10) -> set[str]:
     """The ranks on the way to every node of a tree whose candidate for any place has its rank as token."""
     ids, weights = [list(range(width))] * depth, [[0.5 / 2**rank for rank in range(width)]] * depth
-    drafts = nucleus_tree(99, ids, weights, depth)
+    places = Places([99], Candidates(ids, weights), None, width)
+    drafts = nucleus_tree(places.graph, depth, places.expand)
     paths = [""]
     for token, parent in zip(drafts.tokens[1:], drafts.parents[1:]):
         paths.append(paths[parent] + str(token))
@@ -94,7 +115,8 @@ def test_the_papers_trees_have_the_authors_shapes() -> None:
 
 def test_a_paper_tree_has_as_many_levels_and_ranks_as_there_are_candidates() -> None:
     assert paths_of(5, width=2) == {path for path in DEPTH_5.split() if set(path) <= set("01")}
-    cut = nucleus_tree(9, [[1, 2, 3, 4]] * 2, [[0.4, 0.3, 0.2, 0.1]] * 2, 5)
+    places = Places([9], Candidates([[1, 2, 3, 4]] * 2, [[0.4, 0.3, 0.2, 0.1]] * 2), None, 4)
+    cut = nucleus_tree(places.graph, 5, places.expand)
     assert max(cut.depths) == 2 and len(cut.tokens) == 1 + 4 + 8
 
 
@@ -103,7 +125,7 @@ def test_a_paper_tree_does_not_look_at_the_weights() -> None:
     sure, unsure = [[0.9, 0.05, 0.01, 0.01]] * 4, [[0.4, 0.3, 0.2, 0.1]] * 4
 
     def shape(policy: FixedPolicy, weights: list[list[float]]) -> list[int]:
-        return policy.shape(99, Candidates(ids, weights), left=20)[0].tokens
+        return policy.shape(Places([99], Candidates(ids, weights), None, 4), left=20)[0].tokens
 
     paper, likeliest = FixedPolicy(4, "root", None, 4, "paper"), FixedPolicy(4, "root", 9, 4)
     assert shape(paper, sure) == shape(paper, unsure) and len(shape(paper, sure)) == 1 + paper.drafted

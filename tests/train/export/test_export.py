@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from conf.fingerprint import fingerprint_file
 from conf.sealed import read_result
+from data_prep.ngrams import TABLE
 from data_prep.shards import Shards
 from tests.train.export.runs import ADAPTED, PLAIN, copy_of, export, logits, refused
 from train.export.acceptance import announce, count_sequences
@@ -34,6 +36,25 @@ def check_round_trip(run: Path, out: Path) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_an_export_is_what_was_trained_to_the_last_bit(runs: Path, tmp_path: Path, name: str) -> None:
     check_round_trip(runs / name, tmp_path / "model")
+
+
+def test_the_n_gram_table_of_the_data_goes_along(runs: Path, data_folder: Path, tmp_path: Path) -> None:
+    """Servers take every *.safetensors for weights unless an index says which are."""
+    table = (data_folder / TABLE).read_bytes()
+    out = export(runs / "causal", tmp_path / "model", "dtype=fp32", "verify=false")
+    assert (out / TABLE).read_bytes() == table
+    assert read_result(out / "manifest.json")["ngrams"] == fingerprint_file(out / TABLE)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == dict.fromkeys(load_file(out / "model.safetensors"), "model.safetensors")
+    run = copy_of(runs / "causal", tmp_path / "run")
+    (run / TABLE).write_bytes(table[:-1] + b"x")
+    assert f"{TABLE} must be a whole n-gram table, got a checksum mismatch" in refused(run, tmp_path / "no")
+    (run / TABLE).unlink()
+    (run / TABLE).symlink_to(data_folder / TABLE)
+    assert f"{TABLE}: wanted a file of the training, found a link" in refused(run, tmp_path / "no")
+    (run / TABLE).unlink()
+    out = export(run, tmp_path / "without", "dtype=fp32", "verify=false")
+    assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["zero2-lora", "zero3-lora"])

@@ -1,0 +1,229 @@
+"""The phases that make the n-gram table: count units of the shards, merge ranges of tokens, select by gain.
+
+    count     the n-grams of a unit, at most UNIT tokens of a shard, in ascending order
+    merge     a range of latest tokens from all units: the contexts that gain
+    select    the best of all ranges, within the budget, as one file
+
+Units and ranges follow from the shards alone, so the bytes do not depend on who counts what. All contexts that
+share their latest token lie in one range, beside their backoff. A token that is met too often is a range of its
+own: its bigrams are counted first, then its contexts are merged by ranges of the token before it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.fingerprint import fingerprint_file
+from data_prep.ngrams import (
+    FORMAT,
+    TABLE,
+    Contexts,
+    Ngrams,
+    Packing,
+    best_of,
+    count_ngrams,
+    descend,
+    interpolate,
+    merge,
+    no_contexts,
+    score_contexts,
+    score_levels,
+    table_size,
+    table_tensors,
+    write_table,
+)
+from data_prep.shards import save_array
+from data_prep.vocab import TOKENIZER
+from data_prep.work.job import Job
+
+CONTEXTS = "contexts.npz"
+UNIT = 2**22  # tokens that a task counts at most
+RANGE = 2**24  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Sequences of a shard."""
+
+    shard: int
+    rows: np.ndarray  # (n,) int64
+
+
+def units(job: Job) -> list[Unit]:
+    """Return what is counted: the training shards' sequences, or as many as `ngrams.tokens` allows, evenly."""
+    shards = [job.read_facts("pack", task) for task in range(job.read_facts("tally")["train"]["shards"])]
+    sequences, tokens = (sum(shard[name] for shard in shards) for name in ("sequences", "tokens"))
+    counted = min(sequences, sequences * job.config.ngrams.tokens // max(1, tokens))
+    longest = max(1, UNIT // job.config.seq_len)
+    listed, start = [], 0
+    for index, shard in enumerate(shards):
+        places = np.arange(start, start := start + shard["sequences"])
+        rows = np.flatnonzero(
+            (places + 1) * counted // max(1, sequences) > places * counted // max(1, sequences)
+        )
+        listed += [
+            Unit(index, part) for part in np.split(rows, range(longest, len(rows), longest)) if len(part)
+        ]
+    return listed
+
+
+def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
+    """Count the n-grams of a unit."""
+    unit, packing = units(job)[task], _packing(job)
+    stem = job.done("pack", unit.shard) / f"train-{unit.shard:05d}"
+    shard = np.load(f"{stem}.tokens.npy", mmap_mode="r")
+    spans = np.load(f"{stem}.spans.npy", mmap_mode="r")
+    used = spans["stop"][np.searchsorted(spans["sequence"], unit.rows, side="right") - 1]
+    sequences = [shard[row][:stop] for row, stop in zip(unit.rows.tolist(), used.tolist(), strict=True)]
+    ngrams = count_ngrams(sequences, packing)
+    save_array(folder / "words.npy", ngrams.words)
+    save_array(folder / "counts.npy", ngrams.counts.astype(np.uint32))
+    unigrams = np.bincount(ngrams.successors.astype(np.int64), ngrams.counts, packing.vocabulary)
+    save_array(folder / "unigrams.npy", unigrams.astype(np.int64))
+    return {"tokens": int(used.sum()), "ngrams": len(ngrams.counts)}
+
+
+def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
+    """Divide indices into ranges (start, stop) of at most `limit` in all; what is larger alone stays alone."""
+    found, start, held = [], 0, 0
+    for index, size in enumerate(sizes.tolist()):
+        if held and held + size > limit:
+            found.append((start, index))
+            start, held = index, 0
+        held += size
+    return [*found, (start, len(sizes))] if held else found
+
+
+def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
+    """Find the contexts of a range of latest tokens that gain, the best that fit the budget."""
+    unigrams = count_unigrams(job)
+    low, high = ranges(unigrams, _limit(job))[task]
+    packing = _packing(job)
+    contexts = no_contexts()
+    for part in _score_range(job, packing, low, high, unigrams):
+        contexts = best_of(contexts, part, _budget(job, packing), packing.vocabulary)
+    _save(folder / CONTEXTS, contexts)
+    return {"contexts": len(contexts.keys)}
+
+
+def _save(path: Path, contexts: Contexts) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, allow_pickle=False, **contexts.arrays())
+
+
+def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.ndarray) -> Iterator[Contexts]:
+    """The contexts of a range that gain, order by order."""
+    if unigrams[low:high].sum() <= _limit(job):
+        levels = descend(_read(job, packing, packing.bound(low), packing.bound(high)))
+        bigrams, parts = levels[-1][0], iter([levels])
+    else:
+        bigrams, before = _bigrams(job, packing, low)
+        parts = (
+            descend(_read(job, packing, packing.bound(low, start), packing.bound(low, stop)))
+            for start, stop in ranges(before, _limit(job))
+        )
+    backoff = (unigrams / unigrams.sum())[bigrams.successors.astype(np.int64)]
+    chances = interpolate(bigrams, backoff)
+    yield score_contexts(bigrams, chances, backoff)
+    for levels in parts:
+        yield from score_levels(levels, bigrams, chances)
+
+
+def _read(job: Job, packing: Packing, low: int, high: int) -> Ngrams:
+    """The n-grams of all units whose first words are in a range."""
+    held: list[Ngrams] = []
+    for part in _slices(job, packing, low, high):
+        held.append(part)
+        if sum(len(other.counts) for other in held) > 2 * _limit(job):
+            held = [merge(held)]
+    return merge(held)
+
+
+def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[Ngrams]:
+    """The same, unit by unit."""
+    for task in range(len(units(job))):
+        folder = job.done("count", task)
+        words = np.load(folder / "words.npy", mmap_mode="r")
+        start, stop = np.searchsorted(words[0], np.array([low, high], np.uint64))
+        counts = np.load(folder / "counts.npy", mmap_mode="r")[start:stop].astype(np.int64)
+        yield Ngrams(packing, np.array(words[:, start:stop]), counts)
+
+
+def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[Ngrams, np.ndarray]:
+    """The bigrams of a latest token, and (V + 1,) how many n-grams have each token before it."""
+    successors = np.zeros(packing.vocabulary)
+    before = np.zeros(packing.vocabulary + 1, np.int64)
+    for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
+        successors += np.bincount(part.successors.astype(np.int64), part.counts, len(successors))
+        if packing.order > 2:
+            before += np.bincount(part.token(1).astype(np.int64), minlength=len(before))
+    ids = np.flatnonzero(successors)
+    own = Packing(2, packing.vocabulary)
+    words = own.pack([np.full(len(ids), latest), ids])
+    return Ngrams(own, words, successors[ids].astype(np.int64)), before
+
+
+def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
+    """Write the table: the contexts of all ranges with the best gain for a byte."""
+    unigrams, packing = count_unigrams(job), _packing(job)
+    budget, contexts = _budget(job, packing), no_contexts()
+    for task in range(range_count(job)):
+        with np.load(job.done("merge", task) / CONTEXTS) as part:
+            contexts = best_of(contexts, Contexts(**part), budget, packing.vocabulary)
+    contexts = contexts.best(budget, packing.vocabulary)
+    metadata = {
+        "format": FORMAT,
+        "order": str(packing.order),
+        "vocabulary": str(packing.vocabulary),
+        "tokens": str(int(unigrams.sum())),
+        "tokenizer": fingerprint_file(job.folder / TOKENIZER / "tokenizer.json"),
+    }
+    path = folder / TABLE
+    write_table(path, table_tensors(contexts, unigrams, packing.order), metadata)
+    orders = range(2, packing.order + 1)
+    return {
+        "order": packing.order,
+        "tokens": int(unigrams.sum()),
+        "contexts": {str(order): int((contexts.orders == order).sum()) for order in orders},
+        "bytes": path.stat().st_size,
+    }
+
+
+def count_unigrams(job: Job) -> np.ndarray:
+    """Return (V,) int64 how often each id was counted."""
+    total = np.zeros(_packing(job).vocabulary, np.int64)
+    for task in range(len(units(job))):
+        total += np.load(job.done("count", task) / "unigrams.npy")
+    return total
+
+
+def unit_count(job: Job) -> int:
+    """Return the number of units."""
+    return len(units(job))
+
+
+def range_count(job: Job) -> int:
+    """Return the number of ranges; order 1 has none."""
+    return len(ranges(count_unigrams(job), _limit(job))) if job.config.ngrams.order > 1 else 0
+
+
+def wants_table(job: Job) -> bool:
+    """Return whether the settings ask for a table."""
+    return job.config.ngrams.megabytes > 0
+
+
+def _packing(job: Job) -> Packing:
+    return Packing(job.config.ngrams.order, job.vocab.text_size)
+
+
+def _limit(job: Job) -> int:
+    """N-grams that are merged at once."""
+    return RANGE // job.config.ngrams.order
+
+
+def _budget(job: Job, packing: Packing) -> int:
+    """Bytes for contexts."""
+    return job.config.ngrams.megabytes * 10**6 - table_size(packing)
