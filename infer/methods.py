@@ -140,10 +140,8 @@ def check_k(ids: Sequence[int], k: int) -> None:
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:
-    """The policy that the settings spell out; where no adaptive token drafts, probes are nowhere."""
-    probes = (
-        int(decode.probes) if decode.probes.isdigit() else {"auto": "root"}.get(decode.probes, decode.probes)
-    )
+    """The policy that the settings spell out."""
+    probes = int(decode.probes) if decode.probes.isdigit() else "all" if decode.probes == "all" else "root"
     return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
 

@@ -23,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 FILE, FORMAT = "ngrams.safetensors", "adaptive-tokens ngrams 1"
 MULTIPLIER, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 TEXT_CONTEXTS = (2, 3, 4, 6)  # tokens of the contexts that are counted in the text
 LONGEST = 7  # tokens of any context: the table has at most 8-grams
 RECENT = 8  # successors of a context of the text that are remembered: the latest
 CACHED = 1 << 16  # contexts whose successors by the table are kept as Python objects
+ARRAYS = ("keys", "totals", "first", "ids", "counts")  # of an order
 TYPES: dict[str, Literal["H", "I", "Q"]] = {"U16": "H", "U32": "I", "U64": "Q"}  # of safetensors, of memoryview
 
 Integers: TypeAlias = "memoryview[int]"
@@ -65,15 +68,15 @@ class NgramTable:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.stat().st_size:
+            raise ValueError("is no table of n-grams")
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        arrays, metadata = _parse(memoryview(data))
-        self.order, self.vocabulary = int(metadata["order"]), int(metadata["vocabulary"])
+        arrays, self.order, self.vocabulary = _parse(memoryview(data))
         counts = arrays["unigrams"]
         scale = 1 / (sum(counts) + self.vocabulary)
         self.unigrams = [(count + 1) * scale for count in counts]  # smoothed: above 0 for every id
-        names = ("keys", "totals", "first", "ids", "counts")
-        self._orders = [tuple(arrays[f"{name}_{o}"] for name in names) for o in range(2, self.order + 1)]
+        self._orders = [tuple(arrays[f"{name}_{o}"] for name in ARRAYS) for o in range(2, self.order + 1)]
         self._known: dict[tuple[int, float], tuple[Shares, float]] = {}
 
     def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
@@ -105,13 +108,14 @@ class NgramTable:
         return shares, D
 
 
-def _parse(data: Integers) -> tuple[dict[str, Integers], dict[str, str]]:
-    """Return the arrays and the metadata of a safetensors file, whose checksum is looked at."""
+def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
+    """Return the arrays, the order and the vocabulary of a safetensors file, which are checked."""
     try:
         begin = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(bytes(data[8:begin]))
         metadata: dict[str, str] = header.pop("__metadata__")
         kind, digest = metadata["format"], metadata["sha256"]
+        order, vocabulary = int(metadata["order"]), int(metadata["vocabulary"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("is no table of n-grams") from error
     if kind != FORMAT:
@@ -119,10 +123,31 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], dict[str, str]]:
     if hashlib.sha256(data[begin:]).hexdigest() != digest:
         raise ValueError("is damaged: its checksum does not match")
     arrays = dict[str, Integers]()
-    for name, tensor in header.items():
-        first, last = tensor["data_offsets"]
-        arrays[name] = data[begin + first : begin + last].cast(TYPES[tensor["dtype"]])
-    return arrays, metadata
+    try:
+        for name, tensor in header.items():
+            first, last = tensor["data_offsets"]
+            arrays[name] = data[begin + first : begin + last].cast(TYPES[tensor["dtype"]])
+        fits = len(arrays["unigrams"]) == vocabulary and all(
+            _fits([arrays[f"{name}_{o}"] for name in ARRAYS], vocabulary) for o in range(2, order + 1)
+        )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError("is damaged: its header does not match its arrays") from error
+    if not fits:
+        raise ValueError("is damaged: its arrays contradict each other")
+    return arrays, order, vocabulary
+
+
+def _fits(arrays: Sequence[Integers], vocabulary: int) -> bool:
+    """Whether every context has its total and its successors, and each of these is an id of the vocabulary."""
+    keys, totals, first, ids, counts = arrays
+    starts = np.asarray(first)
+    return bool(
+        len(keys) == len(totals) == len(first) - 1
+        and (starts[0], starts[-1]) == (0, len(ids))
+        and (starts[1:] >= starts[:-1]).all()
+        and len(ids) == len(counts)
+        and (not len(ids) or np.asarray(ids).max() < vocabulary)
+    )
 
 
 class Ngrams:

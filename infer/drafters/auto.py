@@ -114,9 +114,11 @@ class AutoPolicy:
             elif places.answered:
                 self._worth.record(drafts, drafts.first(1))
             if self._steps % PLANNED == 0 and self.most:
-                self._k = max(range(1, self.most + 1), key=lambda k: self._sites(drafts, rate, k)[1])
+                self._k = max(range(1, self.most + 1), key=lambda k: self._probed(drafts, rate, k)[2])
             self._steps += 1
-            sites = self._sites(drafts, rate, self._k)[0] if self.most else []
+            sites = list[int]()
+            if self.most:
+                drafts, sites, _ = self._probed(drafts, rate, self._k)
             self._unprobed = 0 if sites else self._unprobed + 1
             if self.most and self._unprobed > TRIED:
                 self._unprobed, sites = 0, likeliest(drafts, 1)
@@ -160,14 +162,31 @@ class AutoPolicy:
             if node < 0:
                 break
 
-    def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float]:
-        """The nodes to probe, those where the path may end, while answers there are worth their rows; and
-        what they are worth beyond these.
+    def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
+        """The drafts, fewer where probes are worth their rows more than they are; the nodes to probe; and what
+        the step is worth beyond its rows.
         """
-        rows, sites, value = len(drafts.tokens), list[int](), 0.0
+        best, count = (drafts, list[int](), float("-inf")), len(drafts.tokens)
+        while count:
+            fewer = drafts.first(count)
+            sites, value, full = self._sites(fewer, rate, k)
+            value += sum(fewer.chances) - rate * self._costs.ms[count]
+            if value > best[2]:
+                best = fewer, sites, value
+            if not full:
+                break
+            count //= 2
+        return best
+
+    def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float, bool]:
+        """The nodes to probe, those where the path may end, while answers there are worth their rows; what they
+        are worth beyond these; and whether rows were wanting.
+        """
+        rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
         worth, ms, endings = self._worth(k), self._costs.ms, drafts.endings()
         for node in likeliest(drafts, rows):
-            if rows + k > self.max_rows:
+            full = rows + k > self.max_rows
+            if full:
                 break
             gain = endings[node] * worth - rate * (ms[rows + k] - ms[rows])
             if gain <= 0:
@@ -175,4 +194,4 @@ class AutoPolicy:
             sites.append(node)
             rows += k
             value += gain
-        return sorted(sites), value
+        return sorted(sites), value, full

@@ -9,7 +9,7 @@ decides. Of sampled text the noise of each place is known (pick.py) and belongs 
 The candidates for a place depend on the tokens before it, so a draft grows node by node, and is a tree.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import exp
 
 from infer.engine.pick import noise
@@ -18,9 +18,9 @@ from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import LONGEST, TextNgrams
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
-# By token, their total, the text's counts, the successors that n-grams know
-Scores = tuple[dict[int, float], float, Sequence[dict[int, int]], Collection[int]]
+Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
+STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, floats overflow
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
 
@@ -46,8 +46,7 @@ class Places:
         self._text, self._answers, self._ngrams, self._width = text, answers, ngrams, width
         self._temperature, self._seed = sampling.temperature, seed
         self._places = [0]  # by node, that of its children
-        # By node, the text's counts that its siblings are from, and the successors that n-grams know
-        self._known: list[tuple[Sequence[dict[int, int]], Collection[int]]] = [((), ())]
+        self._counted: list[Sequence[dict[int, int]]] = [()]  # by node, what its siblings were counted in
 
     @property
     def has_ngrams(self) -> bool:
@@ -73,23 +72,23 @@ class Places:
         place = self._places[node]
         scores: dict[int, float]
         counted: Sequence[dict[int, int]] = ()
-        known: Collection[int] = ()
         if self._ngrams is None:
             scores, total = self._answered(place), 1.0
         else:
             if node:
-                self._tails[node] = (*self._tails[self.graph.parents[node]][1:], self.graph.tokens[node])
+                tail = self._tails[self.graph.parents[node]]
+                self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
             if place < self.answered:
-                scores, total, counted, known = self._combined(self._ngrams, self._tails[node], place)
+                scores, total, counted = self._combined(self._ngrams, self._tails[node], place)
             else:
-                scores, total, counted, known = self._by_ngrams(self._ngrams, self._tails[node], place)
+                scores, total, counted = self._by_ngrams(self._ngrams, self._tails[node], place)
         if self._width == 1:
             best = [max(scores, key=scores.__getitem__)] if scores else []
         else:
             best = sorted(scores, key=scores.__getitem__, reverse=True)[: self._width]
         for token in best:
             self.graph.add(node, token, scores[token] / total)
-            self._known.append((counted, known))
+            self._counted.append(counted)
             self._places.append(place + 1)
 
     def source(self, node: int) -> str:
@@ -99,11 +98,17 @@ class Places:
         token, place = self.graph.tokens[node], self._places[node] - 1
         if not node:
             return ""
-        counted, known = self._known[node]
-        answered: Sequence[int] = self._answers.ids[place] if self._answers and place < self.answered else ()
-        if token in answered and (token == answered[0] or token not in known):
+        answered = self._answers.ids[place] if self._answers and place < self.answered else []
+        if token in answered and (token == answered[0] or not self._is_known(node)):
             return "adaptive"
-        return "text" if any(token in counts for counts in counted) else "ngrams"
+        return "text" if any(token in counts for counts in self._counted[node]) else "ngrams"
+
+    def _is_known(self, node: int) -> bool:
+        """Return whether n-grams propose a node's token behind its parent."""
+        if self._ngrams is None:
+            return False
+        successors, _, _ = self._ngrams.successors(self._tails[self.graph.parents[node]])
+        return self.graph.tokens[node] in successors
 
     def _answered(self, place: int) -> dict[int, float]:
         """The shares of an adaptive token's answers; none behind the last one."""
@@ -116,22 +121,22 @@ class Places:
         assert self._answers is not None
         ids, shares = self._answers.ids[place], self._answers.weights[place]
         scores, total, unigrams = dict(zip(ids, shares)), 1.0, ngrams.unigrams
-        power = ngrams.weights.place(place) / (self._temperature or 1.0)
+        power = min(ngrams.weights.place(place) / (self._temperature or 1.0), STEEPEST)
         least = UNREAD * shares[-1]
         for token, chance in successors.items():
             share = scores.get(token, least)
             scores[token] = score = share * (chance / unigrams[token]) ** power
             total += score - share
-        return scores, total, counted, successors
+        return scores, total, counted
 
     def _by_ngrams(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         chances, D, counted = ngrams.successors(tail)
         if not self._temperature:
-            return chances, 1 / D, counted, chances
-        seed, position, power = self._seed, self._position + place, 1 / self._temperature
+            return chances, 1 / D, counted
+        seed, position, power = self._seed, self._position + place, min(1 / self._temperature, STEEPEST)
         rest = max(0.0, 1 - D * sum(chances.values())) ** power
         chances = {
             token: (D * chance) ** power * exp(noise(seed, position, token))
             for token, chance in chances.items()
         }
-        return chances, rest + sum(chances.values()), counted, chances
+        return chances, rest + sum(chances.values()), counted

@@ -107,7 +107,7 @@ def _check_depth(path: Path, config: PreTrainedConfig) -> None:
     """Raises UserError for more layers than there are weights: the library would make them all first, which of
     a number with a digit too many takes hours.
     """
-    files = list(path.glob("*.safetensors"))
+    files = [file for file in path.glob("*.safetensors") if file.name != FILE]
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     weights = sum(len(_names(file)) for file in files)
     if files and layers > weights:

@@ -55,7 +55,6 @@ def compare(
         "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4),
     }
     makers = {
-
         **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in fixed.items()},
         "auto": partial(AdaptiveDrafter, ids, AutoPolicy(costs, 8)),
     }

@@ -23,7 +23,11 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
     ]
     texts = [(k, batch, capacity) for k in (2, 3) for batch in (1, 2) for capacity in (100, 2000)]
     found = [
-        [auto(k, frozenset(), batch=batch, capacity=capacity, sampling=way) for k, batch, capacity in texts for way in ways]
+        [
+            auto(k, frozenset(), batch=batch, capacity=capacity, sampling=way)
+            for k, batch, capacity in texts
+            for way in ways
+        ]
         for _ in range(2)
     ]
     assert found[0] == found[1] and len(set(map(id, found[0]))) == len(texts) * len(ways)
