@@ -5,8 +5,8 @@
 Random weights (so hardly a draft is accepted, and every iteration does all its work), bfloat16, one
 thread, k = 5, prompts of 64 random ids, 64 new tokens. The forward is the decoder and its head; the
 rest is trees, masks, picks, reading of drafts, the cache's commit, and Python. Drafting is `propose` and
-`observe` of the drafter: n-grams, their combination with adaptive tokens, the policy. The table of n-grams is of
-random texts, of which each prompt is a part.
+`observe` of the drafter: n-grams, their combination with adaptive tokens, the policy. The table of n-grams
+is of random texts.
 """
 
 import sys
