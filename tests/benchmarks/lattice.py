@@ -27,8 +27,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
-from infer.trees.lattice import lattice
-from infer.trees.token_graph import Drafts, unroll
+from infer.trees.token_graph import Drafts
 
 WIDTH = 10
 SAMPLINGS = {"greedy": Sampling(), **{f"T={t}": Sampling(t, 10, 0.95) for t in (0.2, 1.0)}}
@@ -69,11 +68,9 @@ class Measured(FixedPolicy):
     chances: list[list[float]] = field(default_factory=list)
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        if not places._answers:
-            return super().shape(places, left)
-        ids = [row[: self.width] for row in places._answers.ids[: left - 1]]
-        graph = lattice(places.graph.tokens[0], ids, self.chances)
-        return unroll(graph, [-1.0] * self.drafted, depth=left - 1), [], self.k
+        for row, chances in zip(places._answers.weights if places._answers else (), self.chances):
+            row[:] = [max(chance, 1e-9) for chance in chances[: len(row)]]
+        return super().shape(places, left)
 
 
 def main() -> None:
