@@ -19,7 +19,7 @@ from infer.requests import Prompt
 
 METHODS = {
     "prompt_lookup": {"method": "prompt_lookup", "k": 4},
-    "ngrams": {"method": "ngrams"},
+    "ngrams": {"method": "ngrams", "k": 4},
     "adaptive tokens alone": {"method": "sdsat", "sources": ["adaptive"], "k": 3, "probes": "all"},
     "two forwards": {"method": "sdsat", "k": 3, "probes": "root"},
     "one forward": {"method": "sdsat", "k": 2, "probes": "all"},
