@@ -108,6 +108,22 @@ class NgramTable:
         return shares, D
 
 
+def read_table(path: Path, rows: int | None) -> NgramTable:
+    """Return the table of a model that has so many ids; None: any number.
+
+    Raises ValueError, in a sentence, for a table that is damaged, of another format or of more ids.
+    """
+    try:
+        table = NgramTable(path)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}. Copy it again from the export, or delete it.") from error
+    if rows is not None and table.vocabulary > rows:
+        raise ValueError(
+            f"{path} must be of at most the model's {rows} ids, got {table.vocabulary}. Delete it."
+        )
+    return table
+
+
 def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
     """Return the arrays, the order and the vocabulary of a safetensors file, which are checked."""
     try:

