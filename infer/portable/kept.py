@@ -4,6 +4,7 @@ It is kept as long as the model lives, and does not keep it alive.
 """
 
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,7 +90,9 @@ def find_table(lm: PreTrainedModel) -> NgramTable | None:
         f"_raise_exceptions_for_{what}": False
         for what in ("gated_repo", "missing_entries", "connection_errors")
     }
-    path = cached_file(lm.name_or_path, FILE, **quiet) if lm.name_or_path else None
+    path = None
+    with suppress(OSError):  # a folder that is no more, which is then taken for a name on the hub
+        path = cached_file(lm.name_or_path, FILE, **quiet) if lm.name_or_path else None
     return read_table(Path(path), lm.config.get_text_config().vocab_size) if path else None
 
 

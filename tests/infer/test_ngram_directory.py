@@ -150,3 +150,12 @@ def test_custom_generate_with_the_table_and_without_writes_the_same(with_table: 
             if not more["do_sample"]:
                 assert texts[-1] == lm.generate(**inputs).tolist()
     assert texts[:8] == texts[8:] and all(text == texts[0] for text in texts[:4])
+
+
+def test_a_folder_that_is_no_more_has_no_table(with_table: Path, tmp_path: Path) -> None:
+    """custom_generate of a model whose folder was moved after it was loaded ended in a name of the hub."""
+    shutil.copytree(with_table, tmp_path / "model")
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    inputs = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(drafting(lm, 6)(**inputs), lm.generate(**inputs))

@@ -105,7 +105,8 @@ def test_the_combination_is_log_linear(data, text, found, weights, temperature, 
     ngrams.extend(text)
     places = Places(text, found, ngrams, width, Sampling(temperature), seed)
     u_V = smoothed(data, V) if data else np.full(V, 1 / V)
-    counts, before, node = count_ngrams([text], TEXT_CONTEXTS), list(text), 0
+    counts, table = count_ngrams([text], TEXT_CONTEXTS), count_ngrams(data, range(1, ORDER))
+    before, node = list(text), 0
     for place in range(len(found.ids) + 2):
         p_V = slow_successors(
             data, text, before, order=ORDER, vocabulary=V, weights=weights, text_contexts=TEXT_CONTEXTS
@@ -127,7 +128,9 @@ def test_the_combination_is_log_linear(data, text, found, weights, temperature, 
         contexts = [counts.get(tuple(before[-n:]), {}) for n in TEXT_CONTEXTS if n <= len(before)]
         for child, token in zip(children, chosen):
             by_text = any(token in successors for successors in contexts)
-            named = "adaptive" if token in ids[:width] else "text" if by_text else "ngrams"
+            by_table = any(token in table.get(tuple(before[-n:]), {}) for n in range(1, ORDER))
+            first = token in ids and (token == ids[0] or not (by_text or by_table))
+            named = "adaptive" if first else "text" if by_text else "ngrams"
             assert places.source(child) == named
         if not children:
             break
