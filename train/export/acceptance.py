@@ -1,20 +1,22 @@
 """The last validation measured again, on the model that was read back: what was learned is what is served.
 
-The same held-out sequences, windows and layout; a sequence by itself at a time. Knows models and shards;
+The same held-out sequences, windows and layout; a sequence by itself at a time. What the adaptive tokens answer
+in some of these windows is read off the same pass, for train.export.ngram_weights. Knows models and shards;
 knows no checkpoint.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from conf import UserError
-from data_prep.shards import Shards
+from data_prep.shards import PackedSequence, Shards
 from train.data import load_batch
 from train.export.trained import Trained
 from train.model.lm import AdaptiveLM
@@ -27,6 +29,8 @@ SPEED = {"cpu": 1e11, "cuda": 3e14}  # FLOP/s, roughly, of a small machine
 READ = 2e9  # bytes/s of a disk, roughly
 SECONDS = 200  # of measuring, unless a setting says on how many sequences
 FEWEST = 4  # sequences, however long they take
+ANSWERS = 16  # likeliest tokens of an adaptive token, as many as decoding reads
+WINDOWS, TEXTS = 4096, 64  # windows, and sequences with them, whose answers are read at most
 # How far a mean on the same sequences may lie off by rounding, by other kernels or in another type: a share of
 # itself, which all positions may have in common, and DEVIATIONS of what each has by itself. Measured with the
 # demo in three types: 0.00014 of a loss, and 3 of 1,905 drafts; rope_theta times 1.5 changes a loss by 0.0023.
@@ -46,6 +50,26 @@ class Measured:
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     roundings: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The answers of w adaptive tokens behind a text, as decoding meets them.
+
+    `document[root]` is the token that is verified with the drafts, the first that the adaptive tokens do not
+    see; `document[root + 1 :]` is what they are to draft. `ids` and `shares` are (w, m), the likeliest first.
+    """
+
+    sequence: int
+    document: Sequence[int]
+    root: int
+    ids: list[list[int]]
+    shares: list[list[float]]
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """The w true tokens."""
+        return self.document[self.root + 1 : self.root + 1 + len(self.ids)]
 
 
 def count_sequences(
@@ -86,16 +110,73 @@ def _seconds(trained: Trained, shards: Shards, device: torch.device) -> float:
 @torch.no_grad()
 def measure(
     module: AdaptiveLM, trained: Trained, shards: Shards, *, count: int, device: torch.device
-) -> Measured:
-    """The metrics of the first `count` held-out sequences."""
+) -> tuple[Measured, list[Window]]:
+    """Return the metrics of the first `count` held-out sequences, and windows of some of these.
+
+    The windows are chosen by even strides: up to WINDOWS of up to TEXTS sequences.
+    """
     objective, seed = laid_out(trained.objective), window_seed(trained.manifest["settings"]["seed"])
-    tallies = []
-    for sequence in range(count):
+    head, every = module.lm.get_output_embeddings(), -(-count // TEXTS)
+    most = WINDOWS // len(range(0, count, every))
+    tallies, windows = [], list[Window]()
+    for index in range(count):
         batch: dict[str, Any] = load_batch(
-            shards, np.array([sequence]), trained.vocab, objective, seed=seed, device=device
+            shards, np.array([index]), trained.vocab, objective, seed=seed, device=device
         )
-        tallies.append(module(**batch)[1].cpu())
-    return summarise_clusters(torch.stack(tallies))
+        hidden = module.encode(batch["ids"], batch["offsets"], batch["positions"], batch["trunk"])
+        tallies.append(
+            module.score(hidden, *(batch[name] for name in ("labels", "offsets", "weights", "teachers")))[
+                1
+            ].cpu()
+        )
+        if index % every == 0:
+            columns = window_columns(batch["offsets"][0].cpu().numpy(), most=most)
+            windows += read_windows(index, shards[index], columns, batch["positions"][0], hidden[0], head)
+    return summarise_clusters(torch.stack(tallies)), windows
+
+
+def window_columns(offsets: np.ndarray, *, most: int) -> list[np.ndarray]:
+    """Return the columns of up to `most` windows of (c,) offsets, chosen by an even stride.
+
+    offsets   0 0 0 1 2 1 1 2 3 0    windows   (3 4) (5) (6 7 8)
+    """
+    columns = np.flatnonzero(offsets)
+    windows = np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:]) if len(columns) else []
+    count = min(most, len(windows))
+    return [windows[i * len(windows) // count] for i in range(count)]
+
+
+def read_windows(
+    index: int,
+    sequence: PackedSequence,
+    windows: Sequence[np.ndarray],
+    positions: Tensor,
+    hidden: Tensor,
+    head: nn.Linear,
+) -> Iterator[Window]:
+    """Yield the windows of a sequence, by their columns of (c,) positions and (c, d) hidden states."""
+    if not windows:
+        return
+    documents, tokens = sequence.documents, sequence.tokens
+    columns = torch.from_numpy(np.concatenate(windows)).to(hidden.device)
+    # Not head(rows): an offloaded head would drop its weights, which `resident` holds.
+    logits = (linear(rows, head.weight, head.bias) for rows in hidden[columns].split(CHUNK))
+    leaders = [_leaders(chunk) for chunk in logits]
+    ids, shares = (torch.cat(parts).tolist() for parts in zip(*leaders))
+    roots, row = positions[columns].tolist(), 0
+    texts = {d: np.flatnonzero(documents == d) for d in np.unique(documents[documents >= 0])}
+    lists = {d: tokens[places].tolist() for d, places in texts.items()}
+    for window in windows:
+        root, rows = roots[row], slice(row, row + len(window))
+        d = documents[root]
+        yield Window(index, lists[d], root - int(texts[d][0]), ids[rows], shares[rows])
+        row += len(window)
+
+
+def _leaders(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ids of the ANSWERS highest of (n, V) logits, falling, and their shares among these."""
+    values, ids = logits.float().topk(min(ANSWERS, logits.shape[-1]))
+    return ids.cpu(), values.softmax(-1).cpu()
 
 
 def summarise_clusters(tallies: Tensor) -> Measured:
