@@ -54,22 +54,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class Window:
-    """The answers of w adaptive tokens behind a text, as decoding meets them.
+    """The answers of adaptive tokens behind a text, and the model's own choices there, as decoding meets them.
 
     `document[root]` is the token that is verified with the drafts, the first that the adaptive tokens do not
-    see; `document[root + 1 :]` is what they are to draft. `ids` and `shares` are (w, m), the likeliest first.
+    see. `choices` (w,) are what the model chooses behind it, each after the text before: all but the last are
+    the text's own tokens. `ids` and `shares` are (w, m) by place, the likeliest first.
     """
 
     sequence: int
     document: Sequence[int]
     root: int
+    choices: list[int]
     ids: list[list[int]]
     shares: list[list[float]]
-
-    @property
-    def targets(self) -> Sequence[int]:
-        """The w true tokens."""
-        return self.document[self.root + 1 : self.root + 1 + len(self.ids)]
 
 
 def count_sequences(
@@ -124,59 +121,54 @@ def measure(
             shards, np.array([index]), trained.vocab, objective, seed=seed, device=device
         )
         hidden = module.encode(batch["ids"], batch["offsets"], batch["positions"], batch["trunk"])
-        tallies.append(
-            module.score(hidden, *(batch[name] for name in ("labels", "offsets", "weights", "teachers")))[
-                1
-            ].cpu()
-        )
+        rest = (batch[name] for name in ("labels", "offsets", "weights", "teachers"))
+        _, tally, predicted = module.score(hidden, *rest)
+        tallies.append(tally.cpu())
         if index % every == 0:
-            columns = window_columns(batch["offsets"][0].cpu().numpy(), most=most)
-            windows += read_windows(index, shards[index], columns, batch["positions"][0], hidden[0], head)
+            offsets, positions = (batch[name][0].cpu().numpy() for name in ("offsets", "positions"))
+            chosen = choose_windows(offsets, positions, most=most)
+            windows += read_windows(index, shards[index], chosen, predicted[0].cpu().numpy(), hidden[0], head)
     return summarise_clusters(torch.stack(tallies)), windows
 
 
-def window_columns(offsets: np.ndarray, *, most: int) -> list[np.ndarray]:
-    """Return the columns of up to `most` windows of (c,) offsets, chosen by an even stride.
+def choose_windows(offsets: np.ndarray, positions: np.ndarray, *, most: int) -> list[tuple[int, np.ndarray]]:
+    """Return the roots and the columns of up to `most` windows of a (c,) layout, chosen by an even stride.
 
-    offsets   0 0 0 1 2 1 1 2 3 0    windows   (3 4) (5) (6 7 8)
+    offsets     0 0 0 1 2 1 1 2 3    windows   1: (3 4), 0: (5), 2: (6 7 8)
+    positions   0 1 2 1 2 0 2 3 4
     """
     columns = np.flatnonzero(offsets)
     windows = np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:]) if len(columns) else []
     count = min(most, len(windows))
-    return [windows[i * len(windows) // count] for i in range(count)]
+    chosen = (windows[i * len(windows) // count] for i in range(count))
+    return [(int(positions[window[0]]), window) for window in chosen]
 
 
 def read_windows(
     index: int,
     sequence: PackedSequence,
-    windows: Sequence[np.ndarray],
-    positions: Tensor,
+    windows: Sequence[tuple[int, np.ndarray]],
+    predicted: np.ndarray,
     hidden: Tensor,
     head: nn.Linear,
 ) -> Iterator[Window]:
-    """Yield the windows of a sequence, by their columns of (c,) positions and (c, d) hidden states."""
-    if not windows:
-        return
-    documents, tokens = sequence.documents, sequence.tokens
-    columns = torch.from_numpy(np.concatenate(windows)).to(hidden.device)
-    # Not head(rows): an offloaded head would drop its weights, which `resident` holds.
-    logits = (linear(rows, head.weight, head.bias) for rows in hidden[columns].split(CHUNK))
-    leaders = [_leaders(chunk) for chunk in logits]
-    ids, shares = (torch.cat(parts).tolist() for parts in zip(*leaders))
-    roots, row = positions[columns].tolist(), 0
-    texts = {d: np.flatnonzero(documents == d) for d in np.unique(documents[documents >= 0])}
-    lists = {d: tokens[places].tolist() for d, places in texts.items()}
-    for window in windows:
-        root, rows = roots[row], slice(row, row + len(window))
-        d = documents[root]
-        yield Window(index, lists[d], root - int(texts[d][0]), ids[rows], shares[rows])
-        row += len(window)
-
-
-def _leaders(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ids of the ANSWERS highest of (n, V) logits, falling, and their shares among these."""
-    values, ids = logits.float().topk(min(ANSWERS, logits.shape[-1]))
-    return ids.cpu(), values.softmax(-1).cpu()
+    """Yield windows of a sequence, from their roots and columns, (c,) predictions and (c, d) hidden states."""
+    documents, texts = sequence.documents, dict[int, tuple[int, list[int]]]()
+    for root, columns in windows:
+        choices = predicted[root : root + len(columns)]
+        own = np.logical_and.accumulate(choices == sequence.tokens[root + 1 : root + 1 + len(columns)])
+        known = min(len(columns), int(own.sum()) + 1)
+        # Not head(rows): an offloaded head would drop its weights, which `resident` holds.
+        logits = linear(hidden[columns[:known]], head.weight, head.bias).float()
+        values, ids = logits.topk(min(ANSWERS, logits.shape[-1]))
+        document = documents[root]
+        if document not in texts:
+            places = np.flatnonzero(documents == document)
+            texts[document] = int(places[0]), sequence.tokens[places].tolist()
+        first, text = texts[document]
+        yield Window(
+            index, text, root - first, choices[:known].tolist(), ids.tolist(), values.softmax(-1).tolist()
+        )
 
 
 def summarise_clusters(tallies: Tensor) -> Measured:

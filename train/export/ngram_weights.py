@@ -1,13 +1,22 @@
 """The weights of n-grams beside adaptive tokens, fitted on held-out windows.
 
-A draft reaches place j of a window only where all drafts before it are right. So the tokens before each place
-are the text's own, whether a place is right depends on its own λ_j alone, and the drafts that a chain of L
-places may expect to be accepted are, by κ of the table, κ of the text and λ,
+Decoding accepts a draft that is the model's own choice y_j, where all drafts before it were. A window of
+held-out text has these choices up to the first that is not the text's next token: from there on the model would
+write another text. Every place of a window is met behind the text's own tokens, so whether its draft is right
 
-    accepted = Σ_j mean over windows with a place j of Π_{i <= j} [argmax_c (log p_i(c) + λ_i log s_i(c)) = y_i]
+    argmax_c (log p_j(c) + λ_j log s_j(c)) = y_j          with s of infer/ngrams.py
 
-with s of infer/ngrams.py. All values of small grids are tried; those of each grid stand in the order in which
-they are preferred, so that of equal ones the default or the nearest to it is chosen.
+depends on no other place's weight. The drafts of a chain of L places that may expect to be accepted are, from
+windows that end at different places (Kaplan and Meier, JASA 1958),
+
+    accepted = Σ_j Π_{i <= j} r_i        r_i: the share of right drafts among windows that have a place i and
+                                             whose drafts before it are right
+
+The text's next tokens themselves, y_j or not, are no good measure: what the model did not expect the adaptive
+tokens did not either, n-grams may have, and weigh too much.
+
+All values of small grids are tried. Those of each grid stand in the order in which they are preferred: of equal
+ones the default or the nearest to it is chosen.
 """
 
 from array import array
@@ -67,8 +76,8 @@ def describe_fit(fit: NgramFit) -> str:
     weights, accepted = fit.weights, fit.accepted
     places = " ".join(f"{λ:g}" for λ in weights.places)
     return (
-        f"drafts accepted of {fit.L}, on {fit.windows} held-out windows: {accepted['adaptive']:.2f} by adaptive "
-        f"tokens, {accepted['ngrams']:.2f} by n-grams, {accepted['all']:.2f} by both with the fitted weights "
+        f"drafts accepted of {fit.L}, on {fit.windows} held-out windows: by adaptive tokens "
+        f"{accepted['adaptive']:.2f}, by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
         f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {places})"
     )
 
@@ -80,39 +89,39 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
     A later one is chosen only where its gain over the one before is beyond noise. `vocabulary` is the number of
     the model's ids.
     """
-    ngrams = Ngrams(table, vocabulary)
+    ngrams, sequences = Ngrams(table, vocabulary), np.array([window.sequence for window in windows])
     pairs = [NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)]
-    sequences, L = np.array([window.sequence for window in windows]), max(len(w.ids) for w in windows)
-    hits_PΛWL = _hits(windows, ngrams, pairs)
-    values = np.array([[_contributions(hits, windows).sum() for hits in row] for row in hits_PΛWL])
-    pair, place = divmod(int(values.argmax()), len(PLACES))
-    weights, hits = replace(DEFAULT), hits_PΛWL[0, 0]
-    fitted = replace(pairs[pair], places=(PLACES[place],))
-    if _is_gain(_contributions(hits_PΛWL[pair, place], windows) - _contributions(hits, windows), sequences):
-        weights, hits = fitted, hits_PΛWL[pair, place]
+    hits_PΛWL, known_WL = _hits(windows, ngrams, pairs)
+    counts = np.array([[count(hits, known_WL, sequences) for hits in row] for row in hits_PΛWL])
+    pair, place = divmod(int(expected(counts.sum(3)).argmax()), len(PLACES))
+    weights, before = DEFAULT, counts[0, 0]
+    if is_gain(before, counts[pair, place]):
+        weights, before = replace(pairs[pair], places=(PLACES[place],)), counts[pair, place]
     pair = pairs.index(replace(weights, places=DEFAULT.places))
-    by_place = _fit_places(hits_PΛWL[pair], PLACES.index(weights.place(0)), windows)
-    chosen = np.stack([hits_PΛWL[pair, λ, :, j] for j, λ in enumerate(by_place)], axis=1)
-    if _is_gain(_contributions(chosen, windows) - _contributions(hits, windows), sequences):
+    by_place = _fit_places(hits_PΛWL[pair], known_WL, PLACES.index(weights.place(0)))
+    after = count(_chain(hits_PΛWL[pair], by_place), known_WL, sequences)
+    if is_gain(before, after):
         weights = replace(weights, places=tuple(PLACES[λ] for λ in by_place))
     best = Ngrams(table, vocabulary, weights=weights)
     accepted = {
-        "adaptive": expected_accepted(windows, None),
-        "ngrams": expected_accepted(windows, best, adaptive=False),
-        "all": expected_accepted(windows, best),
+        "adaptive": accepted_drafts(windows, None),
+        "ngrams": accepted_drafts(windows, best, adaptive=False),
+        "all": accepted_drafts(windows, best),
     }
-    return NgramFit(weights, len(windows), L, accepted)
+    return NgramFit(weights, len(windows), known_WL.shape[1], accepted)
 
 
-def expected_accepted(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True) -> float:
-    """Return the drafts of a chain that are accepted, as decoding chooses them, in expectation."""
-    hits = np.zeros((len(windows), max(len(window.ids) for window in windows)), dtype=bool)
-    for w, (window, text) in enumerate(_texts(windows, ngrams)):
-        answers, count = Candidates(window.ids, window.shares) if adaptive else None, len(window.ids)
+def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True) -> float:
+    """Return the expected accepted drafts of a chain, drafted as decoding drafts it."""
+    L = max(len(window.choices) for window in windows)
+    hits_WL, known_WL = np.zeros((len(windows), L), dtype=bool), np.zeros((len(windows), L), dtype=bool)
+    for hits, known, (window, text) in zip(hits_WL, known_WL, _texts(windows, ngrams)):
+        answers, w = Candidates(window.ids, window.shares) if adaptive else None, len(window.choices)
         places = Places(window.document[: window.root + 1], answers, text, 1)
-        drafts = places.grow([0.0] * count, depth=count).tokens[1:]
-        hits[w, : len(drafts)] = [draft == target for draft, target in zip(drafts, window.targets)]
-    return float(_contributions(hits, windows).sum())
+        drafts = places.grow([0.0] * w, depth=w).tokens[1:]
+        known[:w] = True
+        hits[: len(drafts)] = [draft == choice for draft, choice in zip(drafts, window.choices)]
+    return float(expected(count(hits_WL, known_WL, np.zeros(len(windows), dtype=int)).sum(1)))
 
 
 def _texts(windows: Sequence[Window], ngrams: Ngrams | None) -> Iterator[tuple[Window, TextNgrams | None]]:
@@ -126,26 +135,30 @@ def _texts(windows: Sequence[Window], ngrams: Ngrams | None) -> Iterator[tuple[W
         yield window, text
 
 
-def _hits(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]) -> np.ndarray:
-    """Return (P, Λ, W, L) bool: whether window w's draft for place j is right by pair p and λ of PLACES."""
-    rows = [(w, j) for w, window in enumerate(windows) for j in range(len(window.ids))]
-    at = tuple(np.array(rows).T)
-    hits = np.zeros((len(pairs), len(PLACES), len(windows), max(at[1]) + 1), dtype=bool)
+def _hits(
+    windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (P, Λ, W, L) bool: whether window w's draft for place j is right by pair p and λ of PLACES; and
+    (W, L) bool: whether that place is known.
+    """
+    widths = np.array([len(window.choices) for window in windows])
+    known = np.arange(widths.max()) < widths[:, None]
+    hits = np.zeros((len(pairs), len(PLACES), *known.shape), dtype=bool)
     shares_QC, right_Q, question, column, tokens, chances = _candidates(windows, ngrams, pairs)
     frequencies = np.log(np.array(ngrams.unigrams)[tokens])
     for p in range(len(pairs)):
         evidence_QC = np.zeros_like(shares_QC)
         evidence_QC[question, column] = np.log(chances[p]) - frequencies
         for i, λ in enumerate(PLACES):
-            hits[p, i][at] = (shares_QC + λ * evidence_QC).argmax(1) == right_Q
-    return hits
+            hits[p, i][known] = (shares_QC + λ * evidence_QC).argmax(1) == right_Q
+    return hits, known
 
 
 def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]) -> tuple[Any, ...]:
     """Return the candidates of all Q places of all windows.
 
     (Q, C) log shares of the adaptive tokens' answers, and of what n-grams propose besides; (Q,) the column of
-    the true token, -1 where it is no candidate. Then, for each of n successors by n-grams: its row, its column,
+    the model's choice, -1 where it is no candidate. Then, of each successor by n-grams: its row, its column,
     its token, and by the weights of each pair its s.
     """
     shares, right = list[list[float]](), list[int]()
@@ -153,7 +166,7 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
     chances = [array("d") for _ in pairs]
     for window, text in _texts(windows, ngrams):
         assert text
-        for j, target in enumerate(window.targets):
+        for j, choice in enumerate(window.choices):
             end = window.root + 1 + j
             tail = window.document[max(0, end - LONGEST) : end]
             for values, text.weights in zip(chances, pairs):
@@ -165,7 +178,7 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
             columns += [places.setdefault(token, len(places)) for token in successors]
             tokens += successors
             shares.append(window.shares[j] + [UNREAD * window.shares[j][-1]] * (len(places) - answered))
-            right.append(places.get(target, -1))
+            right.append(places.get(choice, -1))
     shares_QC = np.zeros((len(shares), max(map(len, shares))))
     for padded, answers in zip(shares_QC, shares):
         padded[: len(answers)] = answers
@@ -175,34 +188,54 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
     return shares_QC, np.array(right), *indices, [np.frombuffer(values) for values in chances]
 
 
-def _contributions(hits_WL: np.ndarray, windows: Sequence[Window]) -> np.ndarray:
-    """Return what each window adds to the expected accepted drafts, (W,)."""
-    widths = np.array([len(window.ids) for window in windows])
-    counts_L = (widths[:, None] > np.arange(hits_WL.shape[1])).sum(0)
-    contributions: np.ndarray = (np.logical_and.accumulate(hits_WL, axis=1) / counts_L).sum(1)
-    return contributions
+def count(hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray) -> np.ndarray:
+    """Return (2, S, L) by sequence and place: how many windows reach a place, and how many are right there."""
+    alive = np.logical_and.accumulate(hits_WL & known_WL, axis=1)
+    reached = known_WL.copy()
+    reached[:, 1:] &= alive[:, :-1]
+    starts = np.flatnonzero(np.diff(sequences_W, prepend=-1))
+    return np.stack([np.add.reduceat(x.astype(int), starts) for x in (reached, alive)])
 
 
-def _is_gain(gains_W: np.ndarray, sequences_W: np.ndarray) -> bool:
-    """Return whether the sum of gains is above 0 beyond noise: by sequences, which chance draws."""
-    sums = np.bincount(np.unique(sequences_W, return_inverse=True)[1], gains_W)
-    n = len(sums)
-    return n > 1 and bool(sums.sum() > student(LEVEL, n - 1) * sqrt(n * sums.var(ddof=1)))
+def expected(counts: np.ndarray) -> np.ndarray:
+    """Return the expected accepted drafts of (..., 2, L) counts."""
+    reached, right = np.moveaxis(counts, -2, 0)
+    accepted: np.ndarray = np.cumprod(right / np.maximum(reached, 1), axis=-1).sum(-1)
+    return accepted
 
 
-def _fit_places(hits_ΛWL: np.ndarray, start: int, windows: Sequence[Window]) -> list[int]:
-    """Return the index in PLACES of each place's λ, by coordinate search from one of all places."""
-    L = hits_ΛWL.shape[2]
-    chosen = [start] * L
+def is_gain(before: np.ndarray, after: np.ndarray) -> bool:
+    """Return whether more drafts are accepted beyond noise, by (2, S, L) counts.
+
+    Windows of a sequence depend on each other, so sequences are left out, as in acceptance.py.
+    """
+    n = before.shape[1]
+    gain, without = (
+        expected(b) - expected(a)
+        for a, b in (
+            (before.sum(1), after.sum(1)),
+            tuple(np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after)),
+        )
+    )
+    return n > 1 and bool(gain > student(LEVEL, n - 1) * sqrt((n - 1) * without.var()))
+
+
+def _chain(hits_ΛWL: np.ndarray, λs: Sequence[int]) -> np.ndarray:
+    """Return the (W, L) hits by the index in PLACES of each place's λ."""
+    return np.stack([hits_ΛWL[λ, :, j] for j, λ in enumerate(λs)], axis=1)
+
+
+def _fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray, start: int) -> list[int]:
+    """Return the index in PLACES of each place's λ, by coordinate search from that of all places."""
+    chosen, every = [start] * hits_ΛWL.shape[2], np.zeros(len(known_WL), dtype=int)
 
     def value(λs: Sequence[int]) -> float:
-        hits = np.stack([hits_ΛWL[λ, :, j] for j, λ in enumerate(λs)], axis=1)
-        return float(_contributions(hits, windows).sum())
+        return float(expected(count(_chain(hits_ΛWL, λs), known_WL, every).sum(1)))
 
     for _ in range(SWEEPS):
         before = list(chosen)
-        for j in range(L):
-            order = [chosen[j], *range(len(PLACES))]  # of equal ones the first
+        for j, own in enumerate(before):
+            order = [own, *range(len(PLACES))]  # of equal ones the first
             chosen[j] = max(order, key=lambda λ: value([*chosen[:j], λ, *chosen[j + 1 :]]))
         if chosen == before:
             break
