@@ -215,3 +215,15 @@ def test_texts_in_several_threads_share_what_is_learned() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert min(pool.map(write, range(4))) > 1.4
     assert max(sizes) <= policy.max_rows
+
+
+def test_probes_that_are_tried_fit_the_tree() -> None:
+    """They came on top of a tree that had all its rows: more rows than the cache has room for."""
+    policy = AutoPolicy(FLAT, 5)
+    text = Text(policy, periodic)
+    rows = [0]
+    for _ in range(200):
+        policy._unprobed = 10**6
+        rows.append(len(text.propose(99).tokens))
+        text.observe(rows[-1], FLAT(rows[-1]), 0.99)
+    assert 32 < max(rows) <= policy.max_rows
