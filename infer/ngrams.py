@@ -20,12 +20,14 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 FILE, FORMAT = "ngrams.safetensors", "adaptive-tokens ngrams 1"
+ABSENT = "%s is absent: drafts come from the adaptive tokens and the text alone"  # where an export had the file
 MULTIPLIER, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 TEXT_CONTEXTS = (2, 3, 4, 6)  # tokens of the contexts that are counted in the text
 LONGEST = 7  # tokens of any context: the table has at most 8-grams
@@ -51,10 +53,26 @@ class NgramWeights:
 
     def __post_init__(self) -> None:
         """Raise ValueError for weights that no fit gives."""
-        if not (self.table > 0 and self.text > 0):
+        if not (0 < self.table < inf and 0 < self.text < inf):
             raise ValueError(f"κ must be above 0, got {self.table} and {self.text}")
         if not self.places or not all(0 <= weight <= 4 for weight in self.places):
             raise ValueError(f"places must be weights from 0 to 4, got {list(self.places)}")
+
+    @classmethod
+    def from_json(cls, value: Any) -> "NgramWeights":
+        """Return the weights that adaptive.json has as `ngrams`; `table` is null where the export had no table.
+
+        Raises ValueError, in a sentence, for a value that no export writes.
+        """
+        try:
+            numbers = [value["text"], *value["places"]]
+            numbers += [] if value["table"] is None else [value["table"]]
+        except (KeyError, TypeError):
+            numbers = [None]
+        if any(type(number) not in (int, float) for number in numbers):
+            raise ValueError(f"ngrams must be numbers table and text and a list places, got {value!r:.60}")
+        table = cls.table if value["table"] is None else value["table"]
+        return cls(table, value["text"], tuple(value["places"]))
 
     def place(self, j: int) -> float:
         """Return λ_j."""
@@ -108,8 +126,8 @@ class NgramTable:
         return shares, D
 
 
-def read_table(path: Path, rows: int | None) -> NgramTable:
-    """Return the table of a model that has so many ids; None: any number.
+def open_table(path: Path, rows: int | None) -> NgramTable:
+    """Return the table of a model of so many ids; None: it is not known how many.
 
     Raises ValueError, in a sentence, for a table that is damaged, of another format or of more ids.
     """

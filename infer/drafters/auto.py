@@ -129,8 +129,8 @@ class AutoPolicy:
                 drafts, sites, _ = self._probed(drafts, rate, self._k)
             self._unprobed = 0 if sites else self._unprobed + 1
             if self.most and self._unprobed > TRIED:
-                self._unprobed, sites = 0, likeliest(drafts, 1)
-                return drafts, sites, self.most
+                self._unprobed, drafts = 0, drafts.first(self.max_rows - self.most)
+                return drafts, likeliest(drafts, 1), self.most
             return drafts, sites, self._k
 
     def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:

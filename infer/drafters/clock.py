@@ -8,6 +8,7 @@ against it.
 from bisect import bisect_left
 
 from infer.drafters.costs import Costs
+from infer.engine.clock import FINE
 
 PLAIN, EVERY = 1, 128  # of a text the second step is plain, and every so many behind it: the first may be cold
 FOLLOWED, LEARNED = 1 / 4, 1 / 32  # shares of one step in the time of plain steps, and in a point
@@ -35,6 +36,7 @@ class LoopCosts:
 
     def observe(self, q: int, ms: float) -> float:
         """Learn that a step of q rows took `ms`; return its time in plain steps."""
+        ms = max(ms, 1e3 * FINE)  # by no clock is it free
         if self._plain is None:
             self._plain = ms if q == 1 else None
             return self(q) / self.ms[1]

@@ -23,7 +23,7 @@ from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
 from infer.models.adapter import with_adapter
 from infer.models.directory import check_directory
-from infer.ngrams import FILE, NgramTable, NgramWeights, read_table
+from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights, open_table
 from infer.text import Infilling, Text
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class Adaptive:
     bos: int | None = None  # what opened every document in training
     control: frozenset[int] | None = None  # ids that no text became in training
     ngrams: NgramWeights = NgramWeights()  # of the n-grams beside the adaptive tokens
+    has_table: bool = False  # the export had a table of n-grams
 
 
 def load_model(
@@ -193,7 +194,7 @@ def _adaptive(value: dict[str, Any]) -> Adaptive:
     """Raises ValueError, in a sentence, for a field of another type: read as what it may have meant, it would
     draft with other tokens, or leave a control piece to the text.
     """
-    bos, control = value.get("bos"), value.get("control")
+    bos, control, ngrams = value.get("bos"), value.get("control"), value.get("ngrams")
     return Adaptive(
         _ids(value.get("adaptive_ids"), "adaptive_ids"),
         _expect(value.get("L"), int, "L"),
@@ -201,35 +202,24 @@ def _adaptive(value: dict[str, Any]) -> Adaptive:
         infilling=_infilling(value.get("infilling")),
         bos=None if bos is None else _expect(bos, int, "bos"),
         control=None if control is None else frozenset(_ids(control, "control")),
-        ngrams=_weights(value.get("ngrams")),
+        ngrams=NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams),
+        has_table=ngrams is not None and ngrams["table"] is not None,
     )
-
-
-def _weights(value: Any) -> NgramWeights:
-    if value is None:
-        return NgramWeights()
-    given = _expect(value, dict, "ngrams")
-    try:
-        numbers = float(given["table"]), float(given["text"]), tuple(map(float, given["places"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"ngrams must be weights table, text and places, got {value!r:.60}") from error
-    return NgramWeights(*numbers)
 
 
 def load_ngrams(folder: str | Path) -> NgramTable | None:
     """Return the table of the training data's n-grams; None where there is none.
 
-    Raises UserError for a table that is damaged or of a larger vocabulary. A model with adaptive tokens and
-    without a table decodes by its other sources, which is logged.
+    A model that lacks the table of its export decodes by its other sources, which is logged. Raises UserError
+    for a table that is damaged or of a larger vocabulary.
     """
     path = check_directory(folder) / FILE
     if not path.is_file():
-        if has_adaptive(folder):
-            message = "%s is absent: drafts come from the adaptive tokens and the text alone"
-            getLogger(__name__).warning(message, path)
+        if has_adaptive(folder) and load_adaptive(folder).has_table:
+            getLogger(__name__).warning(ABSENT, path)
         return None
     try:
-        return read_table(path, _rows(path.parent))
+        return open_table(path, _rows(path.parent))
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -61,13 +61,26 @@ class Drafting:
     probes: str | int  # under which drafts: "auto", "root", "all" or a number
     sources: frozenset[str]
     weights: NgramWeights
+    has_table: bool  # the export had a table of n-grams
     seed: int | None
 
     @classmethod
     def of(
-        cls, ids: Sequence[int], L: int, ngrams: NgramWeights, k: Any, probes: Any, sources: Any, seed: Any
+        cls,
+        ids: Sequence[int],
+        L: int,
+        ngrams: Mapping[str, Any] | None,
+        k: Any,
+        probes: Any,
+        sources: Any,
+        seed: Any,
     ) -> "Drafting":
-        """By a call's arguments, of any type. Raises ValueError, naming the argument, for what cannot be."""
+        """By a call's arguments, of any type, and what adaptive.json says of n-grams.
+
+        Raises ValueError, naming the argument, for what cannot be.
+        """
+        weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
+        has_table = ngrams is not None and ngrams["table"] is not None
         given, k = k is not None, whole("k", L if k is None else k)
         check_probes(ids, k)
         if seed is not None and not 0 <= (seed := whole("seed", seed)) < SEEDS:
@@ -80,7 +93,7 @@ class Drafting:
         sources = list(SOURCES) if sources is None else sources
         if isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
             raise ValueError(f"sources must be some of {', '.join(SOURCES)}, got {sources!r}")
-        return cls(ids, k, given, probes, frozenset(sources), ngrams, seed)
+        return cls(ids, k, given, probes, frozenset(sources), weights, has_table, seed)
 
     @property
     def automatic(self) -> bool:
@@ -161,8 +174,7 @@ def generate(
         return library(custom_generate=custom_generate, **asked, **given)
     if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
         raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
-    weights = NgramWeights(**ngrams) if ngrams else NgramWeights()
-    drafting = Drafting.of(adaptive_ids, L, weights, k, probes, sources, seed)
+    drafting = Drafting.of(adaptive_ids, L, ngrams, k, probes, sources, seed)
     configs = [one for one in (generation_config, model.generation_config) if one]
     check_healing(asked, configs)
     _take_stop_strings(asked, configs)
@@ -256,7 +268,7 @@ def _texts(
     """The new tokens of each sequence."""
     texts = [list[int]() for _ in requests]
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
-    kept = kept_for(lm)
+    kept = kept_for(lm, has_table=drafting.has_table)
     policy = drafting.policy(kept, lm, batch=len(requests), capacity=capacity, sampling=sampling)
     drafters = drafting.drafters(policy, kept.table, lm.config.get_text_config().vocab_size)
     runner = kept.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)

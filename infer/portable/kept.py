@@ -4,9 +4,9 @@ It is kept as long as the model lives, and does not keep it alive.
 """
 
 from collections.abc import Hashable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,7 +23,7 @@ from infer.engine.families import check_family, check_tree
 from infer.engine.runners import Runners
 from infer.engine.sampling import Sampling
 from infer.engine.target import places_of
-from infer.ngrams import FILE, NgramTable, read_table
+from infer.ngrams import ABSENT, FILE, NgramTable, open_table
 
 
 @dataclass
@@ -56,9 +56,9 @@ _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
 _lock = Lock()  # two threads must not keep two, each of which measures
 
 
-def kept_for(lm: PreTrainedModel) -> Kept:
+def kept_for(lm: PreTrainedModel, *, has_table: bool = False) -> Kept:
     """What is known of a model. It is tried when it is new, and when it was moved since: a
-    graph has the addresses of its weights.
+    graph has the addresses of its weights. Where its export had a table and there is none, it is logged once.
 
     Raises UserError for a model that trees do not suit, and ValueError for one in several places, or one that
     keeps no cache.
@@ -77,23 +77,36 @@ def kept_for(lm: PreTrainedModel) -> Kept:
             check_tree(lm)
             weakly: Any = proxy(lm)
             runners = Runners(weakly, static=None if _is_fixed(lm) else False)
-            found = _kept[lm] = Kept(places, runners, find_table(lm))
+            table = found.table if found else find_table(lm, expected=has_table)
+            found = _kept[lm] = Kept(places, runners, table)
         return found
 
 
-def find_table(lm: PreTrainedModel) -> NgramTable | None:
-    """Return the n-grams of the training data, from where the model came from; None where there are none.
+def find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
+    """Return the n-grams of the training data, from where the model came from; None where there are none,
+    which is logged where they are `expected`.
 
-    Raises ValueError for a table that is damaged, or of more ids than the model's.
+    Raises ValueError for a table that is damaged or of a larger vocabulary.
     """
-    quiet = {
-        f"_raise_exceptions_for_{what}": False
-        for what in ("gated_repo", "missing_entries", "connection_errors")
-    }
-    path = None
-    with suppress(OSError):  # a folder that is no more, which is then taken for a name on the hub
-        path = cached_file(lm.name_or_path, FILE, **quiet) if lm.name_or_path else None
-    return read_table(Path(path), lm.config.get_text_config().vocab_size) if path else None
+    name = lm.name_or_path or ""
+    path = _table_of(name, getattr(lm.config, "_commit_hash", None))
+    if path is not None:
+        return open_table(path, lm.config.get_text_config().vocab_size)
+    if expected:
+        getLogger(__name__).warning(ABSENT, Path(name) / FILE)
+    return None
+
+
+def _table_of(name: str, commit: str | None) -> Path | None:
+    """Return the table of a directory or, at that commit, of a repository on the hub."""
+    path = Path(name) / FILE
+    if not name or path.is_file():
+        return path if name else None
+    try:
+        cached = cached_file(name, FILE, revision=commit)
+    except OSError:  # no such file, repository, or network
+        return None
+    return Path(cached) if cached else None
 
 
 def _check_place(lm: PreTrainedModel) -> None:

@@ -196,7 +196,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt="], "wanted a text to continue, or infill.prefix and infill.suffix, found an empty prompt"),
         (["prompt=x", "infill.suffix=y"], "infill.prefix and infill.suffix, found both"),
         (["infill.prefix=x", "infill.order=mps"], "infill.order: wanted psm or spm, found mps"),
-        (["prompt=x", "decode=tree"], "decode: wanted one of gsd, nucleus, "),
+        (["prompt=x", "decode=tree"], "decode: wanted one of gsd, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p: wanted a share above 0"),
         (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html: wanted a file in a folder"),

@@ -1,20 +1,22 @@
 """The last validation measured again, on the model that was read back: what was learned is what is served.
 
-The same held-out sequences, windows and layout; a sequence by itself at a time. Knows models and shards;
+The same held-out sequences, windows and layout; a sequence by itself at a time. What the adaptive tokens answer
+in some of these windows is read off the same pass, for train.export.ngram_weights. Knows models and shards;
 knows no checkpoint.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from conf import UserError
-from data_prep.shards import Shards
+from data_prep.shards import PackedSequence, Shards
 from train.data import load_batch
 from train.export.trained import Trained
 from train.model.lm import AdaptiveLM
@@ -27,6 +29,8 @@ SPEED = {"cpu": 1e11, "cuda": 3e14}  # FLOP/s, roughly, of a small machine
 READ = 2e9  # bytes/s of a disk, roughly
 SECONDS = 200  # of measuring, unless a setting says on how many sequences
 FEWEST = 4  # sequences, however long they take
+ANSWERS = 16  # likeliest tokens of an adaptive token, as many as decoding reads
+WINDOWS, TEXTS = 4096, 64  # windows, and sequences with them, whose answers are read at most
 # How far a mean on the same sequences may lie off by rounding, by other kernels or in another type: a share of
 # itself, which all positions may have in common, and DEVIATIONS of what each has by itself. Measured with the
 # demo in three types: 0.00014 of a loss, and 3 of 1,905 drafts; rope_theta times 1.5 changes a loss by 0.0023.
@@ -46,6 +50,23 @@ class Measured:
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     roundings: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The answers of adaptive tokens behind a text, and the model's own choices there, as decoding meets them.
+
+    `document[root]` is the token that is verified with the drafts, the first that the adaptive tokens do not
+    see. `choices` (w,) are what the model chooses behind it, each after the text before: all but the last are
+    the text's own tokens. `ids` and `shares` are (w, m) by place, the likeliest first.
+    """
+
+    sequence: int
+    document: Sequence[int]
+    root: int
+    choices: list[int]
+    ids: list[list[int]]
+    shares: list[list[float]]
 
 
 def count_sequences(
@@ -86,16 +107,68 @@ def _seconds(trained: Trained, shards: Shards, device: torch.device) -> float:
 @torch.no_grad()
 def measure(
     module: AdaptiveLM, trained: Trained, shards: Shards, *, count: int, device: torch.device
-) -> Measured:
-    """The metrics of the first `count` held-out sequences."""
+) -> tuple[Measured, list[Window]]:
+    """Return the metrics of the first `count` held-out sequences, and windows of some of these.
+
+    The windows are chosen by even strides: up to WINDOWS of up to TEXTS sequences.
+    """
     objective, seed = laid_out(trained.objective), window_seed(trained.manifest["settings"]["seed"])
-    tallies = []
-    for sequence in range(count):
+    head, every = module.lm.get_output_embeddings(), -(-count // TEXTS)
+    most = WINDOWS // len(range(0, count, every))
+    tallies, windows = [], list[Window]()
+    for index in range(count):
         batch: dict[str, Any] = load_batch(
-            shards, np.array([sequence]), trained.vocab, objective, seed=seed, device=device
+            shards, np.array([index]), trained.vocab, objective, seed=seed, device=device
         )
-        tallies.append(module(**batch)[1].cpu())
-    return summarise_clusters(torch.stack(tallies))
+        hidden = module.encode(batch["ids"], batch["offsets"], batch["positions"], batch["trunk"])
+        rest = (batch[name] for name in ("labels", "offsets", "weights", "teachers"))
+        _, tally, predicted = module.score(hidden, *rest)
+        tallies.append(tally.cpu())
+        if index % every == 0:
+            offsets, positions = (batch[name][0].cpu().numpy() for name in ("offsets", "positions"))
+            chosen = choose_windows(offsets, positions, most=most)
+            windows += read_windows(index, shards[index], chosen, predicted[0].cpu().numpy(), hidden[0], head)
+    return summarise_clusters(torch.stack(tallies)), windows
+
+
+def choose_windows(offsets: np.ndarray, positions: np.ndarray, *, most: int) -> list[tuple[int, np.ndarray]]:
+    """Return the roots and the columns of up to `most` windows of a (c,) layout, chosen by an even stride.
+
+    offsets     0 0 0 1 2 1 1 2 3    windows   1: (3 4), 0: (5), 2: (6 7 8)
+    positions   0 1 2 1 2 0 2 3 4
+    """
+    columns = np.flatnonzero(offsets)
+    windows = np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:]) if len(columns) else []
+    count = min(most, len(windows))
+    chosen = (windows[i * len(windows) // count] for i in range(count))
+    return [(int(positions[window[0]]), window) for window in chosen]
+
+
+def read_windows(
+    index: int,
+    sequence: PackedSequence,
+    windows: Sequence[tuple[int, np.ndarray]],
+    predicted: np.ndarray,
+    hidden: Tensor,
+    head: nn.Linear,
+) -> Iterator[Window]:
+    """Yield windows of a sequence, from their roots and columns, (c,) predictions and (c, d) hidden states."""
+    documents, texts = sequence.documents, dict[int, tuple[int, list[int]]]()
+    for root, columns in windows:
+        choices = predicted[root : root + len(columns)]
+        own = np.logical_and.accumulate(choices == sequence.tokens[root + 1 : root + 1 + len(columns)])
+        known = min(len(columns), int(own.sum()) + 1)
+        # Not head(rows): an offloaded head would drop its weights, which `resident` holds.
+        logits = linear(hidden[columns[:known]], head.weight, head.bias).float()
+        values, ids = logits.topk(min(ANSWERS, logits.shape[-1]))
+        document = documents[root]
+        if document not in texts:
+            places = np.flatnonzero(documents == document)
+            texts[document] = int(places[0]), sequence.tokens[places].tolist()
+        first, text = texts[document]
+        yield Window(
+            index, text, root - first, choices[:known].tolist(), ids.tolist(), values.softmax(-1).tolist()
+        )
 
 
 def summarise_clusters(tallies: Tensor) -> Measured:

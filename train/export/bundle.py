@@ -7,9 +7,9 @@ stands but for the imports among them:
     infer/loop.py         from infer.trees.tree import Tree     loop.py          from .trees_tree import Tree
     infer/trees/tree.py                                         trees_tree.py
     conf/errors.py                                              conf_errors.py
-                                                                generate.py      the adaptive ids
+                                                                generate.py      adaptive ids, n-grams' weights
 
-`train` imports nothing of `infer`: it reads text. A bundle is made at every export, so none can be stale.
+Nothing of `infer` is imported here: it is read as text. A bundle is made at every export, so none can be stale.
 """
 
 import ast
@@ -44,7 +44,7 @@ from functools import partial
 
 from .{entry} import generate as generate_with
 
-generate = partial(generate_with, adaptive_ids={ids}, L={L})
+generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams})
 '''
 
 
@@ -69,7 +69,8 @@ def write_custom_generate(out: Path) -> None:
     files = bundle(read_sources(*OURS), ENTRY, commit=made)
     head = MADE_FROM.format(path="train/export/bundle.py", commit=made)
     ids = tuple(adaptive["adaptive_ids"])
-    files["generate.py"] = head + GENERATE.format(entry=flat(ENTRY), ids=ids, L=adaptive["L"])
+    ngrams = adaptive.get("ngrams")
+    files["generate.py"] = head + GENERATE.format(entry=flat(ENTRY), ids=ids, L=adaptive["L"], ngrams=ngrams)
     files["requirements.txt"] = "".join(f"{line}\n" for line in REQUIREMENTS)
     for name, text in files.items():
         write_bytes(out / "custom_generate" / name, text.encode())

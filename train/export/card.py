@@ -62,6 +62,7 @@ def render_card(
             step=step,
             held_out=_held_out(manifest["validation"], step, verified),
             verified=verified,
+            drafts=(verified or {}).get("drafts"),  # absent from exports of earlier versions
             report=told,
             speed=speed_rows(told) if told and told["speed"] else [],
         )

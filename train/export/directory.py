@@ -5,7 +5,7 @@ Knows the order of it; what is in a file is its own module's.
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from conf.characters import print_line
 from conf.fingerprint import fingerprint_file
 from conf.stage import staged, write_manifest
 from data_prep.ngrams import TABLE
+from train.export.acceptance import Window
 from train.export.bundle import write_custom_generate
 from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
+from train.export.ngram_weights import DESCRIBED, NgramFit, describe_fit, fit_directory
 from train.export.sidecars import write_sidecars
 from train.export.trained import Trained
 from train.export.verify import Verified, describe, verify
@@ -30,7 +32,7 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
     """Make the directory, whole and verified, or nothing."""
     data = trained.measurable(config.data.path) if config.verify else None
     with staged(config.out) as out:
-        verified = export(config, trained, out, kept=kept, data=data)
+        verified, fit = export(config, trained, out, kept=kept, data=data)
         parameters, told = trained.manifest["parameters"], asdict(verified) if verified else None
         step = trained.checkpoint.step
         write_card(out, render_card(out, trained.manifest, step=step, verified=told, push=config.push))
@@ -47,12 +49,16 @@ def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, ke
         )
     print_line(f"export: wrote {config.out} ({parameters / 1e6:.1f}M parameters, {config.dtype})")
     print_line(f"export: {describe(verified) if verified else 'not verified'}")
+    if fit:
+        print_line(f"export: {describe_fit(fit)}")
 
 
 def export(
     config: ExportConfig, trained: Trained, out: Path, *, kept: bool, data: Path | None
-) -> Verified | None:
-    """Write the Transformers directory of a training folder; with `data`, its shards, verify it."""
+) -> tuple[Verified | None, NgramFit | None]:
+    """Write the Transformers directory of a training folder; with `data`, its shards, verify it and fit the
+    weights of n-grams, which need adaptive tokens.
+    """
     dtype = getattr(torch, config.dtype)
     write_sidecars(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
     weights = _plain_weights(trained, out, dtype, kept=kept)
@@ -66,10 +72,16 @@ def export(
     )
     if trained.table is not None:
         shutil.copyfile(trained.table, out / TABLE)
+    verified, windows, fit = None, list[Window](), None
+    if data is not None:
+        sequences = config.verify_sequences
+        verified, windows = verify(out, trained, data, dtype=dtype, kept=kept, sequences=sequences)
+    if (out / DESCRIBED).is_file():
+        fit = fit_directory(out, windows)
     write_custom_generate(out)
-    if data is None:
-        return None
-    return verify(out, trained, data, dtype=dtype, kept=kept, sequences=config.verify_sequences)
+    if verified and fit:
+        verified = replace(verified, drafts=fit.accepted)
+    return verified, fit
 
 
 def _plain_weights(trained: Trained, out: Path, dtype: torch.dtype, *, kept: bool) -> Mapping[str, Tensor]:

@@ -4,7 +4,7 @@ Knows what must be equal and how nearly; what is compared is train.export.models
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from conf import UserError
 from conf.characters import print_line
 from data_prep.shards import Shards
-from train.export.acceptance import CHUNK, announce, check_acceptance, count_sequences, measure
+from train.export.acceptance import CHUNK, Window, announce, check_acceptance, count_sequences, measure
 from train.export.models import OnDisk, read_model, resident, trained_model
 from train.export.trained import Trained
 from train.model.lm import AdaptiveLM
@@ -39,13 +39,17 @@ class Verified:
     validation: dict[str, float]  # the training's last metrics
     measured: dict[str, float]  # the same metrics of the written directory
     intervals: dict[str, tuple[float, float]]  # theirs, of 95 %
+    # Expected accepted drafts of a chain of L: by adaptive tokens, by n-grams, by all sources
+    drafts: dict[str, float] = field(default_factory=dict)
 
 
 def verify(
     out: Path, trained: Trained, data: Path, *, dtype: torch.dtype, kept: bool, sequences: int | None
-) -> Verified:
+) -> tuple[Verified, list[Window]]:
     """Read `out` back; compare its weights and its logits with the training's, and its acceptance with the last
-    validation. Raises UserError where they disagree, and where the device has too little memory to find out.
+    validation. Return the comparison, and windows with the answers of adaptive tokens.
+
+    Raises UserError where they disagree, and where the device has too little memory to find out.
 
     Weights must be the training's, rounded to `dtype`, to the last bit: all rows of an embedding, of which one
     text has few. Logits tell that what is loaded also computes the same. They are computed in float32 on both
@@ -76,7 +80,7 @@ def _verify(
     dtype: torch.dtype,
     kept: bool,
     sequences: int | None,
-) -> Verified:
+) -> tuple[Verified, list[Window]]:
     shards, merged = Shards(data, "held_out"), trained.lora.rank > 0 and not kept
     weights = _compare_weights(read, trained.served_weights(dtype, kept=kept))
     theirs = trained_model(trained, torch.float32 if merged else dtype, device)
@@ -91,9 +95,9 @@ def _verify(
     count, every = count_sequences(trained, shards, sequences, device)
     print_line(f"export: {announce(trained, shards, count=count, every=every, device=device)}")
     with resident(lm):
-        measured = measure(module, trained, shards, count=count, device=device)
+        measured, windows = measure(module, trained, shards, count=count, device=device)
     check_acceptance(measured, trained.validation, every=every)
-    return Verified(
+    verified = Verified(
         weights=weights,
         positions=ids.numel(),
         logit_difference=difference,
@@ -103,6 +107,7 @@ def _verify(
         measured=measured.means,
         intervals=measured.intervals,
     )
+    return verified, windows
 
 
 def describe(verified: Verified) -> str:

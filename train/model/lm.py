@@ -45,15 +45,25 @@ class AdaptiveLM(nn.Module):
         """A Layout's (r, c) tensors in; the loss, its tally (L + 1, 4) and the likeliest token of
         every labelled column (r, c) out.
         """
+        return self.score(self.encode(ids, offsets, positions, trunk), labels, offsets, weights, teachers)
+
+    def encode(self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int) -> Tensor:
+        """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors."""
         self.train(torch.is_grad_enabled())  # an adapter's dropout is no part of a validation
         if self._gate is not None:
             self._gate.open(offsets > 0)
-        hidden = self.lm.get_decoder()(
+        hidden: Tensor = self.lm.get_decoder()(
             input_ids=ids,
             position_ids=positions,
             attention_mask=self._mask(positions, offsets, trunk),
             use_cache=False,
         ).last_hidden_state
+        return hidden
+
+    def score(
+        self, hidden: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor, teachers: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `forward` does, from `encode`'s hidden states."""
         loss, losses, predicted = weighted_cross_entropy(
             hidden.flatten(0, 1),
             self.lm.get_output_embeddings().weight,

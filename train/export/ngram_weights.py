@@ -1,0 +1,242 @@
+"""The weights of n-grams beside adaptive tokens, fitted on held-out windows.
+
+Decoding accepts a draft that is the model's own choice y_j, where all drafts before it were. A window of
+held-out text has these choices up to the first that is not the text's next token: from there on the model would
+write another text. Every place of a window is met behind the text's own tokens, so whether its draft is right
+
+    argmax_c (log p_j(c) + λ_j log s_j(c)) = y_j          with s of infer/ngrams.py
+
+depends on no other place's weight. The drafts of a chain of L places that may expect to be accepted are, from
+windows that end at different places (Kaplan and Meier, JASA 1958),
+
+    accepted = Σ_j Π_{i <= j} r_i        r_i: the share of right drafts among windows that have a place i and
+                                             whose drafts before it are right
+
+The text's next tokens themselves, y_j or not, are no good measure: what the model did not expect the adaptive
+tokens did not either, n-grams may have, and weigh too much.
+
+All values of small grids are tried. Those of each grid stand in the order in which they are preferred: of equal
+ones the default or the nearest to it is chosen.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.files import read_json, write_json
+from data_prep.ngrams import TABLE
+from infer.drafters.places import UNREAD, Places
+from infer.engine.reading import Candidates
+from infer.ngrams import LONGEST, Ngrams, NgramTable, NgramWeights, TextNgrams
+from train.export.acceptance import LEVEL, Window, student
+
+DEFAULT = NgramWeights()
+TABLES = (DEFAULT.table, 1.0, 4.0, 0.5, 0.25)
+TEXTS = (DEFAULT.text, 0.5, 2.0, 0.25, 4.0)
+PLACES = (DEFAULT.place(0), 0.3, 0.5, 0.2, 0.6, 0.1, 0.8, 0.0, 1.0, 1.4)
+SWEEPS = 3  # over the places, at most
+DESCRIBED = "adaptive.json"
+
+
+@dataclass(frozen=True)
+class NgramFit:
+    """The weights, and the expected accepted drafts of a chain by source: adaptive, ngrams, all."""
+
+    weights: NgramWeights
+    windows: int
+    L: int
+    accepted: dict[str, float]
+
+
+def fit_directory(out: Path, windows: Sequence[Window]) -> NgramFit | None:
+    """Fit the weights for a model directory and write them into its adaptive.json: defaults without windows.
+
+    `table` is null there where the directory has no table.
+    """
+    path, table = out / TABLE, None
+    if path.is_file():
+        table = NgramTable(path)
+    fit = None
+    if windows:
+        fit = fit_ngrams(windows, table, read_json(out / "config.json")["vocab_size"])
+    weights = fit.weights if fit else DEFAULT
+    ngrams = {"table": weights.table if table else None, "text": weights.text, "places": list(weights.places)}
+    write_json(out / DESCRIBED, {**read_json(out / DESCRIBED), "ngrams": ngrams})
+    return fit
+
+
+def describe_fit(fit: NgramFit) -> str:
+    """Return what an export prints."""
+    weights, accepted = fit.weights, fit.accepted
+    places = " ".join(f"{λ:g}" for λ in weights.places)
+    return (
+        f"drafts accepted of {fit.L}, on {fit.windows} held-out windows: by adaptive tokens "
+        f"{accepted['adaptive']:.2f}, by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
+        f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {places})"
+    )
+
+
+def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: int) -> NgramFit:
+    """Return the weights that accept the most drafts of the windows.
+
+    Three sets of weights compete: the defaults; κ and a λ of all places; and with these κ a λ_j of each place.
+    A later one is chosen only where its gain over the one before is beyond noise. `vocabulary` is the number of
+    the model's ids.
+    """
+    ngrams, sequences = Ngrams(table, vocabulary), np.array([window.sequence for window in windows])
+    pairs = [NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)]
+    hits_PΛWL, known_WL = _hits(windows, ngrams, pairs)
+    counts = np.array([[count(hits, known_WL, sequences) for hits in row] for row in hits_PΛWL])
+    pair, place = divmod(int(expected(counts.sum(3)).argmax()), len(PLACES))
+    weights, before = DEFAULT, counts[0, 0]
+    if is_gain(before, counts[pair, place]):
+        weights, before = replace(pairs[pair], places=(PLACES[place],)), counts[pair, place]
+    pair = pairs.index(replace(weights, places=DEFAULT.places))
+    by_place = _fit_places(hits_PΛWL[pair], known_WL, PLACES.index(weights.place(0)))
+    after = count(_chain(hits_PΛWL[pair], by_place), known_WL, sequences)
+    if is_gain(before, after):
+        weights = replace(weights, places=tuple(PLACES[λ] for λ in by_place))
+    best = Ngrams(table, vocabulary, weights=weights)
+    accepted = {
+        "adaptive": accepted_drafts(windows, None),
+        "ngrams": accepted_drafts(windows, best, adaptive=False),
+        "all": accepted_drafts(windows, best),
+    }
+    return NgramFit(weights, len(windows), known_WL.shape[1], accepted)
+
+
+def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True) -> float:
+    """Return the expected accepted drafts of a chain, drafted as decoding drafts it."""
+    L = max(len(window.choices) for window in windows)
+    hits_WL, known_WL = np.zeros((len(windows), L), dtype=bool), np.zeros((len(windows), L), dtype=bool)
+    for hits, known, (window, text) in zip(hits_WL, known_WL, _texts(windows, ngrams)):
+        answers, w = Candidates(window.ids, window.shares) if adaptive else None, len(window.choices)
+        places = Places(window.document[: window.root + 1], answers, text, 1)
+        drafts = places.grow([0.0] * w, depth=w).tokens[1:]
+        known[:w] = True
+        hits[: len(drafts)] = [draft == choice for draft, choice in zip(drafts, window.choices)]
+    return float(expected(count(hits_WL, known_WL, np.zeros(len(windows), dtype=int)).sum(1)))
+
+
+def _texts(windows: Sequence[Window], ngrams: Ngrams | None) -> Iterator[tuple[Window, TextNgrams | None]]:
+    """Yield each window with the n-grams of its text; windows of a document stand side by side, in order."""
+    document, text = None, None
+    for window in windows:
+        if ngrams and window.document is not document:
+            document, text = window.document, TextNgrams(ngrams)
+        if text:
+            text.extend(window.document[: window.root + 1])
+        yield window, text
+
+
+def _hits(
+    windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (P, Λ, W, L) bool: whether window w's draft for place j is right by pair p and λ of PLACES; and
+    (W, L) bool: whether that place is known.
+    """
+    widths = np.array([len(window.choices) for window in windows])
+    known = np.arange(widths.max()) < widths[:, None]
+    hits = np.zeros((len(pairs), len(PLACES), *known.shape), dtype=bool)
+    shares_QC, right_Q, question, column, tokens, chances = _candidates(windows, ngrams, pairs)
+    frequencies = np.log(np.array(ngrams.unigrams)[tokens])
+    for p in range(len(pairs)):
+        evidence_QC = np.zeros_like(shares_QC)
+        evidence_QC[question, column] = np.log(chances[p]) - frequencies
+        for i, λ in enumerate(PLACES):
+            hits[p, i][known] = (shares_QC + λ * evidence_QC).argmax(1) == right_Q
+    return hits, known
+
+
+def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]) -> tuple[Any, ...]:
+    """Return the candidates of all Q places of all windows.
+
+    (Q, C) log shares of the adaptive tokens' answers, and of what n-grams propose besides; (Q,) the column of
+    the model's choice, -1 where it is no candidate. Then, of each successor by n-grams: its row, its column,
+    its token, and by the weights of each pair its s.
+    """
+    shares, right = list[list[float]](), list[int]()
+    rows, columns, tokens = list[int](), list[int](), list[int]()
+    chances = [array("d") for _ in pairs]
+    for window, text in _texts(windows, ngrams):
+        assert text
+        for j, choice in enumerate(window.choices):
+            end = window.root + 1 + j
+            tail = window.document[max(0, end - LONGEST) : end]
+            for values, text.weights in zip(chances, pairs):
+                successors = text.successors(tail)[0]
+                values.extend(successors.values())
+            places = {token: column for column, token in enumerate(window.ids[j])}
+            answered = len(places)
+            rows += [len(shares)] * len(successors)
+            columns += [places.setdefault(token, len(places)) for token in successors]
+            tokens += successors
+            shares.append(window.shares[j] + [UNREAD * window.shares[j][-1]] * (len(places) - answered))
+            right.append(places.get(choice, -1))
+    shares_QC = np.zeros((len(shares), max(map(len, shares))))
+    for padded, answers in zip(shares_QC, shares):
+        padded[: len(answers)] = answers
+    with np.errstate(divide="ignore"):
+        shares_QC = np.log(shares_QC)
+    indices = (np.array(values, dtype=int) for values in (rows, columns, tokens))
+    return shares_QC, np.array(right), *indices, [np.frombuffer(values) for values in chances]
+
+
+def count(hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray) -> np.ndarray:
+    """Return (2, S, L) by sequence and place: how many windows reach a place, and how many are right there."""
+    alive = np.logical_and.accumulate(hits_WL & known_WL, axis=1)
+    reached = known_WL.copy()
+    reached[:, 1:] &= alive[:, :-1]
+    starts = np.flatnonzero(np.diff(sequences_W, prepend=-1))
+    return np.stack([np.add.reduceat(x.astype(int), starts) for x in (reached, alive)])
+
+
+def expected(counts: np.ndarray) -> np.ndarray:
+    """Return the expected accepted drafts of (..., 2, L) counts."""
+    reached, right = np.moveaxis(counts, -2, 0)
+    accepted: np.ndarray = np.cumprod(right / np.maximum(reached, 1), axis=-1).sum(-1)
+    return accepted
+
+
+def is_gain(before: np.ndarray, after: np.ndarray) -> bool:
+    """Return whether more drafts are accepted beyond noise, by (2, S, L) counts.
+
+    Windows of a sequence depend on each other, so sequences are left out, as in acceptance.py.
+    """
+    n = before.shape[1]
+    gain, without = (
+        expected(b) - expected(a)
+        for a, b in (
+            (before.sum(1), after.sum(1)),
+            tuple(np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after)),
+        )
+    )
+    return n > 1 and bool(gain > student(LEVEL, n - 1) * sqrt((n - 1) * without.var()))
+
+
+def _chain(hits_ΛWL: np.ndarray, λs: Sequence[int]) -> np.ndarray:
+    """Return the (W, L) hits by the index in PLACES of each place's λ."""
+    return np.stack([hits_ΛWL[λ, :, j] for j, λ in enumerate(λs)], axis=1)
+
+
+def _fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray, start: int) -> list[int]:
+    """Return the index in PLACES of each place's λ, by coordinate search from that of all places."""
+    chosen, every = [start] * hits_ΛWL.shape[2], np.zeros(len(known_WL), dtype=int)
+
+    def value(λs: Sequence[int]) -> float:
+        return float(expected(count(_chain(hits_ΛWL, λs), known_WL, every).sum(1)))
+
+    for _ in range(SWEEPS):
+        before = list(chosen)
+        for j, own in enumerate(before):
+            order = [own, *range(len(PLACES))]  # of equal ones the first
+            chosen[j] = max(order, key=lambda λ: value([*chosen[:j], λ, *chosen[j + 1 :]]))
+        if chosen == before:
+            break
+    return chosen
