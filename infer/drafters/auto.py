@@ -24,7 +24,7 @@ from threading import Lock
 import numpy as np
 
 from infer.drafters.adaptive import likeliest
-from infer.drafters.clock import LoopCosts, is_plain
+from infer.drafters.clock import LoopCosts
 from infer.drafters.costs import Costs
 from infer.drafters.credit import Credit
 from infer.drafters.places import Places
@@ -107,7 +107,7 @@ class AutoPolicy:
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Every draft worth its row, and every node to be probed."""
         with self._lock:
-            if not self._credit.drafting or is_plain(places.step):
+            if not self._credit.drafting or self._costs.due:
                 return places.grow((), depth=0), (), self._k
             rate = self._rate
             drafts = self._drafts(places, rate, min(left - 1, DEEPEST))

@@ -1,8 +1,8 @@
 """L(q) held against the clock: what steps of a loop really took corrects what was measured before.
 
-Decisions hang on L(q) / L(1) alone, and a machine is faster now and slower then. So now and then a step is
-plain (`is_plain`): the time of such steps of late says how fast the machine is, and other steps are held
-against it.
+Decisions hang on L(q) / L(1) alone, and a machine is faster now and slower then. So now and then a step is to
+be plain (`LoopCosts.due`): the time of such steps of late says how fast the machine is, and other steps are
+held against it.
 """
 
 from bisect import bisect_left
@@ -10,15 +10,10 @@ from bisect import bisect_left
 from infer.drafters.costs import Costs
 from infer.engine.clock import FINE
 
-PLAIN, EVERY = 1, 128  # of a text the second step is plain, and every so many behind it: the first may be cold
+EVERY = 128  # steps from a plain one to the next; the first is the second of all, since the first may be cold
 FOLLOWED, LEARNED = 1 / 4, 1 / 32  # shares of one step in the time of plain steps, and in a point
 WILD = 2.0  # times as long as expected, or as short: what is beyond met something else
 LAID_OUT = 16  # steps between two tables
-
-
-def is_plain(step: int) -> bool:
-    """Whether a text's step is to be plain, so that it says how fast the machine is."""
-    return step % EVERY == PLAIN
 
 
 class LoopCosts:
@@ -27,8 +22,15 @@ class LoopCosts:
     def __init__(self, costs: Costs, most: int) -> None:
         self._rows, self._points, self._most = costs.rows, list(costs.ms), most
         self._plain: float | None = None  # milliseconds of a plain step of late, by the loop's clock
-        self._steps = 0
+        self._steps, self._since = 0, EVERY - 1
         self._lay_out()
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step is to be plain. It changes when a step is observed, so that all sequences of a
+        batch are told the same.
+        """
+        return self._since >= EVERY
 
     def __call__(self, q: int) -> float:
         """L(q); a batch may have more rows than a tree."""
@@ -37,6 +39,7 @@ class LoopCosts:
     def observe(self, q: int, ms: float) -> float:
         """Learn that a step of q rows took `ms`; return its time in plain steps."""
         ms = max(ms, 1e3 * FINE)  # by no clock is it free
+        self._since = 0 if q == 1 else self._since + 1
         if self._plain is None:
             self._plain = ms if q == 1 else None
             return self(q) / self.ms[1]

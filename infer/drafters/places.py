@@ -28,7 +28,7 @@ class Places:
     """What may follow a text whose last token is the root of the next draft.
 
     `answers` are of the adaptive tokens, for the places behind the root; `width` bounds the candidates of a
-    place. `graph` holds what was looked at so far. `step` counts the text's steps.
+    place. `graph` holds what was looked at so far.
     """
 
     def __init__(
@@ -39,10 +39,7 @@ class Places:
         width: int,
         sampling: Sampling = GREEDY,
         seed: int = 0,
-        *,
-        step: int = 0,
     ) -> None:
-        self.step = step
         self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
         self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
