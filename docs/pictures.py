@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -18,10 +19,19 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageChops
 
 from infer import DecodeConfig, Model, generate, load
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.outcome import Outcome
+from infer.drafters.places import Places
+from infer.drafters.protocol import Each
+from infer.engine.reading import Candidates, Request
+from infer.engine.sampling import Sampling
 from infer.graph.view import spelled
+from infer.loop import Limits, decode
+from infer.models.checkpoint import load_ngrams
+from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.layout import lay_out, mask
 from infer.trees.tree import Tree
+from infer.view.coloured import KINDS
 
 IMAGES = Path(__file__).parent / "images"
 COLOURS, MARGIN = 64, 16  # of a picture; pixels around it
@@ -44,6 +54,7 @@ SECTIONS = {  # of the report's page: where a picture begins, what begins behind
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
+REST = "#b3bac2"  # bars of the combination
 PLOTS = ("speedup", "acceptance_by_position", "tokens_per_second", "time_of_rows")
 
 
@@ -64,7 +75,9 @@ def main(demo: Path) -> None:
         shrink(Image.open(demo / "report" / f"{plot}.png"), IMAGES / f"{plot}.png", width=1200)
     _run("infer.graph", f"model={demo}/model", f"prompt={PROMPT}", *LATTICE, f"out={IMAGES}/lattice.png")
     shrink(Image.open(IMAGES / "lattice.png"), IMAGES / "lattice.png", width=1000)
-    one_forward(load(str(demo / "model"), "float32"), IMAGES / "one_forward.png")
+    model = load(str(demo / "model"), "float32")
+    one_forward(model, IMAGES / "one_forward.png")
+    combination(model, demo / "model", IMAGES / "combination.png")
 
 
 def _run(module: str, *settings: str) -> None:
@@ -179,6 +192,112 @@ def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
     axes.axhline(tree.probes_from - 0.5, color=PROBE_EDGE, linewidth=1)
     axes.tick_params(length=0)
     axes.set_title("one forward: a dark cell is attended", fontsize=10)
+
+
+class Recorder:
+    """A drafter that keeps the text and the adaptive tokens' answers that each of its drafts is made of."""
+
+    def __init__(self, drafter: AdaptiveDrafter) -> None:
+        self._drafter, self._text = drafter, list[int]()
+        self.max_rows, self.width = drafter.max_rows, drafter.width
+        self.steps = list[tuple[list[int], Candidates]]()
+
+    def start(self, request: Request, sampling: Sampling) -> None:
+        """See Drafter."""
+        self._drafter.start(request, sampling)
+
+    def propose(self, context: Sequence[int], left: int) -> Tree:
+        """See Drafter."""
+        self._text = list(context)
+        return self._drafter.propose(context, left)
+
+    def observe(
+        self,
+        tree: Tree,
+        path: Sequence[int],
+        choice: int,
+        answers: Candidates | None,
+        rows: int,
+        seconds: float,
+    ) -> None:
+        """See Drafter."""
+        if answers:
+            self.steps.append(([*self._text, *(tree.tokens[node] for node in path[1:]), choice], answers))
+        self._drafter.observe(tree, path, choice, answers, rows, seconds)
+
+
+def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
+    """A step whose k drafts are right together, where neither adaptive tokens nor n-grams were right alone."""
+    assert model.adaptive is not None
+    ngrams = Ngrams(load_ngrams(folder), model.lm.config.vocab_size, weights=model.adaptive.ngrams)
+    recorder = Recorder(AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams))
+    prompt = model.text.encode(PROMPT)
+    runner = model.runners.take(batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows)
+    steps = decode(runner, [Request(prompt, 0)], Each(lambda: recorder), Limits(256))
+    text = [*prompt, *(token for (step,) in steps for token in step.tokens)]
+    for context, answers in recorder.steps:
+        right = text[len(context) : len(context) + k]
+        known = TextNgrams(ngrams)
+        known.extend(context)
+        drafts = [
+            Places(context, given, sources, 1).grow([0.0] * k, depth=k).tokens[1:]
+            for given, sources in ((answers, None), (None, known), (answers, known))
+        ]
+        matched = [_matched(chain, right) for chain in drafts]
+        if len(answers.ids) == k and matched[2] == k > 2 * max(matched[:2]):
+            _draw_places(model, context, answers, known, right, picture)
+            return
+    sys.exit("error: no step of this text shows what the sources know together; choose another prompt")
+
+
+def _matched(drafts: Sequence[int], right: Sequence[int]) -> int:
+    """Drafts that are right before the first wrong one."""
+    return next((at for at, pair in enumerate(zip(drafts, right)) if pair[0] != pair[1]), len(drafts))
+
+
+def _draw_places(
+    model: Model,
+    context: list[int],
+    answers: Candidates,
+    ngrams: TextNgrams,
+    right: list[int],
+    picture: Path,
+    *,
+    shown: int = 3,
+) -> None:
+    """By source and place the likeliest candidates, given that the drafts before them are right."""
+    figure = Figure(figsize=(10.0, 4.0), layout="constrained")
+    axes = figure.subplots(3, len(right), sharex=True)
+    both, node = Places(context, answers, ngrams, 16), 0
+    for place, token in enumerate(right):
+        both.expand(node)
+        alone = Places([*context, *right[:place]], None, ngrams, shown)
+        alone.expand(0)
+        rows = [
+            list(zip(answers.ids[place], answers.weights[place])),
+            [(alone.graph.tokens[child], alone.graph.chances[child]) for child in alone.graph.children[0]],
+            [(both.graph.tokens[child], both.graph.chances[child]) for child in both.graph.children[node]],
+        ]
+        for axis, candidates, colour in zip(axes[:, place], rows, (KINDS["adaptive"], KINDS["ngrams"], None)):
+            _draw_candidates(axis, model, candidates[:shown], token, colour.strong if colour else REST, shown)
+        axes[0, place].set_title(f"place {place + 1}", fontsize=10)
+        node = next(child for child in both.graph.children[node] if both.graph.tokens[child] == token)
+    for axis, name in zip(axes[:, 0], ("adaptive\ntokens", "n-grams", "together")):
+        axis.set_ylabel(name, fontsize=10)
+    figure.savefig(picture, dpi=120)
+    shrink(Image.open(picture), picture, width=1200)
+
+
+def _draw_candidates(
+    axis: Axes, model: Model, candidates: Sequence[tuple[int, float]], right: int, colour: str, shown: int
+) -> None:
+    """Bars of shares, the likeliest on top; the token that the text went on with is bold."""
+    axis.barh(range(len(candidates)), [share for _, share in candidates], color=colour, height=0.8)
+    for row, (token, share) in enumerate(candidates):
+        weight = "bold" if token == right else "normal"
+        label = f"{spelled(model.text, token)}  {share:.2f}"
+        axis.text(0.03, row, label, va="center", fontsize=9, family="monospace", weight=weight)
+    axis.set(xlim=(0, 1), ylim=(shown - 0.5, -0.5), xticks=[], yticks=[])
 
 
 if __name__ == "__main__":

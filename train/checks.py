@@ -28,10 +28,10 @@ SAMPLE = 64  # sequences that are searched for adaptive ids; training looks at e
 def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     """Raises UserError unless settings, shards (`data`, their manifest), model and machine fit each other."""
     vocab, folder = Vocab.from_json(data["vocab"]), Path(config.data.path)
-    find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
     architecture = model_config(config.model, vocab=vocab)
     check_family(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
+    find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
     check_adaptive(config.data.path, vocab, config.objective)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     config.accumulations(ranks)

@@ -143,7 +143,7 @@ class AdaptiveDrafter:
         self._policy, self._watch = policy, watch
         self._ngrams = TextNgrams(ngrams) if ngrams else None
         self._answers: Candidates | None = None
-        self._sampling, self._seed = GREEDY, 0
+        self._sampling, self._seed, self._step = GREEDY, 0, 0
         self.max_rows, self.width = policy.max_rows, max(policy.width, ANSWERS) if ngrams else policy.width
 
     def start(self, request: Request, sampling: Sampling) -> None:
@@ -155,8 +155,15 @@ class AdaptiveDrafter:
         if self._ngrams:
             self._ngrams.extend(context)
         self._places = Places(
-            context, self._answers, self._ngrams, self._policy.width, self._sampling, self._seed
+            context,
+            self._answers,
+            self._ngrams,
+            self._policy.width,
+            self._sampling,
+            self._seed,
+            step=self._step,
         )
+        self._step += 1
         drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts
         sources = tuple(map(self._places.source, drafts.nodes))

@@ -7,7 +7,8 @@ With them a step is a purchase. With λ tokens per millisecond earned on the who
 - k probes under a node where the path ends with chance e are worth their rows where e h(k) > λ (L(q+k) - L(q)).
 
 h(k) is what the answers of k adaptive tokens add to the next draft. Now and then a step that has answers is
-drafted without them too. With A_m and B_m the chances that the first m drafts are right, with and without,
+drafted without them too. With A_m and B_m the chances that the first m drafts are right, with and without (less
+the price of their rows in the sums),
 
     h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
@@ -20,8 +21,10 @@ Drafting lives on credit (credit.py), which bounds what it may lose against plai
 from collections.abc import Sequence
 from threading import Lock
 
+import numpy as np
+
 from infer.drafters.adaptive import likeliest
-from infer.drafters.clock import LoopCosts
+from infer.drafters.clock import LoopCosts, is_plain
 from infer.drafters.costs import Costs
 from infer.drafters.credit import Credit
 from infer.drafters.places import Places
@@ -32,8 +35,9 @@ TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 DEEPEST = 16  # drafts in a row
 WIDTH = 2  # candidates of a place
-COMPARED = 8  # every so many steps with answers, and PLANNED steps, the drafts without them are looked at
-PLANNED, TRIED = 16, 48  # steps between two choices of k; steps without probes after which some are tried
+COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
+PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so many of them each has a say
+TRIED = 48  # steps without probes after which some are tried
 
 
 class Calibration:
@@ -61,28 +65,27 @@ class Calibration:
 class Worth:
     """h(k), by what drafts with answers and without them have been."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         # At first each answer is expected to be right in two cases of three, and nothing without it.
-        self._with, self._without = [(2 / 3) ** m for m in range(1, DEEPEST + 1)], [0.0] * DEEPEST
+        first = (2 / 3) ** np.arange(1, DEEPEST + 1)
+        self._with, self._without = np.array([first, first]), np.zeros((2, DEEPEST))
         self._seen = 0
 
-    def record(self, drafts: Drafts, without: Drafts) -> None:
-        """Two drafts for the same step."""
+    def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
+        """Two drafts for the same step, and what each row of drafts costs, in tokens."""
         self._seen += 1
         pace = max(1 / STEPS, 1 / (3 + self._seen))
         for mean, drawn in ((self._with, drafts), (self._without, without)):
-            reached = [0.0] * (DEEPEST + 1)
-            for depth, chance in zip(drawn.depths, drawn.chances):
-                reached[depth] += chance
-            for m, chance in enumerate(reached[1:]):
-                mean[m] += pace * (chance - mean[m])
+            reached = np.zeros((2, DEEPEST))
+            for depth, chance, price in zip(drawn.depths[1:], drawn.chances[1:], prices):
+                reached[:, depth - 1] += chance, chance - price
+            mean += pace * (reached - mean)
 
     def __call__(self, k: int) -> float:
-        """In tokens."""
-        A, B = self._with, self._without
-        beyond = A[k - 1] / B[k - 1] * sum(B[k:]) if B[k - 1] > 1e-3 else 0.0
-        return sum(A[:k]) + beyond - sum(B)
+        """In tokens, less what the rows of drafts cost."""
+        (A, gains), (B, others) = self._with, self._without
+        beyond = A[k - 1] / B[k - 1] * others[k:].sum() if B[k - 1] > 1e-3 else 0.0
+        return float(gains[:k].sum() + beyond - others.sum())
 
 
 class AutoPolicy:
@@ -96,44 +99,48 @@ class AutoPolicy:
         self._costs = LoopCosts(costs, self.max_rows)
         self._calibrations = Calibration(), Calibration()  # of places without and with adaptive answers
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
-        self._worth = Worth(k)
+        self._worth = Worth()
+        self._values = np.zeros(k)  # of a step with 1, 2, ... probes under a node, in tokens
         self._k, self._steps, self._answered, self._unprobed = k, 0, 0, 0
-        self._credit = Credit(self._costs.ms[1])
+        self._credit = Credit()
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Every draft worth its row, and every node to be probed."""
         with self._lock:
-            if not self._credit.drafting:
+            if not self._credit.drafting or is_plain(places.step):
                 return places.grow((), depth=0), (), self._k
             rate = self._rate
             drafts = self._drafts(places, rate, min(left - 1, DEEPEST))
             if places.answered and places.has_ngrams:
                 self._answered += 1
                 if self._answered % COMPARED == 1:
-                    self._worth.record(drafts, self._drafts(places.unanswered(), rate, min(left - 1, DEEPEST)))
+                    without = self._drafts(places.unanswered(), rate, min(left - 1, DEEPEST))
+                    self._worth.record(drafts, without, self._prices(rate))
             elif places.answered:
-                self._worth.record(drafts, drafts.first(1))
+                self._worth.record(drafts, drafts.first(1), self._prices(rate))
             if self._steps % PLANNED == 0 and self.most:
-                self._k = max(range(1, self.most + 1), key=lambda k: self._probed(drafts, rate, k)[2])
+                for k in range(1, self.most + 1):
+                    value = self._probed(drafts, rate, k)[2]
+                    self._values[k - 1] += (value - self._values[k - 1]) / SMOOTHED
+                self._k = 1 + int(self._values.argmax())
             self._steps += 1
             sites = list[int]()
             if self.most:
                 drafts, sites, _ = self._probed(drafts, rate, self._k)
             self._unprobed = 0 if sites else self._unprobed + 1
             if self.most and self._unprobed > TRIED:
-                self._unprobed, sites = 0, likeliest(drafts, 1)
-                return drafts, sites, self.most
+                self._unprobed, drafts = 0, drafts.first(self.max_rows - self.most)
+                return drafts, likeliest(drafts, 1), self.most
             return drafts, sites, self._k
 
     def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
         with self._lock:
-            self._costs.observe(rows, 1e3 * seconds)
-            ms = self._costs(rows)
+            spent, ms = self._costs.observe(rows, 1e3 * seconds), self._costs(rows)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms
-            self._credit.account(len(tokens), ms)
+            self._credit.account(len(tokens), spent)
             self._calibrate(places, tokens)
 
     @property
@@ -150,6 +157,10 @@ class AutoPolicy:
 
         prices = [rate * slope for slope in self._costs.slopes[1:]]
         return places.grow(prices, depth=depth, calibrated=chance)
+
+    def _prices(self, rate: float) -> list[float]:
+        ms = self._costs.ms
+        return [rate * (more - fewer) for fewer, more in zip(ms[1:], ms[2:])]
 
     def _calibrate(self, places: Places, tokens: Sequence[int]) -> None:
         graph, node = places.graph, 0

@@ -105,7 +105,7 @@ class AutoBudget:
     def __init__(self, target: Costs, draft: Costs) -> None:
         self._costs, self._draft, self.max_rows = target, draft, target.rows[-1]
         self._slopes = slopes([0.0, *(target(q) for q in range(1, self.max_rows + 1))])[1:]
-        self._calibration, self._credit = Calibration(), Credit(target(1))
+        self._calibration, self._credit = Calibration(), Credit()
         self._earned, self._spent = 1.0, target(1)  # tokens and milliseconds of late
         self._followed, self._seen = HOPED, 0  # how often the text went on through one of a node's children
 
@@ -140,7 +140,7 @@ class AutoBudget:
         if self.drafting:
             fade = 1 - 1 / STEPS
             self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + spent
-        self._credit.account(len(tokens), spent)
+        self._credit.account(len(tokens), spent / self._costs(1))
         node = 0
         for token in tokens if graph else ():
             assert graph is not None

@@ -28,7 +28,7 @@ class Places:
     """What may follow a text whose last token is the root of the next draft.
 
     `answers` are of the adaptive tokens, for the places behind the root; `width` bounds the candidates of a
-    place. `graph` holds what was looked at so far.
+    place. `graph` holds what was looked at so far. `step` counts the text's steps.
     """
 
     def __init__(
@@ -39,7 +39,10 @@ class Places:
         width: int,
         sampling: Sampling = GREEDY,
         seed: int = 0,
+        *,
+        step: int = 0,
     ) -> None:
+        self.step = step
         self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
         self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
@@ -92,11 +95,13 @@ class Places:
             self._places.append(place + 1)
 
     def source(self, node: int) -> str:
-        """Return the first source that proposes a node by itself; "" for the root."""
+        """Return the first source that proposes a node by itself, "" for the root: adaptive tokens their
+        likeliest answer and those that no n-gram knows, the text what it counts, the training data the rest.
+        """
         token, place = self.graph.tokens[node], self._places[node] - 1
         if not node:
             return ""
-        if place < self.answered and self._answers and self._answers.ids[place][0] == token:
+        if place < self.answered and self._answers and token in self._answers.ids[place][: self._width]:
             return "adaptive"
         return "text" if any(token in counts for counts in self._counted[node]) else "ngrams"
 

@@ -7,6 +7,7 @@ covers prefill and decoding; the time to the first step's tokens is kept apart, 
 import statistics
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,7 +32,8 @@ class Run:
     in all: as many as drafted where drafts are chains.
     `first_seconds` is when the first `first_tokens` tokens were there; `rows` were fed in all forwards but the
     prompt's; `depths` says by step how deep its tree was, as far as it was judged, and `accepts` how many
-    drafts were accepted.
+    drafts were accepted. `proposed` counts the drafts by source, and `sources` the accepted ones by source and
+    place; both are empty where one model drafts.
     """
 
     tokens: list[int]
@@ -46,6 +48,8 @@ class Run:
     levels: int = field(default=0, kw_only=True)
     depths: tuple[int, ...] = field(default=(), kw_only=True)
     accepts: tuple[int, ...] = field(default=(), kw_only=True)
+    proposed: dict[str, int] = field(default_factory=dict, kw_only=True)
+    sources: dict[str, list[int]] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass
@@ -141,7 +145,16 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
         levels=sum(step.depth for step in steps),
         depths=tuple(map(_judged, steps)),
         accepts=tuple(step.accepted for step in steps),
+        proposed=dict(Counter(source for step in steps for source in step.proposed)),
+        sources=_by_source(steps),
     )
+
+
+def _by_source(steps: Sequence[Step]) -> dict[str, list[int]]:
+    """Return by source how many of its drafts were accepted at places 1, 2, ... behind the root."""
+    at = Counter((source, place) for step in steps for place, source in enumerate(step.sources))
+    ends = dict(sorted(at))
+    return {source: [at[source, place] for place in range(end + 1)] for source, end in ends.items()}
 
 
 def _judged(step: Step) -> int:

@@ -16,6 +16,7 @@ COMPARED = (
     "acceptance_rate",
     "mean_acceptance_length",
     "tokens_per_forward",
+    "sources",
 )
 
 

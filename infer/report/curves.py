@@ -8,11 +8,11 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from infer.report.palette import LINES, MARKERS, color, faded
 from infer.report.panels import COLUMNS, by_set, coolest, finish, panels, sets
-from infer.report.rows import Row, label
+from infer.report.rows import LABELS, Row, label
 
 Part = Mapping[str, Any]
-NAMES = {"sdsat": "sdsat k", "auto": "sdsat auto"}
-LEVELS = ("plain", "auto", "gsd")  # told as horizontal lines where k is the axis
+NAMES = {"sdsat": "sdsat (paper) k", **LABELS}
+LEVELS = ("plain", "adaptive", "auto", "gsd")  # told as horizontal lines where k is the axis
 
 
 def rate_against_k(part: Part) -> Figure | None:

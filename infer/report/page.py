@@ -14,6 +14,7 @@ from infer.report.plots import PLOTS
 from infer.report.quality_tables import quality_tables
 from infer.report.rows import (
     FORWARD,
+    SOURCES,
     benchmark,
     differs,
     dotted,
@@ -45,9 +46,7 @@ def report_page(report: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
         quality=_quality(quality) if quality else None,
         figures={name: _figure(name, image) for name, image in images.items()},
         samples=[_sample(one) for one in samples],
-        legend=Markup(
-            coloured.legend(shared=any(kind == "shared" for one in samples for kind, _ in one["pieces"]))
-        ),
+        legend=Markup(coloured.legend({kind for one in samples for kind, _ in one["pieces"]})),
     )
 
 
@@ -75,6 +74,7 @@ def _environment() -> Environment:
     }
     found.globals |= {
         "forward": FORWARD,
+        "source_names": ", ".join(SOURCES.values()),
         "colours": Markup(coloured.STYLE),
         "style": Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
     }
@@ -154,12 +154,7 @@ def _figure(name: str, image: bytes) -> dict[str, str]:
 
 def _sample(one: Mapping[str, Any]) -> dict[str, Any]:
     """A coloured text; on hovering a piece says who produced it."""
-    hover = {
-        "own": "the model's own",
-        "drafted": "drafted and accepted",
-        "shared": "accepted behind a merged node",
-    }
-    pieces = [coloured.span(kind, text, title=hover.get(kind, kind)) for kind, text in one["pieces"]]
+    pieces = [coloured.span(kind, text, title=coloured.meaning(kind)) for kind, text in one["pieces"]]
     text = "".join([coloured.span("given", one["before"]), *pieces, coloured.span("given", one["after"])])
     title = [one.get("prompt_set") or benchmark(one["benchmark"]), one["id"], label({"k": 0, **one})]
     title += [one["dtype"]] if one.get("dtype") else []

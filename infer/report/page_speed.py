@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infer.report.rows import Row, drafts, groups, label, number, percent, quantity, span
+from infer.report.sources import page_table
 from infer.report.summary import sentence, sure
 
 PARTS = ("draft", "forward", "rest")
@@ -50,6 +51,7 @@ def _speed_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "first": heat == coolest,
             "rows": mine,
             "best": _best_exact(mine),
+            "sources": page_table(mine),
         }
         for (heat, dtype), mine in found
     ]

@@ -11,7 +11,8 @@ from conf.stage import MANIFEST, partial_of, read_manifest
 from infer.measure.unfinished import HEADER
 from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED
 
-SCHEMAS = {"speed": 3, "quality": 1}  # as they are written and read
+SCHEMAS = {"speed": 4, "quality": 1}  # as they are written
+BEFORE_SOURCES = 3  # the last schema of speed in which `auto` drafted by adaptive tokens alone
 FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
 LISTS = {
@@ -55,7 +56,9 @@ def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
     Raises UserError for another schema, and for rows without what no table can do without.
     """
     schema = part.get("schema") if isinstance(part, Mapping) else None
-    if schema != SCHEMAS[kind]:
+    if kind == "speed" and schema == BEFORE_SOURCES:
+        part = _renamed(part)
+    elif schema != SCHEMAS[kind]:
         raise UserError(f"{path}: wanted a {kind} report of schema {SCHEMAS[kind]}, found schema {schema}")
     for row in part["rows"]:
         missing = [name for name in NEEDED[kind] if name not in row]
@@ -64,3 +67,13 @@ def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
     empty: dict[str, Any] = {name: [] for name in LISTS[kind]}
     rows = [dict.fromkeys(FIELDS[kind]) | row for row in part["rows"]]
     return {**empty, **part, "rows": rows}
+
+
+def _renamed(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a speed report from before there were sources of drafts, with today's name of its `auto`."""
+    lists = {
+        name: [one | {"decoder": "adaptive"} if one.get("decoder") == "auto" else one for one in part[name]]
+        for name in ("rows", "samples")
+        if name in part
+    }
+    return {**part, **lists, "schema": SCHEMAS["speed"]}

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from infer.view.coloured import KINDS
+
 Row = Mapping[str, Any]
 
 KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")
@@ -25,6 +27,8 @@ SPEED = (
     "mean_acceptance_length",
     "node_efficiency",
     "acceptance_by_position",
+    "acceptance_where_reached",
+    "sources",
     "tokens_per_forward",
     "rows_per_forward",
     "ms_per_forward",
@@ -45,24 +49,28 @@ PLACE = ("benchmark", "language", "metric", "temperature")  # what is asked of a
 QUALITY = (*SCORE_KEY, "name", "value", "interval", "problems", "samples")
 PAIRS = {"quartiles": ("low", "high"), "interval": ("low", "high")}  # fields of two, by the end of their name
 LABELS = {
-    "auto": "sdsat auto",
+    "adaptive": "sdsat (adaptive only)",
+    "auto": "sdsat",
+    "ngrams": "n-grams only",
     "base": "base, plain",
     "generate prompt lookup": "generate+lookup",
     "generate assisted": "generate+draft",
 }
 FORWARD = (
-    "sdsat k drafts in one forward and checks in the next, and its tokens by forward count both; "
-    "sdsat auto does both in one"
+    "sdsat (paper) drafts in one forward and verifies in the next, and its tokens by forward count both; "
+    "sdsat does both in one"
 )
-BY_K = ("sdsat", "vllm")  # several rows of these differ in k alone
+BY_K = {"sdsat": "sdsat (paper)", "vllm": "vllm"}  # several rows of these differ in k alone
+SOURCES = {name: KINDS[name].name for name in ("adaptive", "text", "ngrams")}  # of drafts, as tables name them
+PLACES = 16  # of a draft, at most, in tables
 LANGUAGES = {"cpp": "C++", "cs": "C#", "js": "JS", "ts": "TS", "php": "PHP", "sh": "Bash"}
 BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"}
 
 
 def label(row: Row) -> str:
     """A decoder's name in tables."""
-    name: str = LABELS.get(row["decoder"]) or row["decoder"]
-    return f"{name} k={row['k']}" if name in BY_K and row["k"] else name
+    name: str = row["decoder"]
+    return f"{BY_K[name]} k={row['k']}" if name in BY_K and row["k"] else LABELS.get(name, name)
 
 
 def language(name: str) -> str:
@@ -141,9 +149,11 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """A row with no lists in it, for a table of plain cells: pairs as two fields, others as one text."""
+    """A row with no lists in it, for a table of plain cells: pairs as two fields, others as one text, and what
+    is nested by dotted names.
+    """
     found: dict[str, Any] = {}
-    for name, value in row.items():
+    for name, value in dotted(row):
         ends = PAIRS.get(name.rsplit("_", 1)[-1])
         if ends:
             found |= {f"{name}_{end}": one for end, one in zip(ends, value or (None, None))}

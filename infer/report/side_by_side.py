@@ -13,6 +13,7 @@ from conf.stage import check_place
 from infer.report.comparison import compare
 from infer.report.page import render
 from infer.report.rows import Row, groups, label, number, percent, points, span, task
+from infer.report.sources import compared_table
 from infer.report.terminal import OTHER, plain_table
 from infer.report.write import build, sheet
 
@@ -68,17 +69,16 @@ def _terminal_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
 def _tables(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of title, head and rows of texts, for terminal and page alike."""
     head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
-    speed = [
-        {
-            "title": f"{name}, {dtype}, temperature {heat:g}",
-            "head": head,
-            "rows": [_speed_row(row) for row in rows],
-        }
-        for (name, dtype, heat), rows in groups(found["speed"], "prompt_set", "dtype", "temperature").items()
-    ]
+    tables = list[dict[str, Any]]()
+    for (name, dtype, heat), mine in groups(found["speed"], "prompt_set", "dtype", "temperature").items():
+        title = f"{name}, {dtype}, temperature {heat:g}"
+        tables.append({"title": title, "head": head, "rows": [_speed_row(row) for row in mine]})
+        sources, shares = compared_table(mine)
+        if shares:
+            tables.append({"title": f"{title}: accepted drafts by source", "head": sources, "rows": shares})
     rows = [_quality_row(row) for row in found["quality"]]
     quality = {"title": "Quality, decoded plainly", "head": ["benchmark", "metric", "A", "B", "B - A", ""]}
-    return [*speed, *([{**quality, "rows": rows}] if rows else [])]
+    return [*tables, *([{**quality, "rows": rows}] if rows else [])]
 
 
 def _speed_row(row: Row) -> list[str]:

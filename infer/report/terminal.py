@@ -10,11 +10,12 @@ from rich.text import Text
 
 from conf.console import PlainConsole
 from infer.report.rows import FORWARD, Row, differs, drafts, groups, label, number, percent, same, span, task
+from infer.report.sources import CAPTION, compact_table
 from infer.report.summary import sentence
 from infer.report.terminal_quality import print_scores
 
 PEER, OTHER = "†", "≠"
-SPEED = ("tok/s", "speedup", "95 %", "acc.", "len", "tok/\nfwd", "first\nms", "limit", "same")
+SPEED = ("tok/s", "speed-\nup", "95 %", "acc.", "len", "tok/\nfwd", "1st\nms", "limit", "same")
 
 
 def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "quality")) -> None:
@@ -38,6 +39,7 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"
         console.print(f"{name}, temperature {temperature:g}: {counts}")
         console.print(speed_table(mine))
+        _print_sources(console, mine)
         nothing = "the texts were too short for drafts" if any(map(drafts, mine)) else ""
         console.print(told.get((name, temperature), nothing), "", sep="\n")
     for one in report["speed"]["skipped"]:
@@ -53,6 +55,18 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
     console.print()
 
 
+def _print_sources(console: Console, rows: Sequence[Row]) -> None:
+    head, cells = compact_table(rows)
+    if not cells:
+        return
+    console.print(f"\n{CAPTION}")
+    table = plain_table(head)
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
+
+
 def speed_table(rows: Sequence[Row]) -> Table:
     """One row for each decoder, the dtypes apart."""
     table = plain_table(("decoder", *SPEED))
@@ -60,7 +74,7 @@ def speed_table(rows: Sequence[Row]) -> Table:
         table.add_row(Text(dtype[0], "bold"))
         for row in mine:
             table.add_row(
-                f" {label(row)}" + (f" {PEER}" if row["peer"] else ""),
+                label(row) + (f" {PEER}" if row["peer"] else ""),
                 number(row["tokens_per_second"], ".0f"),
                 number(row["speedup"]),
                 "" if row["decoder"] == "plain" else span(row["speedup_interval"]),
@@ -69,7 +83,7 @@ def speed_table(rows: Sequence[Row]) -> Table:
                 number(row["tokens_per_forward"]),
                 number(row["first_ms"], ".3g" if (row["first_ms"] or 0) < 100 else ".0f"),
                 percent(row["limit_share"]),
-                f"{same(row)} {OTHER}" if differs(row) else same(row),
+                f"{same(row)}{OTHER}" if differs(row) else same(row),
             )
     return table
 

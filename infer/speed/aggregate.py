@@ -12,13 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.clock import duration
+from infer.config import SOURCES
 from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
 from infer.report.parts import SCHEMAS
 from infer.speed.config import PEERS
 from infer.speed.statistics import Weighed, estimate
 
 PARTS = ("ms_draft", "ms_forward", "ms_rest", "peak_memory_bytes", "drafted_nodes", "graph_success")
-ORDER = ("plain", "sdsat", "auto", "prompt lookup", "ssd", "tsd", "gsd", "gsd probes", "base", *PEERS.values())
+ORDER = (
+    "plain",
+    *("sdsat", "adaptive", "auto", "ngrams", "prompt lookup"),
+    *("ssd", "tsd", "gsd", "gsd probes", "base"),
+    *PEERS.values(),
+)
 
 Record = Mapping[str, Any]  # of infer.speed.units
 
@@ -188,13 +194,15 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
     The acceptance rate is both papers': accepted drafts over the places that were drafted for, which are k in
     every verification of SDSAT (its accept_rate), and else the levels of the tree. The mean acceptance length
     is that of vLLM and SGLang: tokens by verification. Node efficiency counts all nodes of the trees.
+    `acceptance_by_position` is vLLM's per-position acceptance rate: of the drafts so deep those accepted to
+    that place. `acceptance_where_reached` is of those whose earlier places were all accepted.
     """
     names = ("tokens", "forwards", "rows", "drafted", "accepted", "verifications", "levels")
     tokens, forwards, rows, drafted, accepted, verifications, levels = (
         sum(run[name] for run in runs) for name in names
     )
     places = key.k * verifications if key.decoder == "sdsat" else levels
-    judged, right = (_summed([run[name] for run in runs]) for name in ("judged", "right"))
+    judged, reached, right = (_summed([run[name] for run in runs]) for name in ("judged", "reached", "right"))
     timed = [run for run in runs if run["forwards"] > 1 and run["first_seconds"]]
     steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in timed]
     return {
@@ -204,6 +212,8 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
         "mean_acceptance_length": 1 + accepted / verifications if verifications else None,
         "node_efficiency": accepted / drafted if drafted else None,
         "acceptance_by_position": [a / b for a, b in zip_longest(right, judged, fillvalue=0)],
+        "acceptance_where_reached": [a / b for a, b in zip_longest(right, reached, fillvalue=0)],
+        "sources": _sources(runs, judged),
         "tokens_per_forward": tokens / forwards if forwards else None,
         "rows_per_forward": rows / forwards if forwards and rows else None,
         "ms_per_forward": median(steps) if steps else None,
@@ -213,6 +223,31 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
 
 def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
     return [sum(row) for row in zip_longest(*counts, fillvalue=0)]
+
+
+def _sources(runs: Sequence[Record], judged: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return of each source its share of the accepted drafts, the share of its drafts that was accepted, and by
+    place its part of `acceptance_by_position`; nothing where one model drafts.
+    """
+    sources = {
+        name: (
+            _summed([run["sources"].get(name, ()) for run in runs]),
+            sum(run["proposed"].get(name, 0) for run in runs),
+        )
+        for name in SOURCES["sdsat"]
+    }
+    every = sum(sum(right) for right, _ in sources.values())
+    return {
+        name: {
+            "accepted": sum(right),
+            "proposed": proposed,
+            "share": sum(right) / every if every else None,
+            "acceptance": sum(right) / proposed,
+            "by_place": [a / b for a, b in zip(right, judged)],
+        }
+        for name, (right, proposed) in sources.items()
+        if proposed
+    }
 
 
 def _sameness(key: Key, pairs: Sequence[Pair]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from infer.benchmarks.config import PromptSetConfig
 from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least, check_growth
 from infer.trees.lattice import DEEPEST
 
-OWN = ("sdsat", "auto", "prompt_lookup", *BY_DRAFT_MODEL)
+BY_ADAPTIVE = ("sdsat", "adaptive", "auto")  # draft by adaptive tokens
+OWN = (*BY_ADAPTIVE, "ngrams", "prompt_lookup", *BY_DRAFT_MODEL)
 PEERS = {
     "generate": "generate",
     "prompt_lookup": "generate prompt lookup",
@@ -32,7 +33,11 @@ class SpeedConfig:
     # the model before fine-tuning, decoded plainly; null: none
     base: str | None = field(default=None, metadata=PATH)
     draft: DraftConfig = field(default_factory=DraftConfig)
-    decoders: list[str] = field(default_factory=lambda: list(OWN))  # beside plain; ssd, tsd, gsd with draft
+    # beside plain: sdsat (the paper's two forwards, at each k), adaptive (adaptive tokens alone, by
+    # measurement), auto (all sources of drafts, by measurement: decode=sdsat), ngrams (of the text and the
+    # training data, without adaptive tokens), prompt_lookup (the text alone, ten in a row); with draft also
+    # ssd, tsd and gsd
+    decoders: list[str] = field(default_factory=lambda: list(OWN))
     peers: list[str] = field(default_factory=lambda: list(PEERS))  # other libraries' decoding, where installed
     k: list[int] = field(default_factory=lambda: [1, 2, 3, 5, 7])  # drafts in a row of sdsat: a row each
     children: int | None = None  # k of tsd and gsd, children of a node; null: 4

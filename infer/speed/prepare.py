@@ -10,7 +10,7 @@ from infer.drafters.adaptive import check_probes
 from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
 from infer.models.draft import check_draft
-from infer.speed.config import SpeedConfig
+from infer.speed.config import BY_ADAPTIVE, SpeedConfig
 from infer.text import NoInfilling, Text
 
 
@@ -74,7 +74,7 @@ def _possible(asked: Sequence[int], adaptive: Adaptive) -> list[int]:
 
 
 def _probes(config: SpeedConfig) -> bool:
-    return not {"sdsat", "auto"}.isdisjoint(config.decoders)
+    return not set(BY_ADAPTIVE).isdisjoint(config.decoders)
 
 
 def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:

@@ -1,7 +1,8 @@
 """A turn: one prompt decoded once in every way, pair by pair; and how it is kept.
 
-A record has the counts and times of a run, by position how many drafts were judged and how many were right, and
-a fingerprint of its text. Pure but for the decoders that it calls.
+A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were
+judged, how many of them stood behind accepted drafts alone, and how many were accepted. Pure but for the
+decoders that it calls.
 """
 
 import hashlib
@@ -61,6 +62,9 @@ def record(run: Run) -> dict[str, Any]:
         "levels": run.levels,
         "judged": by_position(run.depths),
         "right": by_position(run.accepts),
+        "reached": by_position([min(deep, right + 1) for deep, right in zip(run.depths, run.accepts)]),
+        "proposed": dict(run.proposed),
+        "sources": dict(run.sources),
         "text": hashlib.sha256(str(list(run.tokens)).encode()).hexdigest()[:16],
     }
 

@@ -15,7 +15,8 @@ DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
     """Plain decoding first. What a draft model draws is there where one is given.
 
-    sdsat is the paper's two forwards; sampled text has the paper's trees (SDSAT 3.4.2, decode=nucleus).
+    sdsat is the paper's two forwards; sampled text has the paper's trees (SDSAT 3.4.2, decode=nucleus). What
+    drafts by adaptive tokens alone says so: the default of the method is all sources.
     """
     plain = DecodeConfig(
         "plain",
@@ -28,10 +29,14 @@ def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
     for name in config.decoders:
         if name == "sdsat":
             for k in config.k:
-                two = replace(plain, method="sdsat", probes="root", k=k)
+                two = replace(plain, method="sdsat", sources=["adaptive"], probes="root", k=k)
                 found[Way("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
+        elif name == "adaptive":
+            found[Way("adaptive")] = replace(plain, method="sdsat", sources=["adaptive"])
         elif name == "auto":
             found[Way("auto")] = replace(plain, method="sdsat")
+        elif name == "ngrams":
+            found[Way("ngrams")] = replace(plain, method="ngrams")
         elif name == "prompt_lookup":
             found[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
         elif config.draft.model:

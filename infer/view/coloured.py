@@ -1,39 +1,83 @@
-"""Text as HTML, coloured by who produced it: its rules of style, its spans, and its legend."""
+"""Colours of a text by the source of each token, for pages and terminals: style rules, spans, legend.
 
+The hues are Okabe and Ito's, which the colour-blind tell apart. Backgrounds show white space that was drafted;
+underlines tell the sources apart where colours do not.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
 from html import escape
 
 from conf.characters import pictures
 
-STYLE = """\
-:root { --ink: #1f2328; --paper: #ffffff; --faint: #656d76; --edge: #d1d9e0; --drafted: #cdeed3;
-        --shared: #cfe3fb; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --paper: #0d1117; --faint: #8d96a0; --edge: #30363d; --drafted: #1b4d2c;
-          --shared: #17406d; }
+
+@dataclass(frozen=True)
+class Kind:
+    """How accepted drafts of one source look: backgrounds of a page in light and dark, and of a terminal."""
+
+    name: str
+    meaning: str
+    light: str
+    dark: str
+    strong: str  # behind black text, also in plots
+    line: str = "none"  # the underline of a page, as CSS spells it
+
+
+KINDS = {  # of accepted drafts, as in Step.kinds
+    "adaptive": Kind("adaptive", "adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
+    "text": Kind("text", "n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
+    "ngrams": Kind("n-grams", "n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
+    "drafted": Kind("drafted", "drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
+    "shared": Kind("shared", "behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
 }
-pre { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
-      overflow-wrap: anywhere; border: 1px solid var(--edge); border-radius: 6px; padding: 1rem; }
-.given { color: var(--faint); }
-.drafted { background: var(--drafted); border-radius: 2px; }
-.shared { background: var(--shared); border-radius: 2px; }
-.legend span { display: inline-block; margin-right: 1.5rem; padding: 0 0.25rem; }"""
-GIVEN = '<span class="given">given</span>'
-OWN = "<span>the model's own</span>"
-DRAFTED = '<span class="drafted">drafted and accepted</span>'
-SHARED = '<span class="shared">behind a merged node</span>'
+OWN = "the model's own"
+INKS = {
+    "light": ("#1f2328", "#ffffff", "#656d76", "#d1d9e0"),
+    "dark": ("#e6edf3", "#0d1117", "#8d96a0", "#30363d"),
+}
+
+
+def _variables(scheme: str) -> str:
+    """Return the colours of a scheme, "light" or "dark", as variables of CSS."""
+    names = dict(zip(("ink", "paper", "faint", "edge"), INKS[scheme]))
+    names |= {name: getattr(kind, scheme) for name, kind in KINDS.items()}
+    return " ".join(f"--{name}: {colour};" for name, colour in names.items())
+
+
+STYLE = "\n".join(
+    [
+        f":root {{ {_variables('light')} }}",
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables('dark')} }} }}",
+        "pre { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;",
+        "      overflow-wrap: anywhere; border: 1px solid var(--edge); border-radius: 6px; padding: 1rem; }",
+        ".given { color: var(--faint); }",
+        *(
+            f":is(pre, .legend, .parts) .{name} "
+            f"{{ background: var(--{name}); border-bottom: 1px {kind.line} currentColor; }}"
+            for name, kind in KINDS.items()
+        ),
+        ".legend span { display: inline-block; margin-right: 1rem; padding: 0 0.25rem; }",
+    ]
+)
 
 
 def span(kind: str, text: str, *, title: str = "") -> str:
-    """Text of a kind: given, drafted, shared, or another that has no colour; nothing for no text."""
+    """Return text of a kind as HTML, without a colour where the kind has none; nothing for no text."""
     hover = f' title="{escape(title)}"' if title else ""
     return f'<span class="{escape(kind)}"{hover}>{safe(text)}</span>' if text else ""
 
 
+def meaning(kind: str) -> str:
+    """Return what a kind of `Step.kinds` means."""
+    return KINDS[kind].meaning if kind in KINDS else OWN if kind == "own" else kind
+
+
 def safe(text: str) -> str:
-    """Text that no page takes for markup, its control characters shown as their pictures."""
+    """Return text that no page takes for markup, its control characters shown as their pictures."""
     return escape(pictures(text))
 
 
-def legend(*, shared: bool) -> str:
-    """What the colours say; `shared` where some text was accepted behind a merged node."""
-    return f'<p class="legend">{GIVEN}{OWN}{DRAFTED}{SHARED if shared else ""}</p>'
+def legend(kinds: Collection[str]) -> str:
+    """Return what the colours of these kinds mean, as HTML."""
+    shown = [span(name, kind.meaning) for name, kind in KINDS.items() if name in kinds]
+    return f'<p class="legend">{"".join([span("given", "given"), span("own", OWN), *shown])}</p>'

@@ -1,8 +1,10 @@
-"""Decoded text on a terminal, as it comes, drafted tokens in another colour than the model's own.
+"""Decoded text on a terminal, as it comes, coloured by the source of each token.
 
 After Figure 6 of GSD. Where the output is no terminal it is the new text alone and a line's end, without
 colours; the line of figures goes to standard error.
 """
+
+import re
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -11,12 +13,15 @@ from rich.text import Text
 
 from conf.characters import pictures
 from infer.api import TextStep
+from infer.view.coloured import KINDS, OWN
 from infer.view.summary import Summary
 
-GIVEN, DRAFTED, SHARED = (Style.parse(style) for style in ("bright_black", "bold green", "bold blue"))
-STYLES = {"drafted": DRAFTED, "shared": SHARED}
-LEGEND = Text.assemble(("given", GIVEN), "  the model's own  ", ("drafted and accepted", DRAFTED))
-OF_GRAPHS = Text.assemble(LEGEND, "  ", ("behind a merged node", SHARED))
+GIVEN = Style.parse("bright_black")
+# Black on a colour of its own: as readable on a dark terminal as on a light one.
+STYLES = {
+    name: Style(color="#000000", bgcolor=kind.strong, underline=kind.line == "solid" or None)
+    for name, kind in KINDS.items()
+}
 
 
 class View:
@@ -24,7 +29,7 @@ class View:
 
     def __init__(self, console: Console, before: str, after: str = "") -> None:
         self._console, self._after = console, after
-        self._shared = False
+        self._kinds = set[str]()
         self._figures = console if console.is_terminal else Console(stderr=True, quiet=console.quiet)
         if console.is_terminal:
             self._write(pictures(before), GIVEN)
@@ -34,7 +39,7 @@ class View:
         if not self._console.is_terminal:
             self._write(step.text)
             return
-        self._shared |= step.shared > 0
+        self._kinds.update(step.kinds)
         for text, kind in zip(step.texts, step.kinds, strict=True):
             self._write(pictures(text), STYLES.get(kind))
 
@@ -42,11 +47,17 @@ class View:
         """Show what follows the text, and a line of figures."""
         if self._console.is_terminal:
             self._write(pictures(self._after), GIVEN)
-            self._console.print("\n\n", OF_GRAPHS if self._shared else LEGEND, sep="")
+            self._console.print("\n\n", self._legend(), sep="")
         else:
             self._write("\n")
         self._figures.print(str(summary), highlight=False, markup=False, soft_wrap=True)
 
+    def _legend(self) -> Text:
+        """Return what the colours of the text mean."""
+        shown = [(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
+        return Text("  ").join([Text("given", GIVEN), Text(OWN), *(Text(*one) for one in shown)])
+
     def _write(self, text: str, style: Style | None = None) -> None:
-        # As a segment, since tabs of anything else become spaces.
-        self._console.print(Segments([Segment(text, style)]), end="", soft_wrap=True)
+        # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
+        parts = [Segment(part, None if part == "\n" else style) for part in re.split("(\n)", text) if part]
+        self._console.print(Segments(parts), end="", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A decoded text as one HTML page: what was drafted in another colour than the model's own."""
+"""A decoded text as one HTML page, coloured by the source of each token."""
 
 from collections.abc import Sequence
 from html import escape
@@ -7,6 +7,7 @@ from string import Template
 
 from conf.files import write_bytes
 from infer.api import TextStep
+from infer.output import in_pieces
 from infer.view.coloured import STYLE, legend, safe, span
 from infer.view.summary import Summary
 
@@ -36,7 +37,7 @@ def write_page(
     page = TEMPLATE.substitute(
         style=STYLE,
         title=escape(title),
-        legend=legend(shared=any(step.shared for step in steps)),
+        legend=legend({kind for step in steps for kind in step.kinds}),
         text=body,
         summary=escape(str(summary)),
     )
@@ -44,9 +45,8 @@ def write_page(
 
 
 def _marked(step: TextStep) -> str:
-    """One forward's text, which says on hovering what it came to."""
-    told = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
-    first = step.accepted - step.shared
-    drafted, shared = "".join(step.texts[:first]), "".join(step.texts[first : step.accepted])
-    own = safe("".join(step.texts[step.accepted :]))
-    return f'<span title="{told}">{span("drafted", drafted)}{span("shared", shared)}{own}</span>'
+    """Return one forward's text, which says on hovering what it came to."""
+    hover = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
+    pieces = in_pieces(zip(step.kinds, step.texts, strict=True))
+    body = "".join(safe(text) if kind == "own" else span(kind, text) for kind, text in pieces)
+    return f'<span title="{hover}">{body}</span>'

@@ -20,14 +20,15 @@ from pathlib import Path
 import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.places import Places
 from infer.drafters.protocol import Each
-from infer.engine.reading import Candidates, Request
+from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits, decode
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
-from infer.trees.lattice import grow
-from infer.trees.token_graph import Drafts
+from infer.trees.lattice import lattice
+from infer.trees.token_graph import Drafts, unroll
 
 WIDTH = 10
 SAMPLINGS = {"greedy": Sampling(), **{f"T={t}": Sampling(t, 10, 0.95) for t in (0.2, 1.0)}}
@@ -43,11 +44,16 @@ class Counting(FixedPolicy):
     trials: Ranks = field(default_factory=Counter)
     right: Ranks = field(default_factory=Counter)
 
-    def learn(self, candidates: Candidates | None, tokens: Sequence[int], rows: int) -> None:
-        for place, (token, ids) in enumerate(zip(tokens, candidates.ids if candidates else ())):
-            for rank, id in enumerate(ids):
+    def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
+        node = 0
+        for place, token in enumerate(tokens):
+            children = places.graph.children[node]
+            for rank, child in enumerate(children):
                 self.trials[place, rank] += 1
-                self.right[place, rank] += id == token
+                self.right[place, rank] += places.graph.tokens[child] == token
+            node = next((child for child in children if places.graph.tokens[child] == token), -1)
+            if node < 0:
+                break
 
     def chances(self) -> list[list[float]]:
         return [
@@ -62,11 +68,12 @@ class Measured(FixedPolicy):
 
     chances: list[list[float]] = field(default_factory=list)
 
-    def shape(self, root: int, candidates: Candidates | None, left: int) -> tuple[Drafts, Sequence[int], int]:
-        if candidates is None:
-            return super().shape(root, None, left)
-        drafts = grow(root, candidates.ids[: left - 1], self.chances, [-1.0] * self.drafted)
-        return drafts, [0] if len(drafts.tokens) == 1 else [], self.k
+    def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
+        if not places._answers:
+            return super().shape(places, left)
+        ids = [row[: self.width] for row in places._answers.ids[: left - 1]]
+        graph = lattice(places.graph.tokens[0], ids, self.chances)
+        return unroll(graph, [-1.0] * self.drafted, depth=left - 1), [], self.k
 
 
 def main() -> None:

@@ -1,37 +1,44 @@
-"""Where the probes should hang on this device: plain, prompt lookup, two-forward, one-forward, `auto`.
+"""What drafts best on this device: adaptive tokens, n-grams, all sources; fixed policies, and `auto`.
 
     python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--count 12] [--new 128] [--base DIR]
                                         [--dtypes bfloat16 float32] [--rounds 5] [--temperature 0]
+                                        [--shape 15M|110M|1.1B ...] [--table FILE]
 
 Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own clock, on which other
 processes leave little trace. Every run stands beside one of plain decoding (infer/speed/pairs.py), and a row's
 speedup is that of the pairs, with its 95 % interval (infer/speed/statistics.py); beside it stands that over the
 paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which drafting
-cannot pay: `auto` has to fall back there. The last line is JSON.
+cannot pay: `auto` has to fall back there. `--shape` adds models of other sizes with random weights: their texts
+are what they are, but L(q) is that of such a size. The n-grams are those of the model directory's table, or of
+--table. The last line is JSON.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import context_of, measure_costs
+from infer.drafters.costs import Costs, context_of, measure_costs
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Drafter, Each
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
-from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
+from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams, load_text
+from infer.ngrams import Ngrams, NgramTable
 from infer.speed.pairs import blocks
 from infer.speed.statistics import Weighed, estimate
+from tests.benchmarks.shapes import SIZES, random_llama
 
 PLAIN = "plain"
 
@@ -40,26 +47,21 @@ Pairs = list[list[tuple[Run, Run]]]  # by prompt and round: a decoder's, and pla
 
 
 def compare(
-    folder: str, ids: tuple[int, ...], prompts: list[TokenPrompt], dtype: str, args: argparse.Namespace
+    lm: PreTrainedModel,
+    ids: tuple[int, ...],
+    table: NgramTable | None,
+    prompts: list[TokenPrompt],
+    dtype: str,
+    args: argparse.Namespace,
 ) -> dict[str, Pairs]:
     """All decoders of one model."""
-    lm = load_model(folder, dtype=dtype)
     capacity = max(len(prompt.ids) for prompt in prompts) + args.new
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     costs = measure_costs(lm, batch=1, context=context_of(capacity), sampling=sampling)
     print(f"{dtype}: L(q) in ms", {q: round(ms, 2) for q, ms in zip(costs.rows, costs.ms)})
-    fixed = {
-        **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
-        **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
-        "two sites k=3": FixedPolicy(3, 2),
-        "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4),
-    }
-    makers = {
-        **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in fixed.items()},
-        "auto": partial(AdaptiveDrafter, ids, AutoPolicy(costs, 8)),
-    }
+    makers = decoders_of(ids, table, lm.config.vocab_size, costs)
     chosen = {name: new for name, new in makers.items() if name.startswith(tuple(args.only or ("",)))}
-    runner = Runner(lm, capacity=capacity, max_rows=64)
+    runner = Runner(lm, capacity=capacity, max_rows=96)
     limits = Limits(args.new, eos_ids(lm))
     told = time.thread_time if lm.device.type == "cpu" else clock
     decoders = {
@@ -67,6 +69,33 @@ def compare(
         for name, new in {PLAIN: PlainDrafter, **chosen}.items()
     }
     return pairs(decoders, prompts, rounds=args.rounds)
+
+
+def decoders_of(
+    ids: tuple[int, ...], table: NgramTable | None, vocabulary: int, costs: Costs
+) -> dict[str, Callable[[], Drafter]]:
+    """Fixed policies and `auto`, by adaptive tokens alone, by n-grams alone and by all sources."""
+    adaptive: dict[str, Policy] = {
+        **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
+        **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
+        "two sites k=3": FixedPolicy(3, 2),
+        "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4),
+        "adaptive, auto": AutoPolicy(costs, 8),
+    }
+    ngrams: dict[str, Policy] = {f"n-grams, {m}": FixedPolicy(m) for m in (4, 8, 12)}
+    ngrams["n-grams, auto"] = AutoPolicy(costs, 0)
+    every: dict[str, Policy] = {
+        **{f"all, {m}, two-forward k=5": FixedPolicy(5, nodes=m) for m in (8, 12)},
+        **{f"all, {m}, one site k=5": FixedPolicy(5, 1, nodes=m) for m in (6, 12)},
+        "all, 6, one-forward k=3": FixedPolicy(3, "all", nodes=6),
+        "auto": AutoPolicy(costs, 8),
+    }
+    known = Ngrams(table, vocabulary)
+    makers: dict[str, Callable[[], Drafter]] = {
+        name: partial(AdaptiveDrafter, ids, policy) for name, policy in adaptive.items()
+    }
+    makers |= {name: partial(AdaptiveDrafter, (), policy, known) for name, policy in ngrams.items()}
+    return makers | {name: partial(AdaptiveDrafter, ids, policy, known) for name, policy in every.items()}
 
 
 def pairs(
@@ -100,7 +129,7 @@ def table(found: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
     }
     papers = [one.value for name, one in speedups.items() if name.startswith("two-forward")]
     rows = {}
-    print(f"{title}\n{'':20} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
+    print(f"{title}\n{'':24} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
     for name, by in found.items():
         runs = [pair for prompt in by for pair in prompt]
         same = sum(run.tokens == plain.tokens for run, plain in runs)
@@ -114,7 +143,7 @@ def table(found: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
         row, (low, high) = rows[name], speedups[name].interval
         paper = f"{row['paper']:14.2f}" if papers else f"{'':14}"
         print(
-            f"{name:20} {row['plain']:8.3f} {f'{low:.3f} {high:.3f}':>14} {paper} "
+            f"{name:24} {row['plain']:8.3f} {f'{low:.3f} {high:.3f}':>14} {paper} "
             f"{row['tokens_per_forward']:12.2f} {same:4}/{len(runs)}"
         )
     return rows
@@ -131,10 +160,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--base")
+    parser.add_argument("--shape", nargs="+", default=[], choices=list(SIZES))
+    parser.add_argument("--table", type=Path, help="of n-grams; the model directory's where none is given")
     parser.add_argument("--only", nargs="+", help="decoders whose name begins so, beside plain")
     args = parser.parse_args()
     torch.set_num_threads(1)
     text, ids = load_text(args.model), load_adaptive(args.model).ids
+    ngrams = NgramTable(args.table) if args.table else load_ngrams(args.model)
     lines = [json.loads(line)[args.key] for line in Path(args.prompts).read_text("utf-8").splitlines()]
     halves = [line[: len(line) // 2] for line in lines if len(line) > 200][: args.count]
     prompts = [
@@ -143,10 +175,14 @@ def main() -> None:
     ]
     results = {}
     for dtype in args.dtypes:
-        for name, folder in (("adaptive", args.model), ("base", args.base)):
-            if folder:
-                found = compare(folder, ids, prompts, dtype, args)
-                results[f"{name} {dtype}"] = table(found, f"{name} model, {dtype}, {len(prompts)} prompts")
+        folders = {"adaptive": args.model} | ({"base": args.base} if args.base else {})
+        models: dict[str, Callable[[], PreTrainedModel]] = {
+            name: partial(load_model, folder, dtype=dtype) for name, folder in folders.items()
+        }
+        models |= {size: partial(random_llama, size, getattr(torch, dtype)) for size in args.shape}
+        for name, load in models.items():
+            found = compare(load(), ids, ngrams, prompts, dtype, args)
+            results[f"{name} {dtype}"] = table(found, f"{name} model, {dtype}, {len(prompts)} prompts")
     print(json.dumps(results))
 
 

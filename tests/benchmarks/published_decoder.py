@@ -1,8 +1,8 @@
 """SDSAT's published decoder beside ours, on one export: the same texts, and how fast.
 
     git clone https://github.com/ainergy-ml/SDSAT
-    python -m tests.benchmarks.published_decoder SDSAT MODEL_DIR PROMPTS.jsonl [KEY] [--count 10] [--new 200]
-        [--rounds 3] [--k 1 3 5] [--dtypes float32 bfloat16] [--venv FOLDER]
+    python -m tests.benchmarks.published_decoder SDSAT MODEL_DIR PROMPTS.jsonl [KEY] [--count 24] [--new 200]
+        [--rounds 1] [--k 3 5] [--dtypes float32 bfloat16] [--table FILE] [--venv FOLDER]
 
 The published code wants Transformers 4.36.2 and NumPy below 2. It runs in a process of its own
 (published_peer.py), in a virtual environment that the first run makes in FOLDER, SDSAT/.venv where none is
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import context_of, measure_costs
 from infer.drafters.plain import PlainDrafter
@@ -38,7 +38,8 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.loop import Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
-from infer.models.checkpoint import load_adaptive, load_model, load_text
+from infer.models.checkpoint import load_adaptive, load_model, load_ngrams, load_text
+from infer.ngrams import Ngrams, NgramTable
 from infer.speed.statistics import Weighed, estimate
 from tests.benchmarks.policies import Pairs, pairs, rate
 
@@ -108,15 +109,17 @@ class Peer:
 
 
 def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str, Decoder]:
-    """Plain, two forwards and one forward at each k, and auto."""
-    lm, ids = load_model(args.model, dtype=dtype), load_adaptive(args.model).ids
+    """Plain, and `auto` with adaptive tokens alone, with n-grams alone and with all sources, the default."""
+    lm, adaptive = load_model(args.model, dtype=dtype), load_adaptive(args.model)
     capacity = longest + args.new
     costs = measure_costs(lm, batch=1, context=context_of(capacity), sampling=GREEDY)
     makers: dict[str, Any] = {"plain": PlainDrafter}
-    makers |= {f"two forwards k={k}": partial(AdaptiveDrafter, ids, FixedPolicy(k)) for k in args.k}
-    makers |= {f"one forward k={k}": partial(AdaptiveDrafter, ids, FixedPolicy(k, "all")) for k in args.k}
-    makers["auto"] = partial(AdaptiveDrafter, ids, AutoPolicy(costs, 8))
-    runner = Runner(lm, capacity=capacity, max_rows=max(64, (max(args.k) + 1) ** 2))
+    table = NgramTable(args.table) if args.table else load_ngrams(args.model)
+    ngrams = Ngrams(table, lm.config.vocab_size, weights=adaptive.ngrams)
+    makers["adaptive only"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L))
+    makers["n-grams only"] = partial(AdaptiveDrafter, (), AutoPolicy(costs, 0), ngrams)
+    makers["default"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L), ngrams)
+    runner = Runner(lm, capacity=capacity, max_rows=64)
     timer = time.thread_time if lm.device.type == "cpu" else clock
     return {
         f"ours, {name}": loop_decoder(runner, Each(new), Limits(args.new, []), clock=timer)
@@ -190,11 +193,12 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("prompts", type=Path)
     parser.add_argument("key", nargs="?", default="content")
-    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--new", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 3, 5])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--k", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--table", type=Path, help="of n-grams; the model directory's where none is given")
     parser.add_argument("--venv", type=Path, help="of the peer; CHECKOUT/.venv where none is given")
     args = parser.parse_args()
     check_checkout(args.checkout)

@@ -9,7 +9,9 @@ import torch
 from conf.clock import TICK, duration
 from infer.drafters import costs
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import fine_clock, measure_costs, measure_ratio, tick_of
+from infer.drafters.costs import measure_costs, measure_ratio
+from infer.engine import clock as clocks
+from infer.engine.clock import fine_clock, tick_of
 from infer.engine.sampling import GREEDY
 from infer.gpu_check.timing import in_turns
 from infer.loop import Step
@@ -31,7 +33,7 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every clock ticks so seldom that whole measurements lie between two ticks."""
     monkeypatch.setattr(time, "thread_time", lambda: 5.0)
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
-    monkeypatch.setattr(costs, "tick_of", lambda clock: TICK)
+    monkeypatch.setattr(clocks, "tick_of", lambda clock: TICK)
     yield
 
 
@@ -44,7 +46,7 @@ def test_a_thread_clock_of_10_ms_measures_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(costs, "SECONDS", 0.05)
     found = measure_costs(tiny_llama(), batch=1, context=128, sampling=GREEDY)
     assert 0 < found(1) <= found(4)
-    assert AutoPolicy(found, 5).k >= 1
+    assert AutoPolicy(found, 5).most >= 1
 
 
 def test_a_clock_that_stands_divides_nothing_by_zero(standing: None) -> None:

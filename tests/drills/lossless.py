@@ -1,11 +1,12 @@
 """Losslessness in bulk: every decoder and policy against plain decoding, prompt by prompt.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N] [--count 1000]
-        [--dtypes float32 float64]
+        [--dtypes float32 float64] [--table FILE] [--only NAME ...]
 
 A third of the prompts are held-out code, a third HumanEval's and MBPP's kind (HumanEval problems cut
 at several places), a third random ids. Plain decoding runs each alone; every other decoder runs them
-in batches of eight unequal lengths, greedy and sampled. A difference is told with the gap between the
+in batches of eight unequal lengths, greedy and sampled; so does every subset of the sources of drafts, whose
+n-grams are of the model directory's table or of --table. A difference is told with the gap between the
 two picks by float64, which shows whether it is a near-tie or a bug. With a draft model the decoders are
 its own: sequences, trees and graphs, by fixed budgets and by measured ones. The last line is JSON.
 """
@@ -24,7 +25,7 @@ from transformers import PreTrainedModel
 
 from infer.config import DraftConfig
 from infer.draft_methods import RULES
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.budget import AutoBudget, FixedBudget
 from infer.drafters.costs import Costs
@@ -32,15 +33,24 @@ from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.levels import LevelDrafters
 from infer.drafters.plain import PlainDrafter
-from infer.drafters.prompt_lookup import PromptLookupDrafter
 from infer.drafters.protocol import Drafters, Each
 from infer.engine.pick import gumbel, kept
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, decode
-from infer.models.checkpoint import Text, eos_ids, has_adaptive, load_adaptive, load_model, load_text
+from infer.models.checkpoint import (
+    Adaptive,
+    Text,
+    eos_ids,
+    has_adaptive,
+    load_adaptive,
+    load_model,
+    load_ngrams,
+    load_text,
+)
 from infer.models.draft import Draft, check_draft, load_draft
+from infer.ngrams import Ngrams, NgramTable
 from infer.trees.growth import Rules
 from infer.trees.tree import Tree
 
@@ -48,6 +58,7 @@ SAMPLINGS = {"greedy": GREEDY, "nucleus": Sampling(0.8, 10, 0.95), "top-p": Samp
 # A CPU's costs, fixed so that the drill does the same everywhere.
 COSTS = Costs((1, 8, 16, 32, 64), (10.0, 11.0, 13.0, 17.0, 26.0))
 BATCH, LONGEST = 8, 160
+SOURCES = "adaptive+text+ngrams"
 
 
 def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[int]]:
@@ -97,8 +108,8 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     return abs(float(whole[tokens[place]] - whole[other[place]]))
 
 
-def by_itself(adaptive_ids: Sequence[int]) -> dict[str, Drafters]:
-    """What needs no draft model."""
+def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> dict[str, Drafters]:
+    """What needs no draft model: each policy with adaptive tokens alone, and each subset of the sources."""
     policies = {
         "two-forward k=5": FixedPolicy(5),
         "one-forward k=3": FixedPolicy(3, "all"),
@@ -107,11 +118,24 @@ def by_itself(adaptive_ids: Sequence[int]) -> dict[str, Drafters]:
         "one-forward tree k=4": FixedPolicy(4, "all", nodes=6, width=3),
         "auto": AutoPolicy(COSTS, 8),
     }
-    return {
-        "plain in batches": Each(PlainDrafter),
-        "prompt lookup k=5": Each(partial(PromptLookupDrafter, 5)),
-        **{name: Each(partial(AdaptiveDrafter, adaptive_ids, policy)) for name, policy in policies.items()},
-    }
+
+    def each(sources: str, policy: Policy) -> Drafters:
+        text, by_table = "text" in sources, table if "ngrams" in sources else None
+        ngrams = Ngrams(by_table, vocabulary, text=text, weights=adaptive.ngrams) if text or by_table else None
+        return Each(partial(AdaptiveDrafter, adaptive.ids if "adaptive" in sources else (), policy, ngrams))
+
+    found: dict[str, Drafters] = {"plain in batches": Each(PlainDrafter)}
+    found |= {f"adaptive, {name}": each("adaptive", policy) for name, policy in policies.items()}
+    for sources in ("text", "ngrams", "text+ngrams", "adaptive+text", "adaptive+ngrams", SOURCES):
+        mixed: dict[str, Policy] = {"chain of 8": FixedPolicy(8), "auto": AutoPolicy(COSTS, 0)}
+        if "adaptive" in sources:
+            names = policies if sources == SOURCES else ("one-forward k=3", "tree of 12, k=5")
+            mixed = {name: policies[name] for name in names} | {"auto": AutoPolicy(COSTS, 8)}
+        if table or "ngrams" not in sources:
+            found |= {f"{sources}, {name}": each(sources, policy) for name, policy in mixed.items()}
+    if table:
+        found[f"{SOURCES}, paper's tree"] = each(SOURCES, FixedPolicy(5, "root", None, 4, "paper"))
+    return found
 
 
 def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
@@ -148,8 +172,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
+    parser.add_argument("--table", type=Path, help="of n-grams; the model directory's where none is given")
+    parser.add_argument("--only", nargs="+", help="decoders whose name begins so")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    table = NgramTable(args.table) if args.table else load_ngrams(args.model)
     adaptive = load_adaptive(args.model)
     exact = load_model(args.model, dtype="float64")
     text, vocab = load_text(args.model), exact.config.vocab_size
@@ -159,7 +186,10 @@ def main() -> None:
     for dtype in args.dtypes:
         lm = load_model(args.model, dtype=dtype)
         runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
-        makers = by_draft_model(drafting(args.draft, lm, args.model)) if args.draft else by_itself(adaptive.ids)
+        makers = by_itself(adaptive, table, vocab)
+        if args.draft:
+            makers = by_draft_model(drafting(args.draft, lm, args.model))
+        makers = {name: one for name, one in makers.items() if name.startswith(tuple(args.only or ("",)))}
         for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
             plain = [decoded(runner, [one], Each(PlainDrafter), limits, sampling)[0] for one in requests]
             for name, drafters in makers.items():
@@ -173,7 +203,7 @@ def main() -> None:
                             differ.append(gap(exact, one, wanted, tokens, sampling))
                 results[f"{dtype} {kind} {name}"] = {"prompts": len(requests), "gaps": differ}
                 print(
-                    f"{dtype} {kind:8} {name:22} {len(requests) - len(differ)} of {len(requests)} identical, "
+                    f"{dtype} {kind:8} {name:40} {len(requests) - len(differ)} of {len(requests)} identical, "
                     f"{time.perf_counter() - began:.0f} s {[f'{one:.1e}' for one in differ] or ''}",
                     flush=True,
                 )

@@ -21,7 +21,7 @@ from typing import Any
 from conf.sealed import SUM
 
 TIMES = {"tokens_per_second", "memory_gib", "mfu"}  # of a step
-BY_TIME = {"auto", "ssd", "tsd", "gsd", "gsd probes"}  # decoders that weigh what they measured
+BY_TIME = {"adaptive", "auto", "ngrams", "ssd", "tsd", "gsd", "gsd probes"}  # weigh what they measured
 COUNTS = ("forwards", "rows", "drafted", "accepted", "judged", "right")
 
 Facts = Mapping[str, Any]  # by name; what two demos may not differ in

@@ -43,7 +43,7 @@ def present(path: Path) -> Any:
 
 MANIFEST = less("created", "commit")
 LOG = less("tokens_per_second", "memory_gib")  # of the machine
-LEARNING = ("auto",)  # its drafts hang on measured times, and on what it has seen since its process began
+LEARNING = ("adaptive", "auto", "ngrams")  # their drafts hang on measured times, and on what was seen before
 COUNTED = ("tokens", "forwards", "drafted", "rows_per_forward", "acceptance_rate", "acceptance_by_position")
 KEYS = ("prompt_set", "dtype", "temperature", "decoder", "k", "prompts", "rounds", "identical", "compared")
 

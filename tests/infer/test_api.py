@@ -19,6 +19,8 @@ from infer.requests import Prompt
 
 METHODS = {
     "prompt_lookup": {"method": "prompt_lookup", "k": 4},
+    "ngrams": {"method": "ngrams"},
+    "adaptive tokens alone": {"method": "sdsat", "sources": ["adaptive"], "k": 3, "probes": "all"},
     "two forwards": {"method": "sdsat", "k": 3, "probes": "root"},
     "one forward": {"method": "sdsat", "k": 2, "probes": "all"},
     "tree": {"method": "sdsat", "k": 4, "probes": "2", "nodes": 8, "width": 3},
@@ -186,7 +188,7 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"k": 0}, "decode.k: wanted at least 1, found 0"),
         (
             {"method": "sdsd"},
-            "decode.method: wanted one of plain, prompt_lookup, sdsat, ssd, tsd, gsd, found sdsd",
+            "decode.method: wanted one of plain, sdsat, ngrams, prompt_lookup, ssd, tsd, gsd, found sdsd",
         ),
         # What ends in "found " says nothing.
         ({"method": ""}, "decode.method: wanted one of .* gsd, found none$"),

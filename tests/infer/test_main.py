@@ -51,7 +51,7 @@ def test_the_summary_leaves_the_prompts_time_out_of_the_rate() -> None:
 
 def test_on_a_terminal_drafts_have_a_colour_and_nothing_steers_it() -> None:
     found = shown(terminal=True)
-    drafted = "\x1b[1;32m"
+    drafted = "\x1b[30;103m"
     assert f"{drafted} &amp;\x1b[0m{drafted}\t</pre>\x1b[0m x" in found
     assert "\x1b[90mgiven [bold]\x1b[0m<b>\n" in found and "\x1b[90mafter\x1b[0m" in found
     assert "\x1b[2J" not in found and "␛[2J�" in found
@@ -63,7 +63,7 @@ def test_what_was_drafted_behind_a_merged_node_has_a_colour_of_its_own(tmp_path:
     view = View(Console(file=file, force_terminal=True, color_system="standard"), "")
     view.step(step)
     view.close(summary_of([step, step]))
-    assert "\x1b[1;32ma\x1b[0m\x1b[1;34mb\x1b[0mc" in file.getvalue() and "merged" in file.getvalue()
+    assert "\x1b[30;103ma\x1b[0m\x1b[4;30;47mb\x1b[0mc" in file.getvalue() and "merged" in file.getvalue()
     write_page(
         tmp_path / "p.html", title="", before="", after="", steps=[step], summary=summary_of([step, step])
     )
@@ -196,7 +196,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt="], "wanted a text to continue, or infill.prefix and infill.suffix, found an empty prompt"),
         (["prompt=x", "infill.suffix=y"], "infill.prefix and infill.suffix, found both"),
         (["infill.prefix=x", "infill.order=mps"], "infill.order: wanted psm or spm, found mps"),
-        (["prompt=x", "decode=tree"], "decode: wanted one of gsd, nucleus, "),
+        (["prompt=x", "decode=tree"], "decode: wanted one of gsd, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p: wanted a share above 0"),
         (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html: wanted a file in a folder"),

@@ -90,14 +90,23 @@ def answers(draw: st.DrawFn) -> Candidates:
 
 
 @settings(max_examples=60)
-@given(DATA, TEXTS, answers(), WEIGHTS, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 99))
-def test_the_combination_is_log_linear(data, text, found, weights, temperature, seed) -> None:
+@given(
+    DATA,
+    TEXTS,
+    answers(),
+    WEIGHTS,
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.integers(0, 99),
+    st.sampled_from([1, 2, V]),
+)
+def test_the_combination_is_log_linear(data, text, found, weights, temperature, seed, width) -> None:
     """Every place of the likeliest chain against the formulas over the whole vocabulary, and every source."""
     ngrams = TextNgrams(ngrams_of(data, weights))
     ngrams.extend(text)
-    places = Places(text, found, ngrams, V, Sampling(temperature), seed)
+    places = Places(text, found, ngrams, width, Sampling(temperature), seed)
     u_V = smoothed(data, V) if data else np.full(V, 1 / V)
-    counts, before, node = count_ngrams([text], TEXT_CONTEXTS), list(text), 0
+    counts, table = count_ngrams([text], TEXT_CONTEXTS), count_ngrams(data, range(1, ORDER))
+    before, node = list(text), 0
     for place in range(len(found.ids) + 2):
         p_V = slow_successors(
             data, text, before, order=ORDER, vocabulary=V, weights=weights, text_contexts=TEXT_CONTEXTS
@@ -119,13 +128,16 @@ def test_the_combination_is_log_linear(data, text, found, weights, temperature, 
         contexts = [counts.get(tuple(before[-n:]), {}) for n in TEXT_CONTEXTS if n <= len(before)]
         for child, token in zip(children, chosen):
             by_text = any(token in successors for successors in contexts)
-            first = ids and ids[0] == token
-            assert places.source(child) == ("adaptive" if first else "text" if by_text else "ngrams")
+            by_table = any(token in table.get(tuple(before[-n:]), {}) for n in range(1, ORDER))
+            first = token in ids and (token == ids[0] or not (by_text or by_table))
+            named = "adaptive" if first else "text" if by_text else "ngrams"
+            assert places.source(child) == named
         if not children:
             break
         logs = np.log(chances) - score_V[chosen]
-        assert set(ids) <= set(chosen) and logs == pytest.approx(logs[0], abs=1e-8)
-        assert (np.diff(chances) <= 0).all()
+        others = {*ids, *(token for successors in contexts for token in successors)} - set(chosen)
+        assert logs == pytest.approx(logs[0], abs=1e-8) and (np.diff(chances) <= 0).all()
+        assert len(chosen) <= width and (score_V[list(others)] <= score_V[chosen[-1]] + 1e-9).all()
         node, before = children[0], [*before, chosen[0]]
 
 

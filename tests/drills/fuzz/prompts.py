@@ -57,8 +57,20 @@ PIECES = (
     ),
     *("\ufeff", "\u2028", "\r", "\x85", "\U0010ffff", "ﬁ", "\u00a0", "\u3000"),
 )
-METHODS = ("plain", "prompt_lookup", "sdsat", "ssd", "tsd", "gsd")
-SETTINGS = ("k", "probes", "nodes", "width", "tree", "depth", "theta_prob", "theta_sib", "tau", "draft_rows")
+METHODS = ("plain", "prompt_lookup", "ngrams", "sdsat", "ssd", "tsd", "gsd")
+SETTINGS = (
+    "k",
+    "sources",
+    "probes",
+    "nodes",
+    "width",
+    "tree",
+    "depth",
+    "theta_prob",
+    "theta_sib",
+    "tau",
+    "draft_rows",
+)
 CHOICE = ("temperature", "top_p", "top_k", "seed", "max_new_tokens", "min_new_tokens", "repetition_penalty")
 FURTHER = ("no_repeat_ngram_size", "stop", "verify", "method")
 OWN = ("k", "probes", "seed")  # of custom_generate
@@ -103,7 +115,7 @@ def by_text(rng: random.Random, folder: Path) -> str:
     except UserError as error:
         return refused(error)
     method, probes = rng.choice(
-        (("sdsat", "root"), ("sdsat", "all"), ("prompt_lookup", "auto"), ("gsd", "auto"))
+        (("sdsat", "root"), ("sdsat", "all"), ("prompt_lookup", "auto"), ("ngrams", "auto"), ("gsd", "auto"))
     )
     assert tokens([prompt], DecodeConfig(method, probes=probes, max_new_tokens=NEW)) == plain
     return "fine"
@@ -147,6 +159,7 @@ def value(name: str, rng: random.Random) -> Any:
     likely: dict[str, Callable[[], Any]] = {
         "probes": lambda: rng.choice(("auto", "root", "all", "3", 2, "0", "-1", "1e3", "٣")),
         "tree": lambda: "paper",
+        "sources": lambda: rng.sample(("adaptive", "text", "ngrams", "text"), rng.randrange(4)),
         "verify": lambda: "ratio",
         "method": lambda: rng.choice((*METHODS, None, "PLAIN", "")),
         "stop": lambda: [text(rng)[: rng.choice((1, 2, 50))] for _ in range(rng.randrange(1, 4))],

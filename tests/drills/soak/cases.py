@@ -183,6 +183,7 @@ def _undrawn(rng: random.Random, *, adaptive: bool) -> dict[str, Any]:
     kinds: list[dict[str, Any]] = [
         {"method": "plain"},
         {"method": "prompt_lookup", "k": rng.randint(1, 12)},
+        {"method": "ngrams", "k": rng.randint(1, 12)},
         {"method": "sdsat", "k": rng.randint(1, 8), "probes": "root"},
         {"method": "sdsat", "k": rng.randint(1, 6), "probes": "all"},
         {
@@ -200,7 +201,9 @@ def _undrawn(rng: random.Random, *, adaptive: bool) -> dict[str, Any]:
         {"method": "sdsat"},
         {"method": "sdsat", "k": rng.choice([1, 2, 7, 12, 40])},
     ]
-    found = rng.choice(kinds if adaptive else kinds[:2])
+    found = rng.choice(kinds if adaptive else kinds[:3])
+    if found["method"] == "sdsat" and rng.random() < 0.5:
+        found |= {"sources": rng.choice([["adaptive"], ["text"], ["adaptive", "text"]])}
     if found.get("width"):
         found |= {"width": 4, "tree": "paper"} if rng.random() < 0.5 else {"nodes": rng.randint(1, 16)}
     return found
@@ -232,7 +235,7 @@ def _unmeasured(rng: random.Random, found: dict[str, Any]) -> dict[str, Any]:
     """The same with a tree of its own size, where that would be measured."""
     if found["method"] == "sdsat":
         return {"k": 4, "probes": "all", **found}
-    drawn = found["method"] not in ("plain", "prompt_lookup")
+    drawn = found["method"] not in ("plain", "prompt_lookup", "ngrams")
     return {"nodes": rng.choice([2, 10, 30]), **found} if drawn else found
 
 

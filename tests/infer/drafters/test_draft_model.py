@@ -228,7 +228,7 @@ def test_a_draft_model_that_rested_reads_on_and_drafts_as_if_it_had_not() -> Non
     for token in text:
         (tree,) = drafters.propose([context], [60])
         assert tree.drafted == 0
-        drafters.observe(0, tree, [0], token, None, 1)
+        drafters.observe(0, tree, [0], token, None, 1, 0.0)
         context = [*context, token]
     drafters._budget = FixedBudget(12)
     (tree,) = drafters.propose([context], [9])

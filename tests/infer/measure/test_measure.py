@@ -74,6 +74,19 @@ def test_a_run_is_the_sum_of_its_steps() -> None:
     )
 
 
+def test_accepted_drafts_are_counted_by_source_and_place() -> None:
+    """A tree may propose more than a path has; an end within a draft accepts fewer than are proposed."""
+    chain, tree = ("adaptive", "text", "ngrams"), ("adaptive", "text", "adaptive")
+    steps = [
+        Step(0, [5], 0, 0, False),
+        Step(0, [6, 7, 8, 9], 3, 3, False, depth=3, sources=chain, proposed=chain),
+        Step(0, [10, 11], 3, 1, False, depth=2, sources=("text",), proposed=tree),
+    ]
+    run = run_of(steps, seconds=3.0, first_seconds=1.0)
+    assert run.proposed == {"adaptive": 3, "text": 2, "ngrams": 1}
+    assert run.sources == {"adaptive": [1], "text": [1, 1], "ngrams": [0, 0, 1]}
+
+
 def test_a_prompt_has_its_own_draws_and_the_same_in_every_round() -> None:
     assert seed_of(prompt(1), 7) == seed_of(prompt(1, 2), 7) != seed_of(prompt(2), 7)
     assert 0 <= seed_of(prompt(1), 2**63 - 1) < 2**63

@@ -13,12 +13,21 @@ HEAD = {"date": "2026-11-21T18:00:00+00:00", "commit": "0123456789abcdef", "hard
 KS = (1, 3, 5, 7, 9, 13)
 # decoder: chance of the first draft, what is left of it from place to place, depth, rows of a forward
 OWN = {
+    "adaptive": (0.9, 0.93, 7, 12.0),
     "auto": (0.93, 0.95, 9, 14.0),
+    "ngrams": (0.8, 0.95, 12, 9.0),
     "prompt lookup": (0.62, 0.85, 5, 6.0),
     "ssd": (0.85, 0.93, 10, 11.0),
     "tsd": (0.88, 0.93, 10, 40.0),
     "gsd": (0.9, 0.94, 10, 60.0),
     "gsd probes": (0.8, 0.9, 5, 20.0),
+}
+SOURCES = {  # of what was accepted, the share of each
+    "sdsat": {"adaptive": 1.0},
+    "adaptive": {"adaptive": 1.0},
+    "auto": {"adaptive": 0.5, "text": 0.2, "ngrams": 0.3},
+    "ngrams": {"text": 0.4, "ngrams": 0.6},
+    "prompt lookup": {"text": 1.0},
 }
 PEERS = {
     "generate": (0.0, 0.0, 0, 1.0),
@@ -52,7 +61,7 @@ def speed(
     ]
     costs = [1, 2, 4, 8, 16, 32, 64]
     return {
-        "schema": 3,
+        "schema": 4,
         **HEAD,
         "versions": VERSIONS,
         "settings": {"model": "runs/7b/model", "max_new_tokens": 256, "rounds": rounds, "k": list(KS)},
@@ -135,6 +144,17 @@ def _row(
         "mean_acceptance_length": emitted if depth else None,
         "node_efficiency": float(np.mean(np.cumprod(places))) if depth else None,
         "acceptance_by_position": np.cumprod(places).tolist(),
+        "acceptance_where_reached": places,
+        "sources": {
+            name: {
+                "accepted": int(100 * share),
+                "proposed": int(150 * share),
+                "share": share,
+                "acceptance": 2 / 3,
+                "by_place": (share * np.cumprod(places)).tolist(),
+            }
+            for name, share in SOURCES.get(decoder, {}).items()
+        },
         "tokens_per_forward": emitted,
         "rows_per_forward": rows,
         "ms_per_forward": sum(parts.values()),

@@ -43,9 +43,11 @@ def test_two_reports_row_by_row(folders: tuple[Path, Path], tmp_path: Path, monk
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80 or str(first) in printed
     assert printed.index("versions.torch") < printed.index("humaneval, bfloat16")
+    shares = next(line for line in printed.splitlines() if line.startswith("sdsat ") and "30 %" in line)
+    assert shares.split()[1::2] == ["50", "50", "20", "20", "30", "30", "5.13"]
     assert "only in a: vllm on humaneval" in lines(printed) and "* the intervals do not overlap" in printed
     page = Page.read(tmp_path / "index.html")
-    assert {"versions.torch" in page.text, "sdsat auto" in page.text, "1.20" in page.text} == {True}
+    assert {"versions.torch" in page.text, "sdsat (adaptive only)" in page.text, "1.20" in page.text} == {True}
     main(ReportConfig(str(tmp_path), f"{second},{first}"))  # over an earlier comparison
 
 
@@ -83,4 +85,4 @@ def test_another_schema_is_refused(folders: tuple[Path, Path], tmp_path: Path, m
     fixture.write_parts(tmp_path / "old", speed=fixture.speed(sets=("humaneval",)) | {"schema": 1})
     with pytest.raises(SystemExit):
         command(monkeypatch, f"compare={folders[0]},{tmp_path / 'old'}", f"out={tmp_path / 'c'}")
-    assert "wanted a speed report of schema 3, found schema 1" in capsys.readouterr().err
+    assert "wanted a speed report of schema 4, found schema 1" in capsys.readouterr().err

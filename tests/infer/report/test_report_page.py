@@ -78,7 +78,7 @@ def test_the_page_is_one_file_of_sound_markup(folder: Path) -> None:
 def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
     text = Page.read(folder / "index.html").text
     for wanted in (
-        "sdsat auto decodes 3 prompt sets at",  # the headline
+        "sdsat decodes 3 prompt sets at",  # the headline
         "Beware",
         "NVIDIA H200, 1 thread(s) a process, 8 process(es)",
         "max_new_tokens",
@@ -102,7 +102,7 @@ def test_texts_stay_texts(folder: Path) -> None:
     """Prompts and answers hold markup, and characters that steer a terminal."""
     source = (folder / "index.html").read_text(encoding="utf-8")
     assert "␛[2J&lt;script&gt;alert(&#x27;&amp;amp;&#x27;)&lt;/script&gt;" in source
-    assert '<span class="shared" title="accepted behind a merged node">numbers[i + 1:]:\n</span>' in source
+    assert '<span class="shared" title="behind a merged node">numbers[i + 1:]:\n</span>' in source
 
 
 def test_no_part_of_the_page_needs_the_other(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ def test_every_panel_shows_its_whole_curve() -> None:
     for axis in figure.axes:
         low, high = axis.get_ylim()
         assert low == 0 and high > highest
-        # The paper's curve for each temperature, and the levels of plain, auto and gsd.
-        assert len(axis.lines) == 3 * 4 and len(axis.lines[0].get_xdata()) == len(fixture.KS)
+        # The paper's curve for each temperature, and the levels of plain, adaptive, auto and gsd.
+        assert len(axis.lines) == 3 * 5 and len(axis.lines[0].get_xdata()) == len(fixture.KS)
 
 
 def test_a_type_has_its_own_row_of_panels() -> None:
@@ -42,7 +42,7 @@ def test_a_decoder_has_one_colour_everywhere() -> None:
     containers = [one for one in bars.axes[0].containers if hasattr(one, "patches")]
     colors = {one.get_label(): to_hex(one.patches[0].get_facecolor()) for one in containers}
     filled = {name.removesuffix(" k=*"): color for name, color in colors.items()}
-    for name, decoder in (("sdsat auto", "auto"), ("gsd", "gsd"), ("vllm", "vllm")):
+    for name, decoder in (("sdsat", "auto"), ("n-grams only", "ngrams"), ("gsd", "gsd"), ("vllm", "vllm")):
         assert drawn[name] == filled[name] == COLORS[decoder]
     assert len(set(COLORS.values())) == len(COLORS) - 1  # plain decoding of the base model is plain decoding
 

@@ -33,7 +33,7 @@ def given(model_dir: Path, base_dir: Path, tmp_path: Path, monkeypatch: pytest.M
         "k=[2]",
         "temperatures=[0,1]",
         "dtypes=[float32]",
-        "decoders=[sdsat,auto,prompt_lookup,ssd,gsd]",
+        "decoders=[sdsat,adaptive,auto,ngrams,prompt_lookup,ssd,gsd]",
         "peers=[]",
         "rounds=1",
         "max_new_tokens=12",

@@ -19,6 +19,7 @@ from infer.speed.config import PEERS, SpeedConfig
 from infer.speed.units import PLAIN, Way
 from infer.speed.ways import ways
 from infer.speed.work import Worker
+from infer.view.coloured import KINDS
 from tests.infer.speed.conftest import Main
 
 COLUMNS = {
@@ -31,6 +32,8 @@ COLUMNS = {
         "mean_acceptance_length",
         "node_efficiency",
         "acceptance_by_position",
+        "acceptance_where_reached",
+        "sources",
         "tokens_per_forward",
     ),
     *("rows_per_forward", "ms_per_forward", "ms_draft", "ms_forward", "ms_rest", "drafted", "drafted_nodes"),
@@ -49,7 +52,9 @@ def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
         assert row["compared"] == 2 and row["exact"] == (row["identical"] == 2)
         assert row["exact"] or row["temperature"] > 0
         assert row["forwards"] > 0 and row["rows_per_forward"] >= 1 and row["peak_memory_bytes"] != 0
-    assert caplog.messages == ["peers: vllm is left out: wanted vLLM, found it not installed"]
+    assert [message for message in caplog.messages if message.startswith("peers")] == [
+        "peers: vllm is left out: wanted vLLM, found it not installed"
+    ]
     assert report["left_out"] == [{"peer": "vllm", "reason": "wanted vLLM, found it not installed"}]
     assert "left out: vllm: wanted vLLM" in capsys.readouterr().out
     page = (Path(report["settings"]["out"]) / "index.html").read_text(encoding="utf-8")
@@ -58,8 +63,8 @@ def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
 
 def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     report = run()
-    assert report["schema"] == 3 and report["units"] == {"all": 3, "done": 3} and report["ranks"] == 1
-    decoders = ["plain", "sdsat", "auto", "prompt lookup", "ssd", "gsd", "base"]
+    assert report["schema"] == 4 and report["units"] == {"all": 3, "done": 3} and report["ranks"] == 1
+    decoders = ["plain", "sdsat", "adaptive", "auto", "ngrams", "prompt lookup", "ssd", "gsd", "base"]
     rows = report["rows"]
     assert [row["decoder"] for row in rows] == 2 * decoders and set(decoders) < set(ORDER)
     for row in rows:
@@ -71,9 +76,12 @@ def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytes
     assert limit["copy_bytes_per_second"] > 0 and report["costs"][0]["rows"][0] == 1
     assert "gsd" in capsys.readouterr().out
     texts = {"".join(text for _, text in sample["pieces"]) for sample in report["samples"]}
-    assert len(report["samples"]) == 6 and len(texts) == 1
+    assert len(report["samples"]) == 8 and len(texts) == 1
     kinds = {kind for sample in report["samples"] for kind, _ in sample["pieces"]}
-    assert kinds <= {"own", "drafted", "shared"}
+    assert kinds <= {"own", *KINDS}
+    sources = {row["decoder"]: row["sources"].keys() for row in rows if row["temperature"] == 0}
+    assert sources["adaptive"] == sources["sdsat"] == {"adaptive"}
+    assert sources["auto"] <= {"adaptive", "text"} and sources["ngrams"] <= {"text"}  # the model has no table
     run()
     assert "nothing to do" in capsys.readouterr().out
 
@@ -144,7 +152,9 @@ def test_a_lossy_decoder_fails_the_run_and_every_later_one(
     monkeypatch.setattr(Worker, "__call__", spoiled)
     short = ("temperatures=[0]", "decoders=[sdsat]", "base=null", "draft=null")
     for _ in range(2):
-        with pytest.raises(UserError, match="float32 outputs: wanted all identical .* sdsat k=2 on mine"):
+        with pytest.raises(
+            UserError, match="float32 outputs: wanted all identical .* sdsat .paper. k=2 on mine"
+        ):
             run(*short)
         assert (tmp_path / "report" / "speed" / "manifest.json").is_file()
         monkeypatch.setattr(speed, "measure", None)
@@ -163,7 +173,7 @@ def test_sampled_sdsat_is_the_nucleus_preset(given: list[str]) -> None:
     assert ways(config, 0.2)[Way("sdsat", 5)] == settings("infer", InferConfig, asked).decode
     greedy = ways(config, 0.0)
     assert greedy[PLAIN] == DecodeConfig("plain", max_new_tokens=12)
-    assert greedy[Way("sdsat", 5)] == DecodeConfig("sdsat", k=5, probes="root", max_new_tokens=12)
+    assert greedy[Way("sdsat", 5)] == DecodeConfig("sdsat", ["adaptive"], k=5, probes="root", max_new_tokens=12)
     assert Way("tsd") not in greedy and Way("gsd probes") not in greedy
 
 
@@ -178,7 +188,9 @@ def test_sampled_acceptance_is_accepted_drafts_over_k(run: Main, model: Model) -
     for row in report["rows"][1:]:
         k, accepted, offered, tokens = row["k"], 0, 0, 0
         for prompt in prompts:
-            decode = DecodeConfig("sdsat", k, "root", width=4, tree="paper", **nucleus, seed=seed_of(prompt, 0))
+            decode = DecodeConfig(
+                "sdsat", ["adaptive"], k, "root", width=4, tree="paper", **nucleus, seed=seed_of(prompt, 0)
+            )
             emitted = [len(step.tokens) for step in generate(model, prompt.ids, decode)]
             pairs = list(zip(emitted[::2], emitted[1::2]))
             assert all(first == 1 for first, _ in pairs)

@@ -1,10 +1,12 @@
 """Units to rows: who is held against whom, what is partial, and what is not known."""
 
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 
-from infer.measure.runs import Run
+from infer.loop import Step
+from infer.measure.runs import Run, run_of
 from infer.speed.aggregate import aggregate
 from infer.speed.units import record
 
@@ -126,6 +128,30 @@ def test_a_peer_that_does_not_tell_its_first_token_is_held_against_whole_times()
     row = rows(turn([peer, ran("plain", 2)]))["vllm"]
     assert row["speedup"] is row["tokens_per_second"] is row["first_ms"] is row["ms_per_forward"] is None
     assert row["speedup_whole"] == pytest.approx(2.1 / 1.1)
+
+
+def test_drafts_by_source_and_place() -> None:
+    """Three chains of three: accepted whole, to the second place, not at all. Two of three reached place 2."""
+    chain = ("adaptive", "text", "ngrams")
+    steps = [
+        Step(0, [0] * (1 + right), 3, right, False, depth=3, sources=chain[:right], proposed=chain)
+        for right in (3, 2, 0)
+    ]
+    run = run_of(steps, seconds=2.0, first_seconds=0.1)
+    row = rows(turn([{"decoder": "auto", "k": 0, **record(run)}, ran("plain", 2)]))["auto"]
+    assert row["acceptance_by_position"] == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+    assert row["acceptance_where_reached"] == pytest.approx([2 / 3, 1, 1 / 2])
+    assert row["mean_acceptance_length"] == pytest.approx(1 + 5 / 3)
+    found = row["sources"]
+    assert {name: (one["accepted"], one["proposed"]) for name, one in found.items()} == {
+        "adaptive": (2, 3),
+        "text": (2, 3),
+        "ngrams": (1, 3),
+    }
+    assert [one["share"] for one in found.values()] == pytest.approx([0.4, 0.4, 0.2])
+    places = [found[name]["by_place"] for name in chain]
+    assert [sum(place) for place in zip_longest(*places, fillvalue=0)] == row["acceptance_by_position"]
+    assert rows(turn([ran("gsd", 1), ran("plain", 2)]))["gsd"]["sources"] == {}
 
 
 def test_rows_come_in_the_order_of_the_settings() -> None:

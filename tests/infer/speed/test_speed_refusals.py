@@ -118,7 +118,7 @@ def other_tokenizer(folder: Path, base_dir: Path) -> Path:
         (["prompts.mine.path=absent"], "prompts.mine.path=absent: wanted"),
         (
             ["decoders=[medusa]"],
-            "decoders: wanted some of sdsat, auto, prompt_lookup, ssd, tsd, gsd, found medusa",
+            "decoders: wanted some of sdsat, adaptive, auto, ngrams, .*, gsd, found medusa",
         ),
         (["peers=[llama]"], "peers: wanted some of generate, prompt_lookup, assisted, vllm, found llama"),
         (["dtypes=[int8]"], "dtypes: wanted some of float32, bfloat16, float16, found int8"),

@@ -1,0 +1,152 @@
+"""Drafts from any sources change no token: by the table of other texts, of these texts, and of none at all."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
+
+from infer.config import DecodeConfig
+from infer.drafters.plain import PlainDrafter
+from infer.drafters.protocol import Each
+from infer.engine.reading import Request
+from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
+from infer.loop import Limits, Step, decode
+from infer.methods import Methods
+from infer.models.checkpoint import Adaptive
+from infer.ngrams import NgramTable
+from tests.conftest import tiny_llama
+from tests.infer.ngram_tables import make_random_table, make_table
+
+V, NEW = 97, 24  # of tiny_llama; tokens of every text
+SOURCES = ("adaptive", "text", "ngrams")
+SUBSETS = [list(some) for n in (1, 2, 3) for some in combinations(SOURCES, n)]
+PROBES: list[dict[str, Any]] = [
+    {"k": 3, "probes": "root"},
+    {"k": 2, "probes": "all"},
+    {"k": 3, "probes": "2", "nodes": 8},
+    {"k": 3, "probes": "all", "nodes": 9, "width": 3},
+    {"k": 4, "probes": "root", "width": 4, "tree": "paper"},
+    {},
+]
+SAMPLINGS = st.sampled_from([Sampling(), Sampling(0.8), Sampling(0.8, 10, 0.95), Sampling(1.5, 0, 0.9)])
+PROMPTS = st.lists(st.lists(st.integers(2, V - 1), min_size=1, max_size=12), min_size=1, max_size=3)
+
+
+@cache
+def model_of(seed: int) -> PreTrainedModel:
+    """A random model; that of seed 1 repeats a few tokens, so that n-grams are right now and then."""
+    lm = tiny_llama(seed=seed)
+    with torch.no_grad():
+        lm.lm_head.weight[torch.arange(V) % 20 > 0] *= 0.2 if seed else 1.0
+    return lm
+
+
+def texts_of(
+    lm: PreTrainedModel, requests: Sequence[Request], drafters: Any, sampling: Sampling, **runner: Any
+) -> tuple[list[list[int]], list[Step]]:
+    running = Runner(lm, capacity=12 + NEW, max_rows=drafters.max_rows, batch=len(requests), **runner)
+    found, seen = [list[int]() for _ in requests], list[Step]()
+    for steps in decode(running, requests, drafters, Limits(NEW, [1]), sampling):
+        for step in steps:
+            found[step.sequence] += step.tokens
+            seen.append(step)
+    return found, seen
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
+    """Of the models' own texts, and one whose contexts, successors and counts are random."""
+    folder, own = tmp_path_factory.mktemp("tables"), list[list[int]]()
+    for seed in (0, 1):
+        for first in range(2, 40):
+            (text,), _ = texts_of(model_of(seed), [Request([first])], Each(PlainDrafter), Sampling())
+            own.append([first, *text])
+    return {
+        "own": make_table(folder / "own", own, order=4, vocabulary=V),
+        "random": make_random_table(folder / "random", order=5, vocabulary=V, seed=0),
+    }
+
+
+@settings(max_examples=50)
+@given(
+    st.data(),
+    st.integers(0, 1),
+    st.sampled_from(["own", "random"]),
+    PROMPTS,
+    st.sampled_from(["sdsat", "sdsat", "ngrams", "prompt_lookup"]),
+    SAMPLINGS,
+    st.booleans(),
+    st.sampled_from([1.0, 1.3]),
+)
+def test_no_source_of_drafts_changes_a_token(
+    tables: dict[str, NgramTable],
+    data: st.DataObject,
+    seed: int,
+    table: str,
+    prompts: list[list[int]],
+    method: str,
+    sampling: Sampling,
+    static: bool,
+    penalty: float,
+) -> None:
+    """In float32, alone and in batches, in shapes as they come and in fixed ones."""
+    lm = model_of(seed)
+    given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
+    given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
+    if method == "sdsat":
+        given |= {"sources": data.draw(st.sampled_from(SUBSETS)), **data.draw(st.sampled_from(PROBES))}
+    elif data.draw(st.booleans()):
+        given |= {"k": data.draw(st.integers(1, 9))}
+    methods = Methods(lm, Adaptive((90,), 3), table=tables[table])
+    drafters = methods.drafters(DecodeConfig(**given), batch=len(prompts), capacity=12 + NEW, left=99)
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)]) if penalty > 1 else None
+    requests = [Request(prompt, n, processors) for n, prompt in enumerate(prompts)]
+    texts, steps = texts_of(lm, requests, drafters, sampling, static=static)
+    for request, text in zip(requests, texts):
+        assert texts_of(lm, [request], Each(PlainDrafter), sampling)[0] == [text]
+    allowed = set(given.get("sources") or {"ngrams": SOURCES[1:], "prompt_lookup": SOURCES[1:2]}[method])
+    for step in steps:
+        assert len(step.proposed) == step.drafted and len(step.sources) == step.accepted
+        assert {*step.proposed, *step.sources} <= allowed
+
+
+def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
+    """Or the property above would say little."""
+    lm = model_of(1)
+    methods = Methods(lm, Adaptive((90,), 3), table=tables["own"])
+    accepted = set[str]()
+    for sources in (["adaptive"], ["text"], ["ngrams"], None):
+        decode = DecodeConfig("sdsat", sources, k=3, probes="all")
+        for first in range(2, 30):
+            drafters = methods.drafters(decode, batch=1, capacity=40, left=99)
+            _, steps = texts_of(lm, [Request([first])], drafters, Sampling())
+            accepted |= {source for step in steps for source in step.sources}
+    assert accepted >= {"text", "ngrams"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({"sources": ["trie"]}, "decode.sources must be some of adaptive, text, ngrams, each once, got"),
+        ({"sources": []}, "decode.sources must be some of"),
+        ({"sources": ["text", "text"]}, "decode.sources must be some of .* each once"),
+        ({"sources": "text"}, "decode.sources: wanted a list of texts, found 'text'"),
+        (
+            {"method": "ngrams", "sources": ["adaptive"]},
+            "decode.sources must be some of text, ngrams, each once",
+        ),
+        ({"method": "prompt_lookup", "sources": ["ngrams"]}, "decode.sources must be some of text, each once"),
+        ({"method": "plain", "sources": ["text"]}, "decode.sources must be unset with decode.method=plain"),
+        ({"method": "gsd", "sources": ["text"]}, "decode.sources must be unset with decode.method=gsd"),
+    ],
+)
+def test_sources_that_a_method_does_not_have_are_named(chosen: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DecodeConfig(**chosen)
