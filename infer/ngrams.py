@@ -20,7 +20,6 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -53,8 +52,8 @@ class NgramWeights:
 
     def __post_init__(self) -> None:
         """Raise ValueError for weights that no fit gives."""
-        if not (0 < self.table < inf and 0 < self.text < inf):
-            raise ValueError(f"κ must be above 0, got {self.table} and {self.text}")
+        if not (0 < self.table <= 1000 and 0 < self.text <= 1000):
+            raise ValueError(f"κ must be above 0 and at most 1000, got {self.table} and {self.text}")
         if not self.places or not all(0 <= weight <= 4 for weight in self.places):
             raise ValueError(f"places must be weights from 0 to 4, got {list(self.places)}")
 

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from conf.characters import markdown
 from conf.files import write_bytes
 from conf.stage import MANIFEST, commit, read_manifest, versions
+from data_prep.ngrams import TABLE
 from data_prep.vocab import INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.report import measured_on, read_report, speed_rows
@@ -102,6 +103,7 @@ def _of_directory(out: Path, manifest: dict[str, Any], push: str | None) -> dict
         "facts": list(_facts(manifest, config)),
         "kept": (out / "adapter").is_dir(),
         "custom_generate": (out / "custom_generate").is_dir(),
+        "table": (out / TABLE).is_file(),
         "exported": {"dtype": config["dtype"], **_exporter(out)},
     }
 

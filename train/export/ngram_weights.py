@@ -85,23 +85,25 @@ def describe_fit(fit: NgramFit) -> str:
 def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: int) -> NgramFit:
     """Return the weights that accept the most drafts of the windows.
 
-    Three sets of weights compete: the defaults; κ and a λ of all places; and with these κ a λ_j of each place.
-    A later one is chosen only where its gain over the one before is beyond noise. `vocabulary` is the number of
-    the model's ids.
+    Three sets of weights compete: the defaults; κ and a λ of all places; κ and a λ_j of each place. A later one
+    is chosen only where its gain over the one before is beyond noise. `vocabulary` is the number of the model's
+    ids.
     """
     ngrams, sequences = Ngrams(table, vocabulary), np.array([window.sequence for window in windows])
     pairs = [NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)]
     hits_PΛWL, known_WL = _hits(windows, ngrams, pairs)
     counts = np.array([[count(hits, known_WL, sequences) for hits in row] for row in hits_PΛWL])
-    pair, place = divmod(int(expected(counts.sum(3)).argmax()), len(PLACES))
+    values = expected(counts.sum(3))
+    pair, place = divmod(int(values.argmax()), len(PLACES))
     weights, before = DEFAULT, counts[0, 0]
-    if is_gain(before, counts[pair, place]):
+    if is_gain(before, counts[pair, place], tries=len(pairs) * len(PLACES)):
         weights, before = replace(pairs[pair], places=(PLACES[place],)), counts[pair, place]
-    pair = pairs.index(replace(weights, places=DEFAULT.places))
-    by_place = _fit_places(hits_PΛWL[pair], known_WL, PLACES.index(weights.place(0)))
-    after = count(_chain(hits_PΛWL[pair], by_place), known_WL, sequences)
-    if is_gain(before, after):
-        weights = replace(weights, places=tuple(PLACES[λ] for λ in by_place))
+    by_place = [_fit_places(hits, known_WL, int(λ)) for hits, λ in zip(hits_PΛWL, values.argmax(1))]
+    chains = [_chain(hits, λs) for hits, λs in zip(hits_PΛWL, by_place)]
+    counts = np.array([count(hits, known_WL, sequences) for hits in chains])
+    pair = int(expected(counts.sum(2)).argmax())
+    if is_gain(before, counts[pair], tries=len(pairs) * len(PLACES) * known_WL.shape[1]):
+        weights = replace(pairs[pair], places=tuple(PLACES[λ] for λ in by_place[pair]))
     best = Ngrams(table, vocabulary, weights=weights)
     accepted = {
         "adaptive": accepted_drafts(windows, None),
@@ -204,10 +206,12 @@ def expected(counts: np.ndarray) -> np.ndarray:
     return accepted
 
 
-def is_gain(before: np.ndarray, after: np.ndarray) -> bool:
-    """Return whether more drafts are accepted beyond noise, by (2, S, L) counts.
+def is_gain(before: np.ndarray, after: np.ndarray, *, tries: int) -> bool:
+    """Return whether more drafts are accepted beyond noise, by (2, S, L) counts of weights and of the best of
+    so many others.
 
-    Windows of a sequence depend on each other, so sequences are left out, as in acceptance.py.
+    Windows of a sequence depend on each other, so sequences are left out, as in acceptance.py; the best of m
+    needs the level of one in m (Bonferroni).
     """
     n = before.shape[1]
     gain, without = (
@@ -217,7 +221,7 @@ def is_gain(before: np.ndarray, after: np.ndarray) -> bool:
             tuple(np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after)),
         )
     )
-    return n > 1 and bool(gain > student(LEVEL, n - 1) * sqrt((n - 1) * without.var()))
+    return n > 1 and bool(gain > student(1 - (1 - LEVEL) / tries, n - 1) * sqrt((n - 1) * without.var()))
 
 
 def _chain(hits_ΛWL: np.ndarray, λs: Sequence[int]) -> np.ndarray:

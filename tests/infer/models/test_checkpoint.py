@@ -13,8 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
 from infer import load
-from infer.models.checkpoint import load_adaptive, load_model, load_text
+from infer.models.checkpoint import load_adaptive, load_model, load_ngrams, load_text
+from infer.ngrams import FILE, NgramWeights
 from tests.conftest import tiny_llama
+from tests.infer.ngram_tables import make_table
 
 
 def changed(file: str, **values: Any) -> Callable[[Path], None]:
@@ -144,6 +146,15 @@ def test_a_tokenizer_whose_opening_id_has_no_row(base_dir: Path, tmp_path: Path)
             {"infilling": {"pre": 1, "suf": 2, "mid": 3, "eot": 4.0}},
             "wanted an id of infilling as int, found 4.0",
         ),
+        ({"ngrams": []}, r"ngrams must be numbers table and text and a list places, got \[\]"),
+        ({"ngrams": {"table": "2", "text": 1, "places": [1]}}, "ngrams must be numbers table and text"),
+        ({"ngrams": {"table": 2, "text": 1, "places": "1"}}, "ngrams must be numbers table and text"),
+        ({"ngrams": {"table": 2, "text": 1}}, "ngrams must be numbers table and text"),
+        ({"ngrams": {"table": 2, "text": None, "places": [1]}}, "ngrams must be numbers table and text"),
+        ({"ngrams": {"table": 0, "text": 1, "places": [1]}}, "κ must be above 0 and at most 1000, got 0 and 1"),
+        ({"ngrams": {"table": 2, "text": 10**999, "places": [1]}}, "κ must be above 0 and at most 1000"),
+        ({"ngrams": {"table": 2, "text": 1, "places": []}}, "places must be weights from 0 to 4"),
+        ({"ngrams": {"table": 2, "text": 1, "places": [float("nan")]}}, "places must be weights from 0 to 4"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -215,3 +226,20 @@ def test_a_number_of_layers_with_a_digit_too_many(model_dir: Path, tmp_path: Pat
         UserError, match="wanted weights of 2147483648 layers, as config.json says, found 21 in all"
     ):
         load_model(tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize(("κ", "warnings"), [(2.0, 1), (None, 0)])
+def test_a_table_that_an_export_had_and_that_is_gone_is_told(
+    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, κ: float | None, warnings: int
+) -> None:
+    """Every model without a table was told to lack it."""
+    for name in ("config.json", "adaptive.json"):
+        shutil.copyfile(model_dir / name, tmp_path / name)
+    assert load_ngrams(tmp_path) is None and not caplog.messages  # of an earlier version
+    changed("adaptive.json", ngrams={"table": κ, "text": 0.5, "places": [0.3]})(tmp_path)
+    assert load_adaptive(tmp_path).ngrams == NgramWeights(2.0, 0.5, (0.3,))
+    assert load_ngrams(tmp_path) is None and len(caplog.messages) == warnings
+    assert all(f"{tmp_path / FILE} is absent" in message for message in caplog.messages)
+    make_table(tmp_path / FILE, [[1, 2, 3]], order=2, vocabulary=401)
+    with pytest.raises(UserError, match="must be of at most the model's 400 ids, got 401. Delete it."):
+        load_ngrams(tmp_path)

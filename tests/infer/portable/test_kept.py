@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from infer.drafters.costs import Costs
 from infer.engine.runners import Runners
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
+from infer.ngrams import FILE, NgramTable
 from infer.portable.kept import kept_for
 from tests.infer.engine.test_families import tiny
 from tests.infer.library import PROMPT, drafting, left_padded
+from tests.infer.ngram_tables import make_table
 
 
 def test_a_model_is_freed_with_all_that_was_kept_for_it() -> None:
@@ -125,3 +128,39 @@ def test_a_model_in_training_that_keeps_no_cache_is_refused(known: bool) -> None
         ours(prompt, max_new_tokens=5)
     lm.eval()
     ours(prompt, max_new_tokens=5)
+
+
+def test_a_table_that_the_export_had_is_looked_for_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table of an unknown size was read whatever the model; a moved model read its own again."""
+    lm, prompt = tiny("llama"), torch.tensor([PROMPT])
+    lm.name_or_path = str(tmp_path)
+    texts = set[tuple[int, ...]]()
+
+    def decode(κ: float | None) -> NgramTable | None:
+        ours = partial(drafting(lm, 5), ngrams={"table": κ, "text": 1.0, "places": [0.4]})
+        texts.add(tuple(ours(prompt, max_new_tokens=5, do_sample=False)[0].tolist()))
+        return kept_for(lm).table
+
+    for _ in range(2):
+        assert decode(2.0) is None
+    lm.double()
+    assert decode(2.0) is None and len(caplog.messages) == 1
+    assert f"{tmp_path / FILE} is absent" in caplog.text
+    lm = tiny("llama")
+    assert decode(None) is None and len(caplog.messages) == 1
+    lm = tiny("llama")
+    lm.name_or_path = str(tmp_path)
+    rows = lm.config.vocab_size
+    make_table(tmp_path / FILE, [PROMPT, PROMPT], order=3, vocabulary=rows)
+    table = decode(0.5)
+    lm.double()
+    assert table is not None and decode(0.5) is table and len(caplog.messages) == 1 and len(texts) == 1
+    lm = tiny("llama")
+    lm.name_or_path = str(tmp_path)
+    make_table(tmp_path / FILE, [PROMPT], order=3, vocabulary=rows + 1)
+    with pytest.raises(ValueError, match=f"must be of at most the model's {rows} ids"):
+        decode(0.5)
+    with pytest.raises(ValueError, match="ngrams must be numbers table and text"):
+        drafting(lm, 5)(prompt, ngrams={"table": 2.0})

@@ -29,6 +29,7 @@ SOURCES = {
     "conf.errors": "class UserError(Exception):\n    pass\n",
     "infer.unneeded": "import peft\n",
 }
+NGRAMS = {"table": None, "text": 2.0, "places": [0.4, 0.3]}
 
 
 def test_modules_lie_side_by_side_and_import_each_other_there() -> None:
@@ -66,7 +67,7 @@ def test_what_cannot_go_along_is_named(line: str, told: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("model")
-    (out / "adaptive.json").write_text(json.dumps({"adaptive_ids": [7, 8, 9], "L": 3}))
+    (out / "adaptive.json").write_text(json.dumps({"adaptive_ids": [7, 8, 9], "L": 3, "ngrams": NGRAMS}))
     write_custom_generate(out)
     return out / "custom_generate"
 
@@ -79,7 +80,8 @@ def test_the_library_finds_every_file_and_needs_no_more_than_itself(folder: Path
         compile(path.read_text(), str(path), "exec")
         assert set(get_imports(path)) <= INSTALLED - {"infer", "conf"}, path.name
     text = (folder / "generate.py").read_text()
-    assert text.endswith("\ngenerate = partial(generate_with, adaptive_ids=(7, 8, 9), L=3)\n")
+    call = f"partial(generate_with, adaptive_ids=(7, 8, 9), L=3, ngrams={NGRAMS})"
+    assert text.endswith(f"\ngenerate = {call}\n")
 
 
 def test_two_modules_of_one_name_do_not_stand_for_each_other() -> None:

@@ -13,6 +13,8 @@ from conf.fingerprint import fingerprint_file
 from conf.sealed import read_result
 from data_prep.ngrams import TABLE
 from data_prep.shards import Shards
+from infer.models.checkpoint import load_adaptive
+from infer.ngrams import NgramWeights
 from tests.train.export.runs import ADAPTED, PLAIN, copy_of, export, logits, refused
 from train.export.acceptance import announce, count_sequences
 from train.export.trained import open_trained
@@ -97,6 +99,18 @@ def test_what_was_written_is_verified(runs: Path, tmp_path: Path, name: str, dty
     for metric in found["measured"].keys() & {"standard_loss", "masked_loss"}:
         assert found["measured"][metric] == pytest.approx(found["validation"][metric], rel=2e-3)
     assert ("accepted" in found["intervals"]) == (name != "causal")
+    check_ngrams(out, found["drafts"], adaptive=name != "causal")
+
+
+def check_ngrams(out: Path, drafts: dict[str, float], *, adaptive: bool) -> None:
+    """Weights were fitted, and every decoder reads them; nothing is fitted without adaptive tokens."""
+    assert set(drafts) == ({"adaptive", "ngrams", "all"} if adaptive else set())
+    if adaptive:
+        described = json.loads((out / "adaptive.json").read_text())["ngrams"]
+        assert load_adaptive(out).ngrams == NgramWeights.from_json(described) and load_adaptive(out).has_table
+        assert f"| {drafts['all']:.2f} |" in (out / "README.md").read_text()
+        if (out / "custom_generate").exists():
+            assert f"ngrams={described})" in (out / "custom_generate" / "generate.py").read_text()
 
 
 @pytest.mark.parametrize("row", ["unseen", "adaptive"])
