@@ -26,8 +26,7 @@ from infer.engine.agreement import shares
 from infer.engine.cache import shape
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
-from infer.engine.runner import Runner
-from infer.engine.runners import Runners
+from infer.engine.runner import Runner, Runners
 from infer.engine.static import fixed_shapes
 from infer.engine.target import context_length
 from infer.loop import Limits, Step

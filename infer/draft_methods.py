@@ -18,8 +18,7 @@ from infer.drafters.levels import LevelDrafters
 from infer.drafters.outcome import Watch
 from infer.drafters.policies import Learners
 from infer.drafters.protocol import Drafters
-from infer.engine.runner import Runner
-from infer.engine.runners import Runners
+from infer.engine.runner import Runner, Runners
 from infer.engine.static import WIDTH
 from infer.engine.target import context_length
 from infer.models.draft import Draft

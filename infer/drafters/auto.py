@@ -13,9 +13,9 @@ the price of their rows in the sums),
     h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
 That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. L(q) is measured before
-the first text (costs.py), and held against the clock in every step (clock.py).
+the first text, and held against the clock in every step (costs.py).
 
-Drafting lives on credit (credit.py), which bounds what it may lose against plain decoding.
+Drafting lives on credit, which bounds what it may lose against plain decoding.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,7 @@ from threading import Lock
 import numpy as np
 
 from infer.drafters.adaptive import likeliest
-from infer.drafters.clock import LoopCosts
-from infer.drafters.costs import Costs
-from infer.drafters.credit import Credit
+from infer.drafters.costs import Costs, LoopCosts
 from infer.drafters.places import Places
 from infer.trees.token_graph import Drafts
 
@@ -38,6 +36,8 @@ WIDTH = 2  # candidates of a place
 COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
 PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so many of them each has a say
 TRIED = 48  # steps without probes after which some are tried
+AGAIN, FIRST, FULL = 2.0, 6.0, 24.0  # plain steps: to try again, at first, at most
+PUT_ASIDE = 0.01  # of a plain step
 
 
 class Calibration:
@@ -60,6 +60,28 @@ class Calibration:
             self._right[bin_] /= 2
         self._trials[bin_] += 1
         self._right[bin_] += right
+
+
+class Credit:
+    """What drafting may lose against plain decoding; `drafting` says whether there is any.
+
+    What drafting loses is taken from the credit and what it gains is added, up to a limit. When it is used up,
+    decoding is plain, and a small share of that time is put aside for the next attempt. So decoding takes at
+    most that share longer than plain decoding, and the first credit once.
+    """
+
+    def __init__(self) -> None:
+        self._left, self.drafting = FIRST, True
+
+    def account(self, tokens: int, spent: float) -> None:
+        """What a step emitted, and its time in plain steps."""
+        gained = tokens - spent
+        if self.drafting:
+            self._left = min(self._left + gained, FULL)
+            self.drafting = self._left > 0
+        else:
+            self._left += min(gained, 0.0) + PUT_ASIDE
+            self.drafting = self._left > AGAIN
 
 
 class Worth:

@@ -8,17 +8,15 @@ Fixed, after the paper; or by measurement. With λ tokens per millisecond earned
   that the text goes on through the frontier and then through a child of it.
 
 The draft model's probabilities are calibrated to how often such drafts were right. Drafting lives on
-credit (credit.py); that the draft model reads the text, where it drafts for it, comes on top.
+credit (auto.py); that the draft model reads the text, where it drafts for it, comes on top.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.drafters.auto import STEPS, Calibration
-from infer.drafters.clock import slopes
-from infer.drafters.costs import Costs
-from infer.drafters.credit import Credit
+from infer.drafters.auto import STEPS, Calibration, Credit
+from infer.drafters.costs import Costs, slopes
 from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count

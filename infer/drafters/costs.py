@@ -7,7 +7,7 @@ are kept on disk by cost_tables.py; nothing here knows of disks or settings.
 
 import statistics
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.agreement import agreed_value
-from infer.engine.clock import FINE
 from infer.engine.reading import Reading, Request
-from infer.engine.runner import Runner
+from infer.engine.runner import FINE, Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.engine.target import context_length
 from infer.trees.tree import Tree
@@ -30,6 +29,10 @@ BURST = 4  # steps of the same rows on end
 TURNS = 9  # of two models
 PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
 SLOW = 0.3  # seconds of a forward from which the wait is announced
+EVERY = 128  # steps from a plain one to the next; the first is the second of all, since the first may be cold
+FOLLOWED, LEARNED = 1 / 4, 1 / 32  # shares of one step in the time of plain steps, and in a point
+WILD = 2.0  # times as long as expected, or as short: what is beyond met something else
+LAID_OUT = 16  # steps between two tables
 
 
 @dataclass(frozen=True)
@@ -185,3 +188,66 @@ def rising(values: Sequence[float]) -> np.ndarray:
             counts[-2:] = [counts[-2] + counts[-1]]
             means[-2:] = [total / counts[-1]]
     return np.repeat(means, counts)
+
+
+class LoopCosts:
+    """Milliseconds of a step by rows, up to `most`: `ms[q]` is L(q), `slopes[q]` the price of the next row."""
+
+    def __init__(self, costs: Costs, most: int) -> None:
+        self._rows, self._points, self._most = costs.rows, list(costs.ms), most
+        self._plain: float | None = None  # milliseconds of a plain step of late, by the loop's clock
+        self._steps, self._since = 0, EVERY - 1
+        self._lay_out()
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step is to be plain. It changes when a step is observed, so that all sequences of a
+        batch are told the same.
+        """
+        return self._since >= EVERY
+
+    def __call__(self, q: int) -> float:
+        """L(q); a batch may have more rows than a tree."""
+        return self.ms[q] if q <= self._most else Costs(self._rows, tuple(self._points))(q)
+
+    def observe(self, q: int, ms: float) -> float:
+        """Learn that a step of q rows took `ms`; return its time in plain steps."""
+        ms = max(ms, 1e3 * FINE)  # by no clock is it free
+        self._since = 0 if q == 1 else self._since + 1
+        if self._plain is None:
+            self._plain = ms if q == 1 else None
+            return self(q) / self.ms[1]
+        if q == 1:
+            self._plain += FOLLOWED * (min(ms, WILD * self._plain) - self._plain)
+            return 1.0
+        spent = ms / self._plain
+        surprise = min(max(spent * self.ms[1] / self(q), 1 / WILD), WILD) - 1
+        for point, share in self._beside(q):
+            self._points[point] *= 1 + LEARNED * share * surprise
+        self._steps += 1
+        if self._steps % LAID_OUT == 0:
+            self._lay_out()
+        return spent
+
+    def _beside(self, q: int) -> list[tuple[int, float]]:
+        """The measured points on both sides of q but the first, and their shares in it."""
+        rows = self._rows
+        right = min(bisect_left(rows, q), len(rows) - 1)
+        if rows[right] <= q:
+            return [(right, 1.0)]
+        share = (q - rows[right - 1]) / (rows[right] - rows[right - 1])
+        return [(right - 1, 1 - share), (right, share)] if right > 1 else [(right, share)]
+
+    def _lay_out(self) -> None:
+        costs, ms = Costs(self._rows, tuple(self._points)), [0.0]
+        for q in range(1, self._most + 1):
+            ms.append(max(ms[-1], costs(q)))  # more rows never cost less
+        self.ms, self.slopes = ms, slopes(ms)
+
+
+def slopes(ms: list[float]) -> list[float]:
+    """The price of the next row behind each number of rows: the least per row on the way to any more.
+
+    Where the second row costs as much as a forward and the next six nothing, no row would be bought singly.
+    """
+    return [min((ms[more] - ms[q]) / (more - q) for more in range(q + 1, len(ms))) for q in range(len(ms) - 1)]

@@ -3,8 +3,10 @@
 Knows the order in which a cache is filled; knows no drafting and no choosing.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -12,13 +14,15 @@ from transformers import PreTrainedModel
 
 from infer.engine.agreement import agreed_value
 from infer.engine.attention import band
-from infer.engine.clock import loop_clock
 from infer.engine.forward import DynamicForward, Forward
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward, fixed_shapes
 from infer.engine.target import Target
 from infer.trees.tree import Tree
+
+FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
+Clock = Callable[[], float]
 
 
 class Runner:
@@ -125,3 +129,68 @@ class Runner:
     def drop(self, b: int) -> None:
         """Forget a sequence; the last one takes its place."""
         self._target.cache.drop(b)
+
+
+class Runners:
+    """Lends a runner to one text at a time; `static`, `compile` and `beside` are the runner's."""
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        static: bool | None = None,
+        compile: bool = False,
+        beside: PreTrainedModel | None = None,
+    ) -> None:
+        self.static, self._lm, self._compile, self._beside = static, lm, compile, beside
+        self._kept: Runner | None = None
+        self._lock = Lock()
+
+    def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
+        """One that nobody uses and that fits, or a new one."""
+        with self._lock:  # or two threads take the same
+            kept, self._kept = self._kept, None
+        if kept is not None and kept.fits(batch=batch, capacity=capacity, max_rows=max_rows):
+            return kept
+        del kept  # its memory makes room for the new one's
+        return Runner(
+            self._lm,
+            capacity=capacity,
+            max_rows=max_rows,
+            batch=batch,
+            static=self.static,
+            compile=self._compile,
+            beside=self._beside,
+        )
+
+    def give(self, runner: Runner) -> None:
+        """Back from a text that has ended; one without graphs is not worth its memory."""
+        if runner.static:
+            self._kept = runner
+
+
+def loop_clock(device: torch.device) -> Clock:
+    """Return the clock of steps on a device.
+
+    One thread that does all the work has a clock of its own, on which no other process shows.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
+
+
+def fine_clock(first: Clock, second: Clock) -> Clock:
+    """Return the first clock, or the second where the first does not tell a step from the next: a thread's may
+    tick every 10 ms.
+    """
+    return first if tick_of(first) <= FINE else second
+
+
+def tick_of(clock: Clock) -> float:
+    """Return the seconds from one reading of a busy clock to the next other one, the least of three."""
+    ticks = list[float]()
+    while len(ticks) < 3:
+        began = clock()
+        while (now := clock()) == began:
+            pass
+        ticks.append(now - began)
+    return min(ticks)

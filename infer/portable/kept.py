@@ -20,7 +20,7 @@ from infer.drafters.costs import measure_costs, measured_at
 from infer.drafters.policies import Policies
 from infer.engine.agreement import shares
 from infer.engine.families import check_family, check_tree
-from infer.engine.runners import Runners
+from infer.engine.runner import Runners
 from infer.engine.sampling import Sampling
 from infer.engine.target import places_of
 from infer.ngrams import ABSENT, FILE, NgramTable, open_table

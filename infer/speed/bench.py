@@ -15,8 +15,7 @@ from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafters, Each
 from infer.engine.cache import shape
 from infer.engine.memory import enough_for_weights, enough_memory, gib
-from infer.engine.runner import Runner
-from infer.engine.runners import Runners
+from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
 from infer.engine.target import context_length
 from infer.loop import Limits

@@ -10,8 +10,8 @@ from conf.clock import TICK, duration
 from infer.drafters import costs
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import measure_costs, measure_ratio
-from infer.engine import clock as clocks
-from infer.engine.clock import fine_clock, tick_of
+from infer.engine import runner as clocks
+from infer.engine.runner import fine_clock, tick_of
 from infer.engine.sampling import GREEDY
 from infer.gpu_check.timing import in_turns
 from infer.loop import Step

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer import DecodeConfig, DraftConfig, Model, generate, load
 from infer.drafters.policies import MOST
-from infer.engine.runners import Runners
+from infer.engine.runner import Runners
 from infer.text import Text
 
 ATTENTIONS = ("sdpa", "eager")

@@ -8,8 +8,7 @@ import pytest
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration
-from infer.drafters.clock import slopes
-from infer.drafters.costs import Costs
+from infer.drafters.costs import Costs, slopes
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.ngrams import Ngrams

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from infer.drafters.auto import FIRST, PUT_ASIDE
 from infer.drafters.budget import AutoBudget
 from infer.drafters.costs import Costs
-from infer.drafters.credit import FIRST, PUT_ASIDE
 from infer.trees.growth import Growth, Rules
 from infer.trees.token_graph import TokenGraph
 

@@ -1,4 +1,4 @@
-from infer.engine.runners import Runners
+from infer.engine.runner import Runners
 from tests.conftest import tiny_llama
 
 

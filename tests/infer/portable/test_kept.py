@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer.drafters.costs import Costs
-from infer.engine.runners import Runners
+from infer.engine.runner import Runners
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
 from infer.ngrams import FILE, NgramTable
