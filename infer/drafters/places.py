@@ -98,9 +98,17 @@ class Places:
         token, place = self.graph.tokens[node], self._places[node] - 1
         if not node:
             return ""
-        if place < self.answered and self._answers and token in self._answers.ids[place][: self._width]:
+        answered = self._answers.ids[place] if self._answers and place < self.answered else []
+        if token in answered and (token == answered[0] or not self._is_known(node)):
             return "adaptive"
         return "text" if any(token in counts for counts in self._counted[node]) else "ngrams"
+
+    def _is_known(self, node: int) -> bool:
+        """Return whether n-grams propose a node's token behind its parent."""
+        if self._ngrams is None:
+            return False
+        successors, _, _ = self._ngrams.successors(self._tails[self.graph.parents[node]])
+        return self.graph.tokens[node] in successors
 
     def _answered(self, place: int) -> dict[int, float]:
         """The shares of an adaptive token's answers; none behind the last one."""

@@ -36,6 +36,9 @@ def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     for first in range(20, 60):
         own.append([first, *tokens_of(model, [[first]], DecodeConfig("plain", max_new_tokens=NEW))[0]])
     make_table(folder / FILE, own, order=4, vocabulary=ROWS)
+    described = json.loads((folder / "adaptive.json").read_text())
+    weights = {"table": 2.0, "text": 1.0, "places": [0.4]}
+    (folder / "adaptive.json").write_text(json.dumps(described | {"ngrams": weights}))
     return folder
 
 
@@ -120,11 +123,11 @@ def test_weights_of_n_grams_are_read_and_checked(with_table: Path, tmp_path: Pat
     write({"table": 3, "text": 0.5, "places": [0.2, 0.6]})
     assert load_adaptive(folder).ngrams.place(9) == 0.6
     for wrong, sentence in (
-        ({"table": 0, "text": 1, "places": [1]}, "κ must be above 0, got 0.0 and 1.0"),
+        ({"table": 0, "text": 1, "places": [1]}, "κ must be above 0, got 0 and 1"),
         ({"table": 1, "text": 1, "places": []}, "places must be weights from 0 to 4"),
         ({"table": 1, "text": 1, "places": [9]}, "places must be weights from 0 to 4"),
-        ({"table": 1}, "ngrams must be weights table, text and places"),
-        ({"table": "x", "text": 1, "places": [1]}, "ngrams must be weights table, text and places"),
+        ({"table": 1}, "ngrams must be numbers table and text and a list places"),
+        ({"table": "x", "text": 1, "places": [1]}, "ngrams must be numbers table and text and a list places"),
         ([1], "ngrams"),
     ):
         write(wrong)
