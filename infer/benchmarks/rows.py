@@ -76,7 +76,7 @@ def rows_of(path: Path) -> list[Row]:
     source = path.name.split(".")[0]
     try:
         if path.suffix == ".parquet":
-            return placed(pq.open_table(path).to_pylist(), source, f"{path}, row ")
+            return placed(pq.read_table(path).to_pylist(), source, f"{path}, row ")
         if path.suffix in PACKED and not path.stat().st_size:
             raise ValueError("an archive of no bytes")  # even of no text it has a head
         with pa.input_stream(str(path), compression="detect") as stream:

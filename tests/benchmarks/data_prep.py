@@ -48,7 +48,7 @@ ADAPTIVE = [32011]
 def read_texts(sample: Path) -> list[str]:
     """All texts, metadata stripped."""
     paths = sorted(sample.glob("*/*.parquet"))
-    rows = (text for path in paths for text in pq.open_table(path)["content"].to_pylist())
+    rows = (text for path in paths for text in pq.read_table(path)["content"].to_pylist())
     return [METADATA.sub("", text, count=1) for text in rows]
 
 
@@ -233,7 +233,7 @@ def run_job(name: str, sample: Path, tokenizer: Path, workers: int, out: Path) -
 def copy_sample(sample: Path, copies: int, out: Path) -> Path:
     """The sample with each document `copies` times, every copy with its own id and a word changed."""
     for path in sorted(sample.glob("*/*.parquet")):
-        table = pq.open_table(path)
+        table = pq.read_table(path)
         for copy in range(copies):
             texts = [text.replace("e", f"e{copy}", 20) for text in table["content"].to_pylist()]
             ids = [f"{id}-{copy}" for id in table["id"].to_pylist()]

@@ -24,7 +24,7 @@ from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
-from data_prep.work.budget import open_table
+from data_prep.work.budget import read_table
 from data_prep.work.job import Job
 from data_prep.work.phases import sweep
 from tests.conftest import data_settings
@@ -236,7 +236,7 @@ def test_a_table_with_a_long_field(tmp_path: Path) -> None:
     config = DataPrepConfig(
         out="out", data=data, tokenizer="t", budget="1M", proportion=ProportionConfig(table=str(table))
     )
-    assert open_table(config) == {"python": 5.0}
+    assert read_table(config) == {"python": 5.0}
 
 
 def test_near_duplicates_are_removed_but_one(data_folder: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def sources(shared_data: Path) -> dict[str, str]:
     """The texts by id, read without this project."""
     found = {}
     for path in sorted((shared_data / "starcoder_sample").glob("*/*.parquet")):
-        for row in pq.open_table(path).to_pylist():
+        for row in pq.read_table(path).to_pylist():
             name = f"{row['max_stars_repo_name']}/{row['max_stars_repo_path']}/{row['id']}"
             text = METADATA.sub("", row["content"], count=1)
             if text.strip():
@@ -131,5 +131,5 @@ def test_languages_are_within_one_percent_of_the_target(shared_data: Path, tmp_p
 
 
 def _largest_file(folder: Path) -> int:
-    rows = [text for path in folder.glob("*.parquet") for text in pq.open_table(path)["content"].to_pylist()]
+    rows = [text for path in folder.glob("*.parquet") for text in pq.read_table(path)["content"].to_pylist()]
     return max(len(text.encode()) for text in rows)

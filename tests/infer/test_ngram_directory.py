@@ -123,7 +123,7 @@ def test_weights_of_n_grams_are_read_and_checked(with_table: Path, tmp_path: Pat
     write({"table": 3, "text": 0.5, "places": [0.2, 0.6]})
     assert load_adaptive(folder).ngrams.place(9) == 0.6
     for wrong, sentence in (
-        ({"table": 0, "text": 1, "places": [1]}, "κ must be above 0, got 0 and 1"),
+        ({"table": 0, "text": 1, "places": [1]}, "κ must be above 0 and at most 1000, got 0 and 1"),
         ({"table": 1, "text": 1, "places": []}, "places must be weights from 0 to 4"),
         ({"table": 1, "text": 1, "places": [9]}, "places must be weights from 0 to 4"),
         ({"table": 1}, "ngrams must be numbers table and text and a list places"),

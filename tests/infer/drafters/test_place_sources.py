@@ -22,7 +22,7 @@ def test_an_answer_that_no_n_gram_knows_is_the_adaptive_tokens() -> None:
     ngrams = TextNgrams(Ngrams(None, 10))
     ngrams.extend(TEXT)
     assert sources(ANSWERS, None) == {7: "adaptive", 3: "adaptive", 8: "adaptive"}
-    assert sources(ANSWERS, ngrams) == {7: "adaptive", 3: "adaptive", 8: "adaptive"}
+    assert sources(ANSWERS, ngrams) == {7: "adaptive", 3: "text", 8: "adaptive"}
     assert sources(None, ngrams) == {3: "text"}
     deep = Places(TEXT, ANSWERS, None, 3)
     deep.grow([0.0] * 12, depth=2)
