@@ -46,7 +46,9 @@ class DecodeConfig:
     # of drafts: adaptive (adaptive tokens), text (n-grams of the text so far), ngrams (of the training data);
     # null: all that the method and the model have; [adaptive] is the paper
     sources: list[str] | None = None
-    k: int | None = None  # drafts in a row; of tsd and gsd children of a node; null: L, 10, 4 or by measurement
+    # drafts in a row (with probes=auto adaptive tokens in a row: n-grams go on behind them); of tsd and gsd
+    # children of a node; null: L, 10 or 4
+    k: int | None = None
     # where adaptive tokens draft: auto (by measurement), root (the paper), all, or under a number of nodes
     probes: str = "auto"
     nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
