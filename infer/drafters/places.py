@@ -1,9 +1,9 @@
 """The candidates of a step's places, from every source of drafts: adaptive tokens, the text, the training data.
 
-    score(c) = log p_adaptive(c) + λ_j log s(c)      for place j, s(c) as in ngrams.py
+    score(c) = log p_adaptive(c) + λ_j (log p_ngram(c) - log u(c))      for place j
 
-log s is log(p_ngram / u) up to a constant of the place: what the n-grams know of a token beyond its frequency,
-which the adaptive token knows as well. Behind the last place that adaptive tokens answered for, p_ngram alone
+log p_ngram - log u is what the n-grams (ngrams.py) know of a token beyond its frequency, which the adaptive
+token knows as well; a factor that all candidates of a place share is left out. Behind the last place that adaptive tokens answered for, p_ngram alone
 decides. Of sampled text the noise of each place is known (pick.py) and belongs to both.
 
 The candidates for a place depend on the tokens before it, so a draft grows node by node, and is a tree.
