@@ -45,13 +45,18 @@ class Policy(Protocol):
         """Candidates for each place."""
         ...
 
+    @property
+    def resting(self) -> bool:
+        """Whether the next step is to be plain."""
+        ...
+
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """The drafts to verify, no deeper than `left` - 1, the nodes to probe, and the probes under each."""
         ...
 
-    def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
+    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """What a forward of so many rows emitted, one token more than were accepted, in a step of so many
-        seconds, and the candidates that there were.
+        seconds, and the candidates that there were; None in a plain step.
         """
         ...
 
@@ -69,6 +74,8 @@ class FixedPolicy:
     nodes: int | None = None  # k where not given
     width: int = 1
     tree: str = "lattice"
+
+    resting = False
 
     @property
     def most(self) -> int:
@@ -100,7 +107,7 @@ class FixedPolicy:
         sites = likeliest(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
-    def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
+    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Nothing changes."""
 
 
@@ -143,6 +150,7 @@ class AdaptiveDrafter:
         self._policy, self._watch = policy, watch
         self._ngrams = TextNgrams(ngrams) if ngrams else None
         self._answers: Candidates | None = None
+        self._places: Places | None = None
         self._sampling, self._seed = GREEDY, 0
         self.max_rows, self.width = policy.max_rows, max(policy.width, ANSWERS) if ngrams else policy.width
 
@@ -152,8 +160,9 @@ class AdaptiveDrafter:
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """The drafts at hand, and probes for new ones as far as the text goes on."""
-        if self._ngrams:
-            self._ngrams.extend(context)
+        if self._policy.resting:
+            self._places = None
+            return Tree.chain(context[-1])
         self._places = Places(
             context,
             self._answers,
@@ -183,6 +192,6 @@ class AdaptiveDrafter:
         """The answers behind the accepted path are of the next step's places."""
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
         self._policy.learn(self._places, tokens, rows, seconds)
-        if self._watch:
+        if self._watch and self._places:
             self._watch(Outcome(self._places.graph, self._drafts, list(path), tokens))
         self._answers = answers

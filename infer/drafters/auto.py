@@ -32,12 +32,12 @@ BINS = 12
 TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 DEEPEST = 16  # drafts in a row
-WIDTH = 2  # candidates of a place
+WIDTH = 2  # candidates of a place; of sampled text, whose noise costs time, one
 COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
 PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so many of them each has a say
-TRIED = 48  # steps without probes after which some are tried
+TRIED, FEW = 48, 4  # steps without probes after which some are tried; at first so many times at once
 AGAIN, FIRST, FULL = 2.0, 6.0, 24.0  # plain steps: to try again, at first, at most
-PUT_ASIDE = 0.01  # of a plain step
+PUT_ASIDE = 0.005  # of a plain step
 
 
 class Calibration:
@@ -88,15 +88,13 @@ class Worth:
     """h(k), by what drafts with answers and without them have been."""
 
     def __init__(self) -> None:
-        # At first each answer is expected to be right in two cases of three, and nothing without it.
-        first = (2 / 3) ** np.arange(1, DEEPEST + 1)
-        self._with, self._without = np.array([first, first]), np.zeros((2, DEEPEST))
-        self._seen = 0
+        self._with, self._without = np.zeros((2, DEEPEST)), np.zeros((2, DEEPEST))
+        self.seen = 0
 
     def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
         """Two drafts for the same step, and what each row of drafts costs, in tokens."""
-        self._seen += 1
-        pace = max(1 / STEPS, 1 / (3 + self._seen))
+        self.seen += 1
+        pace = max(1 / STEPS, 1 / self.seen)
         for mean, drawn in ((self._with, drafts), (self._without, without)):
             reached = np.zeros((2, DEEPEST))
             for depth, chance, price in zip(drawn.depths[1:], drawn.chances[1:], prices):
@@ -126,16 +124,19 @@ class AutoPolicy:
         self._k, self._steps, self._answered, self._unprobed = k, 0, 0, 0
         self._credit = Credit()
 
+    @property
+    def resting(self) -> bool:
+        """Without credit, and where a plain step is due."""
+        return not self._credit.drafting or self._costs.due
+
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Every draft worth its row, and every node to be probed."""
         with self._lock:
-            if not self._credit.drafting or self._costs.due:
-                return places.grow((), depth=0), (), self._k
             rate = self._rate
             drafts = self._drafts(places, rate, min(left - 1, DEEPEST))
             if places.answered and places.has_ngrams:
                 self._answered += 1
-                if self._answered % COMPARED == 1:
+                if self._worth.seen <= FEW or self._answered % COMPARED == 0:
                     without = self._drafts(places.unanswered(), rate, min(left - 1, DEEPEST))
                     self._worth.record(drafts, without, self._prices(rate))
             elif places.answered:
@@ -150,20 +151,23 @@ class AutoPolicy:
             if self.most:
                 drafts, sites, _ = self._probed(drafts, rate, self._k)
             self._unprobed = 0 if sites else self._unprobed + 1
-            if self.most and self._unprobed > TRIED:
+            if self.most and self._unprobed >= (TRIED if self._worth.seen > FEW else 0):
                 self._unprobed, drafts = 0, drafts.first(self.max_rows - self.most)
                 return drafts, likeliest(drafts, 1), self.most
             return drafts, sites, self._k
 
-    def learn(self, places: Places, tokens: Sequence[int], rows: int, seconds: float) -> None:
+    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
         with self._lock:
-            spent, ms = self._costs.observe(rows, 1e3 * seconds), self._costs(rows)
+            answered = places is not None and places.answered > 0
+            spent = self._costs.observe(rows, 1e3 * seconds, answered=answered)
+            ms = self._costs(rows) + (self._costs.reading if answered else 0.0)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms
             self._credit.account(len(tokens), spent)
-            self._calibrate(places, tokens)
+            if places is not None:
+                self._calibrate(places, tokens)
 
     @property
     def _rate(self) -> float:
@@ -216,7 +220,8 @@ class AutoPolicy:
         are worth beyond these; and whether rows were wanting.
         """
         rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
-        worth, ms, endings = self._worth(k), self._costs.ms, drafts.endings()
+        worth = self._worth(k) - rate * self._costs.reading
+        ms, endings = self._costs.ms, drafts.endings()
         for node in likeliest(drafts, rows):
             full = rows + k > self.max_rows
             if full:

@@ -29,7 +29,7 @@ BURST = 4  # steps of the same rows on end
 TURNS = 9  # of two models
 PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
 SLOW = 0.3  # seconds of a forward from which the wait is announced
-EVERY = 128  # steps from a plain one to the next; the first is the second of all, since the first may be cold
+EVERY = 256  # steps between two bursts of plain ones, of which the first is cold
 FOLLOWED, LEARNED = 1 / 4, 1 / 32  # shares of one step in the time of plain steps, and in a point
 WILD = 2.0  # times as long as expected, or as short: what is beyond met something else
 LAID_OUT = 16  # steps between two tables
@@ -196,7 +196,8 @@ class LoopCosts:
     def __init__(self, costs: Costs, most: int) -> None:
         self._rows, self._points, self._most = costs.rows, list(costs.ms), most
         self._plain: float | None = None  # milliseconds of a plain step of late, by the loop's clock
-        self._steps, self._since = 0, EVERY - 1
+        self.reading = 0.0  # milliseconds, of answers, beyond L(q)
+        self._steps, self._since, self._burst = 0, EVERY - 1, 0
         self._lay_out()
 
     @property
@@ -210,24 +211,37 @@ class LoopCosts:
         """L(q); a batch may have more rows than a tree."""
         return self.ms[q] if q <= self._most else Costs(self._rows, tuple(self._points))(q)
 
-    def observe(self, q: int, ms: float) -> float:
-        """Learn that a step of q rows took `ms`; return its time in plain steps."""
+    def observe(self, q: int, ms: float, *, answered: bool = False) -> float:
+        """Learn that a step of q rows took `ms`, in it the reading of adaptive tokens' answers where there were
+        some; return its time in plain steps.
+        """
         ms = max(ms, 1e3 * FINE)  # by no clock is it free
-        self._since = 0 if q == 1 else self._since + 1
-        if self._plain is None:
-            self._plain = ms if q == 1 else None
-            return self(q) / self.ms[1]
         if q == 1:
-            self._plain += FOLLOWED * (min(ms, WILD * self._plain) - self._plain)
-            return 1.0
+            return self._follow(ms)
+        self._since, self._burst = self._since + 1, 0
+        if self._plain is None:
+            return self(q) / self.ms[1]
         spent = ms / self._plain
-        surprise = min(max(spent * self.ms[1] / self(q), 1 / WILD), WILD) - 1
+        expected = self(q) + (self.reading if answered else 0.0)
+        surprise = min(max(spent * self.ms[1] / expected, 1 / WILD), WILD) - 1
+        if answered:
+            self.reading = max(0.0, self.reading + LEARNED * surprise * expected)
         for point, share in self._beside(q):
             self._points[point] *= 1 + LEARNED * share * surprise
         self._steps += 1
         if self._steps % LAID_OUT == 0:
             self._lay_out()
         return spent
+
+    def _follow(self, ms: float) -> float:
+        """A plain step took `ms`: among its like, as in plain decoding, it finds the caches as it left them."""
+        self._burst += 1
+        if self._burst >= BURST:
+            self._since = 0
+        if self._burst > 1:
+            known = ms if self._plain is None else self._plain
+            self._plain = known + FOLLOWED * (min(ms, WILD * known) - known)
+        return 1.0
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
         """The measured points on both sides of q but the first, and their shares in it."""

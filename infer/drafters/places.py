@@ -3,8 +3,9 @@
     score(c) = log p_adaptive(c) + λ_j (log p_ngram(c) - log u(c))      for place j
 
 log p_ngram - log u is what the n-grams (ngrams.py) know of a token beyond its frequency, which the adaptive
-token knows as well; a factor that all candidates of a place share is left out. Behind the last place that adaptive tokens answered for, p_ngram alone
-decides. Of sampled text the noise of each place is known (pick.py) and belongs to both.
+token knows as well; a factor that all candidates of a place share is left out. Behind the last place that
+adaptive tokens answered for, p_ngram alone decides. Of sampled text the noise of each place is known (pick.py)
+and belongs to both.
 
 The candidates for a place depend on the tokens before it, so a draft grows node by node, and is a tree.
 """
@@ -21,6 +22,7 @@ from infer.trees.token_graph import Drafts, TokenGraph, unroll
 Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
 STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, floats overflow
+NOISY = 6  # likeliest successors whose noise is looked at: it seldom lifts others above them
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
 
@@ -75,7 +77,9 @@ class Places:
         if self._ngrams is None:
             scores, total = self._answered(place), 1.0
         else:
-            if node:
+            if not node:
+                self._ngrams.extend(self._text)  # as late as this: a plain step has no use for it
+            else:
                 tail = self._tails[self.graph.parents[node]]
                 self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
             if place < self.answered:
@@ -134,9 +138,9 @@ class Places:
         if not self._temperature:
             return chances, 1 / D, counted
         seed, position, power = self._seed, self._position + place, min(1 / self._temperature, STEEPEST)
-        rest = max(0.0, 1 - D * sum(chances.values())) ** power
+        likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
+        rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
         chances = {
-            token: (D * chance) ** power * exp(noise(seed, position, token))
-            for token, chance in chances.items()
+            token: (D * chances[token]) ** power * exp(noise(seed, position, token)) for token in likeliest
         }
         return chances, rest + sum(chances.values()), counted

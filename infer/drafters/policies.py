@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Generic, TypeVar
 
-from infer.drafters.auto import AutoPolicy
+from infer.drafters.auto import WIDTH, AutoPolicy
 from infer.drafters.costs import Costs, context_of, work
 from infer.engine.sampling import Sampling
 
@@ -70,7 +70,7 @@ class Policies:
             capacity=capacity,
             sampling=sampling,
             measure=measure,
-            new=lambda costs: AutoPolicy(costs, k),
+            new=lambda costs: AutoPolicy(costs, k, width=1 if sampling.temperature else WIDTH),
         )
 
 

@@ -7,6 +7,7 @@ for token the sampled output without, and drafts that see the same noise are rig
 (Gumbel coupling: Daliri, Musco, Suresh, 2024).
 """
 
+from functools import lru_cache
 from math import log
 from typing import TypeVar
 
@@ -132,9 +133,15 @@ def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
 def noise(seed: int, position: int, id: int) -> float:
     """Return `gumbel` of one token, up to rounding: for the few tokens of a draft an array takes longer."""
-    key = _mixed_one(_mixed_one(seed) ^ position)
-    bits = _mixed_one(key ^ _mixed_one(id)) >> 12
+    bits = _mixed_one(_key(seed, position) ^ _key(id)) >> 12
     return -log(-log(bits * 2.0**-52 + 2.0**-53))
+
+
+@lru_cache(maxsize=1 << 16)
+def _key(number: int, position: int | None = None) -> int:
+    """An id's, or that of a place: a place has several tokens, and several places have the same token."""
+    mixed = _mixed_one(number)
+    return mixed if position is None else _mixed_one(mixed ^ position)
 
 
 def _mixed_one(x: int) -> int:
