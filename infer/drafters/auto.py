@@ -36,8 +36,8 @@ WIDTH = 2  # candidates of a place; of sampled text, whose noise costs time, one
 COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
 PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so many of them each has a say
 TRIED, FEW = 48, 4  # steps without probes after which some are tried; at first so many times at once
-AGAIN, FIRST, FULL = 2.0, 6.0, 24.0  # plain steps: to try again, at first, at most
-PUT_ASIDE = 0.005  # of a plain step
+AGAIN, FIRST, FULL = 2.0, 10.0, 24.0  # plain steps: to try again, at first, at most
+PUT_ASIDE = 0.01  # of a plain step
 
 
 class Calibration:
@@ -77,7 +77,7 @@ class Credit:
         """What a step emitted, and its time in plain steps."""
         gained = tokens - spent
         if self.drafting:
-            self._left = min(self._left + gained, FULL)
+            self._left = max(min(self._left + gained, FULL), -AGAIN)  # one slow step is not paid for ever after
             self.drafting = self._left > 0
         else:
             self._left += min(gained, 0.0) + PUT_ASIDE

@@ -31,6 +31,7 @@ PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
 SLOW = 0.3  # seconds of a forward from which the wait is announced
 EVERY = 256  # steps between two bursts of plain ones, of which the first is cold
 FOLLOWED, LEARNED = 1 / 4, 1 / 32  # shares of one step in the time of plain steps, and in a point
+COLD = 4.0  # times as long as expected that a step may be said to have taken: shapes that are new take longer
 WILD = 2.0  # times as long as expected, or as short: what is beyond met something else
 LAID_OUT = 16  # steps between two tables
 
@@ -231,7 +232,7 @@ class LoopCosts:
         self._steps += 1
         if self._steps % LAID_OUT == 0:
             self._lay_out()
-        return spent
+        return min(spent, COLD * expected / self.ms[1])
 
     def _follow(self, ms: float) -> float:
         """A plain step took `ms`: among its like, as in plain decoding, it finds the caches as it left them."""

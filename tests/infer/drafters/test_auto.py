@@ -102,11 +102,12 @@ def test_drafting_earns_what_it_can(costs: Costs, accepted: float, least: float)
     ("table", "costs", "accepted"),
     [(STEEP, STEEP, 0.8), (CPU, CPU, 0.0), (CPU, CPU, 0.02), (STEEP, STEEP, 0.0), (FLAT, DIES, 0.8)],
 )
-def test_drafting_that_does_not_pay_costs_under_three_percent(
+def test_drafting_that_does_not_pay_costs_little(
     table: Costs, costs: Costs, accepted: float, ngrams: Ngrams | None
 ) -> None:
     """Also where the table of costs says that rows are free, and the clock that they are dear."""
-    assert speedup(AutoPolicy(table, 5), costs, accepted, 2000, ngrams=ngrams) > 0.97
+    least = 0.9 if costs is DIES else 0.97  # a step counts four times its expected cost, at most
+    assert speedup(AutoPolicy(table, 5), costs, accepted, 2000, ngrams=ngrams) > least
 
 
 @pytest.mark.parametrize("costs", [FLAT, CPU, RISING, JUMP], ids=["flat", "cpu", "rising", "jump"])
@@ -226,3 +227,14 @@ def test_probes_that_are_tried_fit_the_tree() -> None:
         rows.append(len(text.propose(99).tokens))
         text.observe(rows[-1], FLAT(rows[-1]), 0.99)
     assert 32 < max(rows) <= policy.max_rows
+
+
+def test_a_slow_first_shape_does_not_end_drafting() -> None:
+    """The first step of new shapes took thirty times as long, and drafting rested for 5,000 tokens."""
+    policy = AutoPolicy(CPU, 5)
+    text = Text(policy, periodic)
+    for _ in range(6):
+        rows = len(text.propose(99).tokens)
+        text.observe(rows, CPU(rows) * (30 if rows > 1 else 1), 0.9)
+    text.write(600, CPU, 0.9)
+    assert text.write(1000, CPU, 0.9) > 3
