@@ -189,15 +189,10 @@ class AutoPolicy:
         return [rate * (more - fewer) for fewer, more in zip(ms[1:], ms[2:])]
 
     def _calibrate(self, places: Places, tokens: Sequence[int]) -> None:
-        graph, node = places.graph, 0
-        for place, token in enumerate(tokens):
-            children = graph.children[node]
+        for place, (children, right) in enumerate(places.graph.follow(tokens)):
             for child in children:
-                right = graph.tokens[child] == token
-                self._calibrations[place < places.answered].record(graph.chances[child], right)
-            node = next((child for child in children if graph.tokens[child] == token), -1)
-            if node < 0:
-                break
+                calibration = self._calibrations[place < places.answered]
+                calibration.record(places.graph.chances[child], child == right)
 
     def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
         """The drafts, fewer where probes are worth their rows more than they are; the nodes to probe; and what

@@ -36,7 +36,7 @@ class Budget(Protocol):
         """Whether anything is drafted now."""
         ...
 
-    def chance(self, weight: float, place: int = 0) -> float:
+    def chance(self, weight: float) -> float:
         """How often drafts are right that have such a chance by the draft model."""
         ...
 
@@ -71,7 +71,7 @@ class FixedBudget:
         """With the root."""
         return 1 + self.nodes
 
-    def chance(self, weight: float, place: int = 0) -> float:
+    def chance(self, weight: float) -> float:
         """The draft model's word."""
         return weight
 
@@ -117,7 +117,7 @@ class AutoBudget:
         """λ; plain decoding's at least."""
         return max(self._earned / self._spent, 1 / self._costs(1))
 
-    def chance(self, weight: float, place: int = 0) -> float:
+    def chance(self, weight: float) -> float:
         """Of late."""
         return self._calibration.chance(weight)
 
@@ -128,7 +128,8 @@ class AutoBudget:
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """Every node that is worth its row."""
         rate = self.rate
-        return unroll(graph, [rate * slope for slope in self._slopes], depth=depth, calibrated=self.chance)
+        prices = [rate * slope for slope in self._slopes]
+        return unroll(graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight))
 
     def learn(
         self, graph: TokenGraph | None, tokens: Sequence[int], rows: int, forwards: Sequence[int]
@@ -139,18 +140,10 @@ class AutoBudget:
             fade = 1 - 1 / STEPS
             self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + spent
         self._credit.account(len(tokens), spent / self._costs(1))
-        node = 0
-        for token in tokens if graph else ():
+        for behind, right in graph.follow(tokens) if graph else ():
             assert graph is not None
-            behind = graph.children[node]
-            if not behind:
-                break
             for child in behind:
-                self._calibration.record(graph.chances[child], graph.tokens[child] == token)
-            found = next((child for child in behind if graph.tokens[child] == token), None)
+                self._calibration.record(graph.chances[child], child == right)
             self._seen += 1
             pace = max(PACE, 1 / (HASTE + self._seen))
-            self._followed += pace * ((found is not None) - self._followed)
-            if found is None:
-                break
-            node = found
+            self._followed += pace * ((right is not None) - self._followed)

@@ -83,7 +83,6 @@ class Bench:
         self._sampling, self._drafts = sampling, drafts
         # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
         self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH))
-        self._drafter.propose([0], left=ROWS[-1])
         self._clock = self._runner.clock
         self._batch, self._token = batch, lm.config.vocab_size // 2
         self._requests = [Request([self._token])] * batch

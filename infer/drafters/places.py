@@ -46,7 +46,7 @@ class Places:
         self.answered = len(answers.ids) if answers else 0
         self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
         self._text, self._answers, self._ngrams, self._width = text, answers, ngrams, width
-        self._temperature, self._seed = sampling.temperature, seed
+        self._sampling, self._seed = sampling, seed
         self._places = [0]  # by node, that of its children
         self._counted: list[Sequence[dict[int, int]]] = [()]  # by node, what its siblings were counted in
 
@@ -57,8 +57,7 @@ class Places:
 
     def unanswered(self) -> "Places":
         """The same without the adaptive tokens' answers."""
-        sampling = Sampling(self._temperature)
-        return Places(self._text, None, self._ngrams, self._width, sampling, self._seed)
+        return Places(self._text, None, self._ngrams, self._width, self._sampling, self._seed)
 
     def grow(
         self, prices: Sequence[float], *, depth: int, calibrated: Callable[[float, int], float] | None = None
@@ -125,7 +124,7 @@ class Places:
         assert self._answers is not None
         ids, shares = self._answers.ids[place], self._answers.weights[place]
         scores, total, unigrams = dict(zip(ids, shares)), 1.0, ngrams.unigrams
-        power = min(ngrams.weights.place(place) / (self._temperature or 1.0), STEEPEST)
+        power = min(ngrams.weights.place(place) / (self._sampling.temperature or 1.0), STEEPEST)
         least = UNREAD * shares[-1]
         for token, chance in successors.items():
             share = scores.get(token, least)
@@ -135,9 +134,13 @@ class Places:
 
     def _by_ngrams(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         chances, D, counted = ngrams.successors(tail)
-        if not self._temperature:
+        if not self._sampling.temperature:
             return chances, 1 / D, counted
-        seed, position, power = self._seed, self._position + place, min(1 / self._temperature, STEEPEST)
+        seed, position, power = (
+            self._seed,
+            self._position + place,
+            min(1 / self._sampling.temperature, STEEPEST),
+        )
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
         chances = {

@@ -5,7 +5,7 @@ Knows the order in which a cache is filled; knows no drafting and no choosing.
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 
 import torch
@@ -185,6 +185,7 @@ def fine_clock(first: Clock, second: Clock) -> Clock:
     return first if tick_of(first) <= FINE else second
 
 
+@cache  # a clock that ticks seldom would be waited for at every text
 def tick_of(clock: Clock) -> float:
     """Return the seconds from one reading of a busy clock to the next other one, the least of three."""
     ticks = list[float]()

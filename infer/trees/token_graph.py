@@ -20,7 +20,7 @@ from the root is a hypothesis.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -45,6 +45,19 @@ class TokenGraph:
         self.children.append([])
         self.children[parent].append(node)
         return node
+
+    def follow(self, tokens: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+        """Yield the candidates for each of a text's tokens behind the root, and the one that holds it.
+
+        It ends where there are no candidates, and behind those of which none holds the token (None).
+        """
+        node: int | None = 0
+        for token in tokens:
+            children = self.children[node] if node is not None else ()
+            if not children:
+                return
+            node = next((child for child in children if self.tokens[child] == token), None)
+            yield children, node
 
     def merge(self, node: int, into: int) -> None:
         """What follows `into`, now and later, follows `node`, which has no children of its own."""
