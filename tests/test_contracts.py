@@ -189,8 +189,7 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> torch.Te
     lm.save_pretrained(folder / "base")
     lm.set_attn_implementation(register("sdpa"))
     adapt(lm, config, adaptive=adaptive)
-    gate = Gate(lm)
-    module = AdaptiveLM(lm, chunk=64, L=WIDTH, gate=gate)
+    module = AdaptiveLM(lm, chunk=64, L=WIDTH, gate=Gate(lm))
     windows = [(STARTS, np.full(len(STARTS), WIDTH))] * 2
     layout = branch(TOKENS, np.zeros_like(TOKENS), windows, np.ones_like(TOKENS, dtype=bool), adaptive)
     rows = to_tensors(layout, torch.device("cpu"))
@@ -209,9 +208,9 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> torch.Te
     lm.config.save_pretrained(keep.parent)
     described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
     (keep.parent / "adaptive.json").write_text(json.dumps(described))
-    gate.open(rows["offsets"] > 0)
-    mask = branch_mask(rows["positions"], rows["offsets"], layout.trunk)
-    return lm(input_ids=rows["ids"], position_ids=rows["positions"], attention_mask=mask).logits
+    return lm.get_output_embeddings()(
+        module.encode(*(rows[name] for name in ("ids", "offsets", "positions", "trunk")))
+    )
 
 
 @GATED

@@ -48,7 +48,12 @@ class ObjectiveConfig:
     masked_mean: str = "n"  # what the masked term is divided by: n (tokens, eq. 9) or masked (its positions)
     attention: str = "auto"  # of branch's windows: flex (CUDA), dense, or auto: flex on CUDA if it works there
     diverse: bool = False  # a token of its own for each offset (App. B), in place of one for all
-    soft: float = 0.0  # share of the model's own prediction in a masked position's target
+    # how adaptive tokens learn: ce (cross-entropy), or for acceptance by the model's own distribution: tv, lk
+    draft_loss: str = "ce"
+    soft: float = 0.0  # share of the model's own prediction in a masked position's target, with draft_loss=ce
+    ce_share: float = 0.0  # share of the steps, the first ones, in which tv or lk still learns by ce
+    growth: float = 0.0  # share of the steps, the first ones, in which the widest window grows from 1 to L
+    place_weights: str = "uniform"  # of a window's places: uniform, or dynamic (what each adds to accepted length)
     retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
     retention_floor: float = 0.2  # the least such probability
 
@@ -57,6 +62,10 @@ class ObjectiveConfig:
             raise ValueError(f"objective.name: wanted causal, basic, dual or branch, found {self.name}")
         if self.attention not in ("auto", "flex", "dense"):
             raise ValueError(f"objective.attention must be auto, flex or dense, got {self.attention}")
+        if self.draft_loss not in ("ce", "tv", "lk"):
+            raise ValueError(f"objective.draft_loss must be ce, tv or lk, got {self.draft_loss}")
+        if self.place_weights not in ("uniform", "dynamic"):
+            raise ValueError(f"objective.place_weights must be uniform or dynamic, got {self.place_weights}")
         if self.masked_mean not in ("n", "masked"):
             raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
         if self.L < 1:
@@ -66,12 +75,29 @@ class ObjectiveConfig:
             raise ValueError(f"objective.w: wanted at least 0, found {self.w}")
         if not 0 < self.start_rate <= 1:
             raise ValueError(f"objective.start_rate: wanted a probability above 0, found {self.start_rate}")
-        for name in ("soft", "retention", "retention_floor"):
+        for name in ("soft", "ce_share", "growth", "retention", "retention_floor"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"objective.{name}: wanted between 0 and 1, found {getattr(self, name)}")
-        if self.soft and self.name not in ("dual", "branch"):
+        self._check_draft_loss()
+
+    def _check_draft_loss(self) -> None:
+        """Raises ValueError for settings of the draft loss that the objective, or the loss, cannot use."""
+        taught = self.name in ("dual", "branch")
+        if self.soft and not (taught and self.draft_loss == "ce"):
+            place = f"objective={self.name}" if not taught else f"objective.draft_loss={self.draft_loss}"
             raise ValueError(
-                f"objective.soft: wanted 0 for {self.name}, which has no clean sequence to learn from"
+                f"objective.soft must be 0 with {place}, got {self.soft}. It mixes labels with the model's own "
+                "prediction on a clean sequence: it needs objective=dual or branch, and objective.draft_loss=ce"
+            )
+        if self.draft_loss != "ce" and not taught:
+            raise ValueError(
+                f"objective.draft_loss must be ce with objective={self.name}, got {self.draft_loss}. Only dual and "
+                "branch have a clean sequence whose prediction drafts can learn"
+            )
+        if self.ce_share and self.draft_loss == "ce":
+            raise ValueError(
+                f"objective.ce_share must be 0 with objective.draft_loss=ce, got {self.ce_share}. Set "
+                "objective.draft_loss=tv or lk"
             )
 
     def _check_wide(self) -> None:
@@ -116,7 +142,7 @@ class LoraSettings:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout: wanted a probability below 1, found {self.dropout}")
         if self.gated and not self.rank:
-            raise ValueError("lora.gated=true: wanted lora.rank of at least 1, found 0")
+            raise ValueError("lora.rank must be at least 1 with lora.gated=true, got 0")
 
 
 @dataclass
@@ -179,6 +205,11 @@ class TrainConfig:
     seed: int = 0  # of the order of the data, the windows and random weights
 
     def __post_init__(self) -> None:
+        if self.lora.gated and self.objective.name != "branch":
+            raise ValueError(
+                f"lora.gated must be false with objective={self.objective.name}, got true. A gated adapter acts on "
+                "the rows of adaptive tokens alone, which only objective=branch computes apart"
+            )
         counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")
         for name in (*counts, "validate_every", "validate_sequences"):
             if getattr(self, name) < 1:
@@ -205,11 +236,6 @@ class TrainConfig:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
         if self.plan_utilisation is not None and not 0 < self.plan_utilisation <= 1:
             raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
-        if self.lora.gated and self.objective.name not in ("dual", "branch"):
-            raise ValueError(
-                "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
-                f"sequence, found {self.objective.name}"
-            )
 
     def _check_accumulation(self) -> None:
         """Raises ValueError for a type that DeepSpeed's optimizers cannot add gradients up in."""

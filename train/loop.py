@@ -28,7 +28,7 @@ from train.engine.checkpoints import Checkpoints
 from train.engine.engine import Abandoned, Engine, check_settings, start
 from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
 from train.folder import DESCRIBED, DIAGNOSTICS, LOG
-from train.model.assemble import assemble, describe
+from train.model.assemble import assemble, describe, draft_loss_of
 from train.monitor.divergence import WINDOW, why_diverged
 from train.monitor.drafts import COLUMNS
 from train.monitor.exit_code import Stopped
@@ -39,7 +39,7 @@ from train.monitor.stop import StopSignals
 from train.monitor.tracker import Tracker
 from train.plan.flops import peak_flops, step_flops
 from train.provenance import base_model, trained_on
-from train.schedule import learning_rate
+from train.schedule import learning_rate, objective_at
 from train.validation import Validation
 
 
@@ -75,14 +75,14 @@ class Trainer:
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
         found = self.checkpoints.newest()
-        module, self.parameters = assemble(config, self.vocab)
+        self.module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
-            describe(module.lm, Path(config.data.path), self.out / DESCRIBED)
+            describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
             if (table := Path(config.data.path) / TABLE).is_file():
                 link_table(table, self.out / TABLE)
-        self.engine = Engine(module, config, universal=found is not None and not found.fits(self.ranks))
+        self.engine = Engine(self.module, config, universal=found is not None and not found.fits(self.ranks))
         self.flops = step_flops(
-            module.lm.config,
+            self.module.lm.config,
             config.objective,
             sequences=config.global_batch,
             seq_len=self.shards[0].tokens.size,
@@ -177,10 +177,11 @@ class Trainer:
         )
         parts = rank_batches(order, rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch)
         seed, device = (config.seed, TRAINING, self.step), self.engine.device
+        objective = objective_at(self.step, config.steps, config.objective)
         batches = [
-            load_batch(self.shards, part, self.vocab, config.objective, seed=seed, device=device)
-            for part in parts
+            load_batch(self.shards, part, self.vocab, objective, seed=seed, device=device) for part in parts
         ]
+        self.module.draft = draft_loss_of(objective)
         lr = learning_rate(self.step, config.steps, config.optimizer)
         # A step may take longer than a scheduler waits.
         losses, tally = self.engine.step(

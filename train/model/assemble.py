@@ -12,13 +12,14 @@ import torch
 
 from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
-from train.config import TrainConfig
+from train.config import ObjectiveConfig, TrainConfig
 from train.data import adaptive_ids
 from train.engine import partitions
 from train.engine.ranks import every_ranks
 from train.model.lm import AdaptiveLM
 from train.model.lora import Gate, adapt
 from train.model.pretrained import load_model
+from train.objective.loss import DraftLoss
 
 
 def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
@@ -42,11 +43,16 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
         lm,
         chunk=config.loss_chunk,
         L=objective.L,
-        soft=objective.soft,
         gate=gate,
         attention=objective.attention,
     )
     return module, parameters
+
+
+def draft_loss_of(objective: ObjectiveConfig) -> DraftLoss:
+    """Return how adaptive tokens learn by these settings."""
+    by_place = objective.place_weights == "dynamic"
+    return DraftLoss(kind=objective.draft_loss, soft=objective.soft, by_place=by_place)
 
 
 def describe(lm: Any, data: Path, out: Path) -> None:

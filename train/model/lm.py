@@ -9,13 +9,17 @@ from transformers import PreTrainedModel
 
 from train.model.lora import Gate
 from train.monitor.metrics import tally
-from train.objective.attention import Mask, branch_kernel, branch_mask
-from train.objective.loss import weighted_cross_entropy
+from train.objective.attention import Mask, TrunkKeys, branch_kernel, branch_mask
+from train.objective.layout import IGNORE
+from train.objective.loss import DraftLoss, draft_loss
 
 
 class AdaptiveLM(nn.Module):
-    """The library's model, `lm`, under the loss. `chunk` positions have logits at once; a `gate` of
-    the model's adapter is opened for the adaptive rows. `attention` is objective.attention.
+    """The library's model, `lm`, under the loss. `chunk` positions have logits at once. `attention` is
+    objective.attention, `draft` how adaptive tokens learn while gradients are enabled.
+
+    With a `gate` the adapter acts on the branches alone: the trunk is a pass of its own, without gradient
+    and without adapter, whose keys and values the branches attend to, as decoding's cache holds them.
     """
 
     def __init__(
@@ -24,13 +28,13 @@ class AdaptiveLM(nn.Module):
         *,
         chunk: int,
         L: int,
-        soft: float = 0.0,
         gate: Gate | None = None,
         attention: str = "auto",
     ) -> None:
         super().__init__()
         self.lm = lm
-        self._chunk, self._L, self._soft, self._gate, self._attention = chunk, L, soft, gate, attention
+        self.draft = DraftLoss()
+        self._chunk, self._L, self._gate, self._attention = chunk, L, gate, attention
 
     def forward(
         self,
@@ -45,33 +49,45 @@ class AdaptiveLM(nn.Module):
         """A Layout's (r, c) tensors in; the loss, its tally (L + 1, 4) and the likeliest token of
         every labelled column (r, c) out.
         """
-        return self.score(self.encode(ids, offsets, positions, trunk), labels, offsets, weights, teachers)
+        hidden = self.encode(ids, offsets, positions, trunk)
+        if self._gate is not None and torch.is_grad_enabled():
+            labels = labels.masked_fill(offsets == 0, IGNORE)  # no weight learns from standard tokens
+        return self.score(hidden, labels, offsets, weights, teachers)
 
     def encode(self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int) -> Tensor:
         """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors."""
         self.train(torch.is_grad_enabled())  # an adapter's dropout is no part of a validation
-        if self._gate is not None:
-            self._gate.open(offsets > 0)
-        hidden: Tensor = self.lm.get_decoder()(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=self._mask(positions, offsets, trunk),
-            use_cache=False,
-        ).last_hidden_state
+        mask = self._mask(positions, offsets, trunk)
+        if self._gate is None:
+            return self._decode(ids, positions, mask)
+        keys: TrunkKeys = {}
+        with torch.no_grad(), self._gate.closed():
+            standard = self._decode(ids[:, :trunk], positions[:, :trunk], None, trunk_keys=keys)
+        if mask is None:
+            return standard
+        branches = self._decode(ids[:, trunk:], positions[:, trunk:], mask, trunk_keys=keys)
+        return torch.cat([standard, branches], dim=1)
+
+    def _decode(self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys) -> Tensor:
+        output = self.lm.get_decoder()(
+            input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **kwargs
+        )
+        hidden: Tensor = output.last_hidden_state
         return hidden
 
     def score(
         self, hidden: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor, teachers: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `forward` does, from `encode`'s hidden states."""
-        loss, losses, predicted = weighted_cross_entropy(
+        loss, losses, predicted = draft_loss(
             hidden.flatten(0, 1),
             self.lm.get_output_embeddings().weight,
             labels.flatten(),
             weights.flatten(),
             chunk=self._chunk,
+            offsets_T=offsets.flatten(),
             teachers_T=teachers.flatten(),
-            soft=self._soft if torch.is_grad_enabled() else 0.0,
+            draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
         )
         losses, predicted = losses.view_as(labels), predicted.view_as(labels)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted

@@ -12,6 +12,7 @@ learned. Knows the library's model and peft; knows no engine and no objective.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +33,26 @@ PEFT = "base_model.model."  # where peft's files have the library's model
 
 
 class Gate:
-    """Lets the adapter of a model act on some rows of a forward only.
-
-    A row that is left out never reaches A, and B's output for it is zero.
-    """
+    """Lets the adapter of a model act in some forwards only."""
 
     def __init__(self, lm: nn.Module) -> None:
-        # A compiled layer would be compiled anew for every number of adaptive rows.
-        torch._dynamo.config.force_nn_module_property_static_shapes = False
-        for module in lm.modules():
-            if isinstance(module, LoraLayer):
-                module.lora_A[ADAPTER].register_forward_pre_hook(self._gather)
-                module.lora_B[ADAPTER].register_forward_hook(self._scatter)
+        self._layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
 
-    def open(self, rows: Tensor) -> None:
-        """For the rows that are True of (r, c), until the next call: layers that are computed again
-        for their gradient must find what the first pass found.
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """The model is the base model while the block lasts.
+
+        Open again at its end, since layers that are computed again for their gradient are branches'.
         """
-        self._every, self._rows = rows, rows.flatten().nonzero()[:, 0]
+        self._switch(off=True)
+        try:
+            yield
+        finally:
+            self._switch(off=False)
 
-    def _gather(self, module: nn.Module, args: tuple[Tensor]) -> Tensor:
-        return args[0].flatten(0, 1)[self._rows]
-
-    def _scatter(self, module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
-        every = output.new_zeros(*self._every.shape, output.shape[-1])
-        return every.flatten(0, 1).index_copy(0, self._rows, output).view_as(every)
+    def _switch(self, *, off: bool) -> None:
+        for layer in self._layers:
+            layer._disable_adapters = off  # enable_adapters would freeze the weights too
 
 
 def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int], seed: int = 0) -> PeftModel:

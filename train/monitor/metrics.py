@@ -26,13 +26,15 @@ def tally(losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *,
 def summarise(tally: torch.Tensor) -> dict[str, float]:
     """Means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j, masked_loss, masked, accepted.
 
+    The first is left out where no standard token has learned: a gated adapter leaves them to the base model.
+
     `accepted` is the expected length of the drafts that hold, Σ_j P(a_1..a_j all right): what
     greedy decoding with L adaptive tokens accepts per loop where the text is what the model
     itself would write.
     """
     rows = tally.tolist()
     count, loss, correct, _ = rows[0]
-    metrics = {"standard_loss": loss / max(count, 1), "accuracy_0": correct / max(count, 1)}
+    metrics = {"standard_loss": loss / count, "accuracy_0": correct / count} if count else {}
     masked = sum(row[0] for row in rows[1:])
     if masked:
         metrics["masked_loss"] = sum(row[1] for row in rows[1:]) / masked
@@ -45,10 +47,10 @@ def summarise(tally: torch.Tensor) -> dict[str, float]:
 
 def describe_step(metrics: dict[str, float]) -> str:
     """A step beside its progress bar, within 80 columns."""
-    line = f"loss {metrics['standard_loss']:.2f}"
+    parts = [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
     if "masked_loss" in metrics:
-        line += f" masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
-    return f"{line} {metrics['tokens_per_second'] / 1000:.1f}k tok/s"
+        parts.append(f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}")
+    return " ".join([*parts, f"{metrics['tokens_per_second'] / 1000:.1f}k tok/s"])
 
 
 def describe_validation(metrics: dict[str, float]) -> str:

@@ -25,6 +25,7 @@ from conf import UserError
 from conf.errors import in_one_line
 
 Mask = Tensor | BlockMask
+TrunkKeys = dict[int, tuple[Tensor, Tensor]]  # keys and values (r, kv_heads, n, d) of the trunk, by layer
 BLOCK = 128  # rows, and columns, of a block of flex attention's mask
 FLEX, DENSE = "flex", "dense"
 
@@ -157,20 +158,35 @@ def _attention(
     attention_mask: Mask | None,
     *,
     trunk_attention: Callable[..., tuple[Tensor, Any]],
+    trunk_keys: TrunkKeys | None = None,
     position_ids: Tensor | None = None,  # kept from the trunk's kernel, which would look for packing in them
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """(r, heads, c, d) queries over (r, kv_heads, c, d) keys; returns (r, c, heads, d)."""
+    """(r, heads, c, d) queries over (r, kv_heads, c, d) keys; returns (r, c, heads, d).
+
+    With `trunk_keys` the columns are either the trunk's, whose keys and values are stored, or the branches',
+    which attend to the stored ones too.
+    """
     if attention_mask is None:
+        if trunk_keys is not None:
+            trunk_keys[module.layer_idx] = key, value
         return trunk_attention(module, query, key, value, None, **kwargs)[0], None
+    if trunk_keys is not None:
+        trunk_key, trunk_value = trunk_keys[module.layer_idx]
+        key, value = torch.cat([trunk_key, key], dim=2), torch.cat([trunk_value, value], dim=2)
+        return _branch_attention(module, query, key, value, attention_mask, **kwargs), None
     n = query.shape[2] - attention_mask.shape[2]
     trunk, _ = trunk_attention(module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs)
-    if isinstance(attention_mask, BlockMask):
-        branches = _flex(module, query[:, :, n:], key, value, attention_mask, **kwargs)
-    else:
-        dense = _dense if query.is_cpu else _fused
-        branches = dense(module, query[:, :, n:], key, value, attention_mask, **kwargs)
+    branches = _branch_attention(module, query[:, :, n:], key, value, attention_mask, **kwargs)
     return torch.cat([trunk, branches], dim=1), None
+
+
+def _branch_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **kwargs: Any
+) -> Tensor:
+    if isinstance(mask, BlockMask):
+        return _flex(module, query, key, value, mask, **kwargs)
+    return (_dense if query.is_cpu else _fused)(module, query, key, value, mask, **kwargs)
 
 
 def _flash(

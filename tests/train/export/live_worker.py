@@ -9,6 +9,7 @@ model gives `ids` (1, n) after the last step.
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,10 @@ def tell(trainer: Trainer, path: Path) -> None:
     """Write `path`, from what is alive."""
     engine = trainer.engine._engine
     ids = torch.from_numpy(trainer.shards[0].tokens[:96].astype("int64"))[None]
-    if engine.module._gate is not None:
-        engine.module._gate.open(torch.zeros_like(ids, dtype=torch.bool))  # none of them is adaptive
+    gate = engine.module._gate
     with (
         torch.no_grad(),
+        nullcontext() if gate is None else gate.closed(),  # none of them is adaptive
         deepspeed.zero.GatheredParameters(list(engine.module.parameters()), enabled=trainer.engine.stage == 3),
     ):
         logits = engine.module.lm.eval()(input_ids=ids, use_cache=False).logits
