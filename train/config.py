@@ -53,7 +53,8 @@ class ObjectiveConfig:
     soft: float = 0.0  # share of the model's own prediction in a masked position's target, with draft_loss=ce
     ce_share: float = 0.0  # share of the steps, the first ones, in which tv or lk still learns by ce
     growth: float = 0.0  # share of the steps, the first ones, in which the widest window grows from 1 to L
-    place_weights: str = "uniform"  # of a window's places: uniform, or dynamic (what each adds to accepted length)
+    # of a window's places: uniform, or dynamic (what each place adds to the expected accepted length)
+    place_weights: str = "uniform"
     retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
     retention_floor: float = 0.2  # the least such probability
 
@@ -91,8 +92,8 @@ class ObjectiveConfig:
             )
         if self.draft_loss != "ce" and not taught:
             raise ValueError(
-                f"objective.draft_loss must be ce with objective={self.name}, got {self.draft_loss}. Only dual and "
-                "branch have a clean sequence whose prediction drafts can learn"
+                f"objective.draft_loss must be ce with objective={self.name}, got {self.draft_loss}. Only dual "
+                "and branch have a clean sequence whose prediction drafts can learn"
             )
         if self.ce_share and self.draft_loss == "ce":
             raise ValueError(
@@ -207,8 +208,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.lora.gated and self.objective.name != "branch":
             raise ValueError(
-                f"lora.gated must be false with objective={self.objective.name}, got true. A gated adapter acts on "
-                "the rows of adaptive tokens alone, which only objective=branch computes apart"
+                f"lora.gated must be false with objective={self.objective.name}, got true. A gated adapter "
+                "acts on the rows of adaptive tokens alone, which only objective=branch computes apart"
             )
         counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")
         for name in (*counts, "validate_every", "validate_sequences"):

@@ -147,7 +147,7 @@ class Trainer:
         with self.tracker.progress(name, done=self.step, total=config.steps) as show:
             while self.step < config.steps and not self.stop.agreed(self.engine.device):
                 try:
-                    metrics = self._train_step()
+                    metrics = self.train_step()
                 except Abandoned:
                     break
                 self.step += 1
@@ -170,7 +170,11 @@ class Trainer:
             raise Stopped(f"stopped by a signal; {kept}: start it again to go on")
         return self.validation
 
-    def _train_step(self) -> dict[str, float]:
+    def train_step(self) -> dict[str, float]:
+        """Take one step of the optimizer; return its metrics by name, as means over all ranks.
+
+        Raises UserError when the loss has diverged, and Abandoned when a signal came between micro-batches.
+        """
         config, began = self.config, time.perf_counter()
         order = global_order(
             config.seed, len(self.shards), self.step * config.global_batch, config.global_batch
@@ -195,6 +199,7 @@ class Trainer:
             "memory_gib": self.engine.peak_memory() / 2**30,
         }
         self._check(metrics, parts, losses)
+        self.step += 1
         return metrics | self._speed(duration(began, time.perf_counter()))
 
     def _speed(self, seconds: float) -> dict[str, float]:

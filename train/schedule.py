@@ -1,4 +1,4 @@
-"""What changes while training, as pure functions of the step: learning rate (SDSAT §3.2), windows, draft loss."""
+"""What changes while training, as pure functions of the step: learning rate, windows, draft loss."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,10 @@ from train.config import ObjectiveConfig, OptimizerConfig
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last step."""
+    """Return the learning rate (SDSAT §3.2).
+
+    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last step.
+    """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)

@@ -141,9 +141,7 @@ def _chunks(chosen: Tensor, offsets: Tensor, chunk: int) -> list[Tensor]:
     return [part for part in places.tensor_split(starts[chunk::chunk].unique().cpu()) if len(part)]
 
 
-def _chunk(
-    logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
-) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk(logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss) -> tuple[Tensor, Tensor, Tensor]:
     """Return cross-entropies (c,) with the labels, the losses (c,) that are learned, and the chances (c,) that
     a draft holds; the (c, V) logits become the gradient of the losses learned. `p` (c, V) is what is taught.
     """

