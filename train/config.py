@@ -13,6 +13,20 @@ class DataConfig:
     """The shards to train on."""
 
     path: str = field(default="", metadata=PATH)  # a finished folder of data_prep
+    # the model's own text (infer.regenerate), for the drafts of branch alone: a finished folder of data_prep with
+    # the tokenizer and seq_len of data.path; null: none
+    own: str | None = field(default=None, metadata=PATH)
+    own_share: float = 0.25  # share of a step's sequences that are of data.own
+
+    def __post_init__(self) -> None:
+        if not 0 < self.own_share < 1:
+            raise ValueError(
+                f"data.own_share must be above 0 and below 1, got {self.own_share}. For no own text leave out data.own"
+            )
+
+    def own_sequences(self, global_batch: int) -> int:
+        """How many sequences of a step are the model's own text."""
+        return round(self.own_share * global_batch) if self.own else 0
 
 
 @dataclass
@@ -201,6 +215,7 @@ class TrainConfig:
         if self.stage not in (0, 1, 2, 3):
             raise ValueError(f"deepspeed.zero_optimization.stage: wanted 0, 1, 2 or 3, found {self.stage}")
         self._check_accumulation()
+        self._check_own()
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
         if self.plan_utilisation is not None and not 0 < self.plan_utilisation <= 1:
@@ -209,6 +224,21 @@ class TrainConfig:
             raise ValueError(
                 "lora.gated=true: wanted objective dual or branch, whose adaptive rows lie beside a clean "
                 f"sequence, found {self.objective.name}"
+            )
+
+    def _check_own(self) -> None:
+        """Raises ValueError for own text that the objective or the size of a step has no place for."""
+        if not self.data.own:
+            return
+        if self.objective.name != "branch":
+            raise ValueError(
+                f"data.own must be null for objective={self.objective.name}, got {self.data.own}: only branch learns "
+                "drafts without the standard tokens beside them. Use objective=branch"
+            )
+        if not 0 < (count := self.data.own_sequences(self.global_batch)) < self.global_batch:
+            raise ValueError(
+                f"data.own_share must give 1 to {self.global_batch - 1} of the {self.global_batch} sequences of a "
+                f"step, got {count} by {self.data.own_share}. Change it or global_batch"
             )
 
     def _check_accumulation(self) -> None:
