@@ -66,8 +66,8 @@ def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
     if manifest["vocab"] != data["vocab"]:
         name = next(name for name, value in data["vocab"].items() if manifest["vocab"].get(name) != value)
         raise UserError(
-            f"data.own={own} must have the vocabulary of data.path, got vocab.{name}={manifest['vocab'].get(name)} "
-            f"for {data['vocab'][name]}: {prepare} with the vocab= of data.path"
+            f"data.own={own} must have the vocabulary of data.path, got {manifest['vocab'].get(name)} for "
+            f"vocab.{name}={data['vocab'][name]}: {prepare} with the vocab= of data.path"
         )
     if not manifest["train"]["shards"]:
         raise UserError(f"data.own={own} must have training sequences, got none: {prepare} held_out=0")

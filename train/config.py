@@ -13,15 +13,16 @@ class DataConfig:
     """The shards to train on."""
 
     path: str = field(default="", metadata=PATH)  # a finished folder of data_prep
-    # the model's own text (infer.regenerate), for the drafts of branch alone: a finished folder of data_prep with
-    # the tokenizer and seq_len of data.path; null: none
+    # the model's own text (infer.regenerate), for the drafts of branch alone: a finished folder of data_prep
+    # with the tokenizer and seq_len of data.path; null: none
     own: str | None = field(default=None, metadata=PATH)
     own_share: float = 0.25  # share of a step's sequences that are of data.own
 
     def __post_init__(self) -> None:
         if not 0 < self.own_share < 1:
             raise ValueError(
-                f"data.own_share must be above 0 and below 1, got {self.own_share}. For no own text leave out data.own"
+                f"data.own_share must be above 0 and below 1, got {self.own_share}. "
+                "For no own text leave out data.own"
             )
 
     def own_sequences(self, global_batch: int) -> int:
@@ -232,13 +233,13 @@ class TrainConfig:
             return
         if self.objective.name != "branch":
             raise ValueError(
-                f"data.own must be null for objective={self.objective.name}, got {self.data.own}: only branch learns "
-                "drafts without the standard tokens beside them. Use objective=branch"
+                f"data.own must be null for objective={self.objective.name}, got {self.data.own}: only branch "
+                "learns drafts without the standard tokens beside them. Use objective=branch"
             )
         if not 0 < (count := self.data.own_sequences(self.global_batch)) < self.global_batch:
             raise ValueError(
-                f"data.own_share must give 1 to {self.global_batch - 1} of the {self.global_batch} sequences of a "
-                f"step, got {count} by {self.data.own_share}. Change it or global_batch"
+                f"data.own_share must give 1 to {self.global_batch - 1} of the {self.global_batch} sequences "
+                f"of a step, got {count} by {self.data.own_share}. Change it or global_batch"
             )
 
     def _check_accumulation(self) -> None:

@@ -63,8 +63,8 @@ class TrainingData(Sequence[PackedSequence]):
     def standard(self, indices: np.ndarray) -> np.ndarray | None:
         """(n,) factors of these sequences' standard terms; None where all are of data.path.
 
-        0 of the model's own text. A step's terms are divided by the tokens of all its sequences: those of data.path
-        are multiplied so that theirs is a mean over their own tokens.
+        0 of the model's own text. A step's terms are divided by the tokens of all its sequences: those of
+        data.path are multiplied so that theirs is a mean over their own tokens.
         """
         if not self._config.data.own:
             return None
@@ -109,8 +109,8 @@ def lay_out(
 ) -> Layout:
     """The objective's layout of some sequences; windows are keyed by (seed, index).
 
-    `multiple` and `standard` are branch's. A sequence whose standard term has the factor 0 is the model's own text:
-    it ends where generation was stopped, so no draft in it predicts EOS.
+    `multiple` and `standard` are branch's. A sequence whose standard term has the factor 0 is the model's own
+    text: it ends where generation was stopped, so no draft in it predicts EOS.
     """
     tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
     documents = np.stack([sequence.documents for sequence in sequences])

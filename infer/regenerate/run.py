@@ -140,8 +140,9 @@ def _decoded(
     capacity = longest + settings.max_new_tokens
     if capacity > model.context:
         raise UserError(
-            f"decode.max_new_tokens must be at most {model.context - longest} for a prefix of {longest - 1} tokens "
-            f"in the model's context of {model.context}, got {settings.max_new_tokens}. Lower it or prefix_max"
+            f"decode.max_new_tokens must be at most {model.context - longest} for a prefix of {longest - 1} "
+            f"tokens in the model's context of {model.context}, got {settings.max_new_tokens}. Lower it or "
+            "prefix_max"
         )
     requests = [
         Request(

@@ -51,8 +51,9 @@ class Source:
         differing = sorted(id for piece, id in pieces.items() if id < size and text.pieces.get(id) != piece)
         if differing:
             raise UserError(
-                f"data.path={self._path} must be prepared with the tokenizer of model={self._config.model}, got "
-                f"another piece for id {differing[0]}. Prepare the data with tokenizer={self._config.model}"
+                f"data.path={self._path} must be prepared with the tokenizer of model={self._config.model}, "
+                f"got another piece for id {differing[0]}. Prepare the data with "
+                f"tokenizer={self._config.model}"
             )
 
     def documents(self) -> list[Document]:
@@ -61,9 +62,9 @@ class Source:
         drawn = list(islice(self._suitable(), config.documents))
         if len(drawn) < (config.documents or 1):
             raise UserError(
-                f"documents must be at most {len(drawn)}, got {config.documents or 'all'}: data.path={self._path} "
-                f"has no more training documents in plain layout that are longer than prefix_min="
-                f"{config.prefix_min} tokens. Lower documents or prefix_min"
+                f"documents must be at most {len(drawn)}, got {config.documents or 'all'}: data.path="
+                f"{self._path} has no more training documents in plain layout that are longer than "
+                f"prefix_min={config.prefix_min} tokens. Lower documents or prefix_min"
             )
         return drawn
 
