@@ -13,6 +13,12 @@ class DataConfig:
     """The shards to train on."""
 
     path: str = field(default="", metadata=PATH)  # a finished folder of data_prep
+
+
+@dataclass
+class TrainDataConfig(DataConfig):
+    """The shards to train on, and those of the model's own text."""
+
     # the model's own text (infer.regenerate), for the drafts of branch alone: a finished folder of data_prep
     # with the tokenizer and seq_len of data.path; null: none
     own: str | None = field(default=None, metadata=PATH)
@@ -163,7 +169,7 @@ class TrainConfig:
     sequences of 16,384: 128 sequences, each as Y and as M.
     """
 
-    data: DataConfig = field(default_factory=DataConfig)  # The shards to train on; needed unless plan.
+    data: TrainDataConfig = field(default_factory=TrainDataConfig)  # The shards to train on; needed unless plan.
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

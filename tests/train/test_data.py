@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conf import LoneError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
-from train.config import DataConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
+from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
 from train.data import TrainingData, adaptive_ids, draw_windows, global_order, lay_out, load_batch, rank_batches
 from train.objective.adaptive import sample_windows
 from train.objective.layout import IGNORE, Layout
@@ -34,7 +34,7 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
 
 
 def own_text(folder: Path, share: float, *, objective: str = "branch", batch: int = 8) -> TrainConfig:
-    data = DataConfig(str(folder), own=str(folder), own_share=share)
+    data = TrainDataConfig(str(folder), own=str(folder), own_share=share)
     return TrainConfig(data=data, objective=ObjectiveConfig(objective), global_batch=batch)
 
 
