@@ -169,7 +169,9 @@ class TrainConfig:
     sequences of 16,384: 128 sequences, each as Y and as M.
     """
 
-    data: TrainDataConfig = field(default_factory=TrainDataConfig)  # The shards to train on; needed unless plan.
+    data: TrainDataConfig = field(
+        default_factory=TrainDataConfig
+    )  # The shards to train on; needed unless plan.
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -240,7 +242,7 @@ class TrainConfig:
         if self.objective.name != "branch":
             raise ValueError(
                 f"data.own must be null for objective={self.objective.name}, got {self.data.own}: only branch "
-                "learns drafts without the standard tokens beside them. Use objective=branch"
+                "takes own text. Use objective=branch"
             )
         if not 0 < (count := self.data.own_sequences(self.global_batch)) < self.global_batch:
             raise ValueError(

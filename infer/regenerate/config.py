@@ -23,7 +23,8 @@ class RegenerateConfig:
     model: str = field(metadata=PATH)  # a Transformers directory, with or without adaptive tokens
     data: SourceConfig
     out: str = field(metadata=PATH)  # the folder to write
-    # decode.max_new_tokens is the number of new tokens of a document, decode.seed draws everything by chance
+    # How documents are continued: by at most decode.max_new_tokens tokens. decode.seed draws the documents,
+    # their prefixes and the noise of sampling.
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     documents: int | None = None  # how many to continue, drawn by decode.seed; null: all
     prefix_min: int = 16  # shortest prefix of a document, in tokens
