@@ -23,7 +23,8 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     if key and key not in text:
         text = f"setting '{key}': {text}"
     if "missing mandatory value" in text.lower():
-        key = text.rsplit(":", 1)[-1].strip()
+        missing = text.rsplit(":", 1)[-1].strip()
+        key = key if key.endswith(f".{missing}") else missing  # of a dataclass within another: with its group
         return f"setting '{key}' is required: give it as {key}=VALUE"
     return text.partition(" See https://hydra.cc")[0]
 

@@ -16,6 +16,7 @@ from data_prep.inspect.__main__ import InspectConfig
 from infer.config import GraphConfig, InferConfig
 from infer.gpu_check.config import GpuCheckConfig
 from infer.quality.config import QualityConfig
+from infer.regenerate.config import RegenerateConfig
 from infer.report.config import ReportConfig
 from infer.speed.config import SpeedConfig
 from infer.study.config import StudyConfig
@@ -32,6 +33,7 @@ ENTRIES: dict[str, type] = {
     "graph": GraphConfig,
     "speed": SpeedConfig,
     "quality": QualityConfig,
+    "regenerate": RegenerateConfig,
     "report": ReportConfig,
     "study": StudyConfig,
     "gpu_check": GpuCheckConfig,

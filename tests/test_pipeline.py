@@ -59,6 +59,23 @@ def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return found
 
 
+def test_a_model_is_trained_on_its_own_text(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Documents continued by the base model, prepared as its data were, and mixed in for the drafts."""
+    text, own, tuned = (tmp_path / name for name in ("text", "own", "tuned"))
+    sizes = ["documents=40", "prefix_min=4", "decode.max_new_tokens=60", "batch=8", "dtype=float32"]
+    source = [f"model={folders['base_model']}", f"data.path={folders['data']}"]
+    assert "40 documents" in command("infer.regenerate", *source, *sizes, f"out={text}", ranks=2)
+    vocab = ["vocab=demo", "vocab.train_size=null", f"tokenizer={folders['data'] / 'tokenizer'}", "seq_len=128"]
+    command("data_prep", "experiment=own", f"data.path={text}", *vocab, "workers=1", f"out={own}")
+    recipe = ["experiment=demo", f"data.path={folders['data']}", f"model.path={folders['base_model']}"]
+    command("train", *recipe, f"data.own={own}", f"out={tuned}", *SHORT, *BATCH)
+    described = json.loads((tuned / "manifest.json").read_text())
+    assert described["data"]["own"]["share"] == 0.25 and described["data"]["own"]["documents"] > 5
+    assert described["inputs"].keys() == {"data.path", "data.own", "model.path"}
+    command("train.export", f"checkpoint={tuned}", f"out={tmp_path / 'model'}", "dtype=float32")
+    assert "25 % of the sequences, for the drafts alone" in (tmp_path / "model" / "README.md").read_text()
+
+
 def test_training_leaves_validations_and_the_last_checkpoints(folders: dict[str, Path]) -> None:
     manifest = json.loads((folders["tuned"] / "manifest.json").read_text())
     assert [row["step"] for row in manifest["validation"]] == [0, 2, 4]

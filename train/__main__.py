@@ -42,6 +42,9 @@ def main(config: TrainConfig) -> None:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
     inputs = {"data.path": config.data.path, **existing({"model.path": config.model.path})}
+    if config.data.own:
+        read_manifest(config.data.own, "shards", "data.own")
+        inputs["data.own"] = config.data.own
     made = made_from(config, inputs, ignore=CHANGEABLE)
     if is_finished(config.out, "checkpoint", made):
         validation = read_manifest(config.out, "checkpoint", "out")["validation"]

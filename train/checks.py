@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from conf import LoneError, UserError
+from conf.fingerprint import fingerprint_file
 from conf.pages import MEMORY
+from conf.stage import read_manifest
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
@@ -33,6 +35,8 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     check_tokenizer(config.model, config.data.path)
     find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
     check_adaptive(config.data.path, vocab, config.objective)
+    if config.data.own:
+        check_own(config.data.own, config.data.path, data)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     config.accumulations(ranks)
     check_devices()
@@ -41,6 +45,32 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
         cuda = torch.cuda.is_available()
         memory = estimate_memory(architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda)
         check_memory(memory, cuda=cuda)
+
+
+def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
+    """Raises UserError unless the shards of the model's own text have the tokenizer, vocabulary and seq_len of
+    those at `path`, whose manifest is `data`.
+    """
+    manifest = read_manifest(own, "shards", "data.own")
+    prepare = f"prepare it by python -m data_prep experiment=own tokenizer={path}/{TOKENIZER}"
+    if manifest["seq_len"] != data["seq_len"]:
+        raise UserError(
+            f"data.own={own} must have seq_len={data['seq_len']} like data.path, got {manifest['seq_len']}: "
+            f"{prepare} seq_len={data['seq_len']}"
+        )
+    files = [fingerprint_file(Path(folder) / TOKENIZER / "tokenizer.json") for folder in (own, path)]
+    if files[0] != files[1]:
+        raise UserError(
+            f"data.own={own} must have the tokenizer of data.path={path}, got another tokenizer.json: {prepare}"
+        )
+    if manifest["vocab"] != data["vocab"]:
+        name = next(name for name, value in data["vocab"].items() if manifest["vocab"].get(name) != value)
+        raise UserError(
+            f"data.own={own} must have the vocabulary of data.path, got {manifest['vocab'].get(name)} for "
+            f"vocab.{name}={data['vocab'][name]}: {prepare} with the vocab= of data.path"
+        )
+    if not manifest["train"]["shards"]:
+        raise UserError(f"data.own={own} must have training sequences, got none: {prepare} held_out=0")
 
 
 def check_devices() -> None:

@@ -16,6 +16,27 @@ class DataConfig:
 
 
 @dataclass
+class TrainDataConfig(DataConfig):
+    """The shards to train on, and those of the model's own text."""
+
+    # the model's own text (infer.regenerate), for the drafts of branch alone: a finished folder of data_prep
+    # with the tokenizer and seq_len of data.path; null: none
+    own: str | None = field(default=None, metadata=PATH)
+    own_share: float = 0.25  # share of a step's sequences that are of data.own
+
+    def __post_init__(self) -> None:
+        if not 0 < self.own_share < 1:
+            raise ValueError(
+                f"data.own_share must be above 0 and below 1, got {self.own_share}. "
+                "For no own text leave out data.own"
+            )
+
+    def own_sequences(self, global_batch: int) -> int:
+        """How many sequences of a step are the model's own text."""
+        return round(self.own_share * global_batch) if self.own else 0
+
+
+@dataclass
 class ModelConfig:
     """The model to train: a Transformers directory, or random weights of a shape."""
 
@@ -175,7 +196,9 @@ class TrainConfig:
     sequences of 16,384: 128 sequences, each as Y and as M.
     """
 
-    data: DataConfig = field(default_factory=DataConfig)  # The shards to train on; needed unless plan.
+    data: TrainDataConfig = field(
+        default_factory=TrainDataConfig
+    )  # The shards to train on; needed unless plan.
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -233,10 +256,26 @@ class TrainConfig:
         if self.stage not in (0, 1, 2, 3):
             raise ValueError(f"deepspeed.zero_optimization.stage: wanted 0, 1, 2 or 3, found {self.stage}")
         self._check_accumulation()
+        self._check_own()
         if not self.max_loss_ratio > 1:
             raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
         if self.plan_utilisation is not None and not 0 < self.plan_utilisation <= 1:
             raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
+
+    def _check_own(self) -> None:
+        """Raises ValueError for own text that the objective or the size of a step has no place for."""
+        if not self.data.own:
+            return
+        if self.objective.name != "branch":
+            raise ValueError(
+                f"data.own must be null for objective={self.objective.name}, got {self.data.own}: only branch "
+                "takes own text. Use objective=branch"
+            )
+        if not 0 < (count := self.data.own_sequences(self.global_batch)) < self.global_batch:
+            raise ValueError(
+                f"data.own_share must give 1 to {self.global_batch - 1} of the {self.global_batch} sequences "
+                f"of a step, got {count} by {self.data.own_share}. Change it or global_batch"
+            )
 
     def _check_accumulation(self) -> None:
         """Raises ValueError for a type that DeepSpeed's optimizers cannot add gradients up in."""

@@ -14,7 +14,7 @@ import torch
 from conf import LoneError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
-from train.config import ObjectiveConfig
+from train.config import ObjectiveConfig, TrainConfig
 from train.objective.adaptive import retain, sample_windows, widen, window_offsets
 from train.objective.layout import COLUMNS, Layout, basic, branch, causal, dual, replaceable
 
@@ -39,6 +39,45 @@ def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
 @lru_cache(maxsize=2)  # a step may meet the end of one epoch and the start of the next
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+class TrainingData(Sequence[PackedSequence]):
+    """The sequences of data.path, and behind them those of data.own, by one index."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self.human = Shards(config.data.path, "train")
+        self._own = Shards(config.data.own, "train") if config.data.own else ()
+
+    def __len__(self) -> int:
+        return len(self.human) + len(self._own)
+
+    def __getitem__(self, index: int) -> PackedSequence:  # type: ignore[override]
+        return self.human[index] if index < len(self.human) else self._own[index - len(self.human)]
+
+    @property
+    def human_sequences(self) -> int:
+        """Sequences of data.path in a step."""
+        return self._config.global_batch - self._config.data.own_sequences(self._config.global_batch)
+
+    def standard(self, indices: np.ndarray) -> np.ndarray | None:
+        """(n,) factors of these sequences' standard terms; None where all are of data.path.
+
+        0 of the model's own text. A step's terms are divided by the tokens of all its sequences: those of
+        data.path are multiplied so that theirs is a mean over their own tokens.
+        """
+        if not self._config.data.own:
+            return None
+        return np.where(indices < len(self.human), self._config.global_batch / self.human_sequences, 0.0)
+
+    def order(self, step: int) -> np.ndarray:
+        """(global_batch,) indices of a step's sequences: those of data.path, then those of data.own."""
+        seed, human = self._config.seed, self.human_sequences
+        own = self._config.global_batch - human
+        order = global_order(seed, len(self.human), step * human, human)
+        if not own:
+            return order
+        return np.concatenate([order, len(self.human) + global_order(seed, len(self._own), step * own, own)])
 
 
 def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) -> list[np.ndarray]:
@@ -66,8 +105,13 @@ def lay_out(
     *,
     seed: Sequence[int],
     multiple: int = COLUMNS,
+    standard: np.ndarray | None = None,
 ) -> Layout:
-    """The objective's layout of some sequences; windows are keyed by (seed, index). `multiple` is branch's."""
+    """The objective's layout of some sequences; windows are keyed by (seed, index).
+
+    `multiple` and `standard` are branch's. A sequence whose standard term has the factor 0 is the model's own
+    text: it ends where generation was stopped, so no draft in it predicts EOS.
+    """
     tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
     documents = np.stack([sequence.documents for sequence in sequences])
     if objective.name == "causal":
@@ -77,7 +121,19 @@ def lay_out(
     windows = [draw_windows(tokens.shape[1], objective, seed=(*seed, int(index))) for index in indices]
     w, mean = objective.w, objective.masked_mean
     if objective.name == "branch":
-        return branch(tokens, documents, windows, free, adaptive, w=w, masked_mean=mean, multiple=multiple)
+        if standard is not None:
+            free[:, :-1] &= (standard[:, None] > 0) | (tokens[:, 1:] != vocab.eos)
+        return branch(
+            tokens,
+            documents,
+            windows,
+            free,
+            adaptive,
+            w=w,
+            masked_mean=mean,
+            multiple=multiple,
+            standard=standard,
+        )
     offsets = np.stack([window_offsets(*window, free[row]) for row, window in enumerate(windows)])
     if objective.diverse:
         # A run of touching windows may be longer than there are ids: its rest stays standard.
@@ -108,15 +164,16 @@ def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
 
 
 def load_batch(
-    shards: Shards,
+    shards: Sequence[PackedSequence],
     indices: np.ndarray,
     vocab: Vocab,
     objective: ObjectiveConfig,
     *,
     seed: Sequence[int],
     device: torch.device,
+    standard: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Read, lay out and move one micro-batch.
+    """Read, lay out and move one micro-batch; `standard` is that of `lay_out`.
 
     Raises LoneError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
     """
@@ -128,5 +185,5 @@ def load_batch(
                 f"found one in sequence {index}"
             )
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
-    layout = lay_out(sequences, indices, vocab, objective, seed=seed, multiple=multiple)
+    layout = lay_out(sequences, indices, vocab, objective, seed=seed, multiple=multiple, standard=standard)
     return to_tensors(layout, device)

@@ -19,11 +19,10 @@ from conf.fingerprint import fingerprint_file
 from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
 from conf.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
-from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.checks import check_ranks
 from train.config import TrainConfig
-from train.data import TRAINING, adaptive_ids, global_order, load_batch, rank_batches
+from train.data import TRAINING, TrainingData, adaptive_ids, load_batch, rank_batches
 from train.engine.checkpoints import Checkpoints
 from train.engine.engine import Abandoned, Engine, check_settings, start
 from train.engine.ranks import every_ranks, first_ranks, is_lost_rank
@@ -38,7 +37,7 @@ from train.monitor.pulse import Pulse, shared_store
 from train.monitor.stop import StopSignals
 from train.monitor.tracker import Tracker
 from train.plan.flops import peak_flops, step_flops
-from train.provenance import base_model, trained_on
+from train.provenance import base_model, own_text, trained_on
 from train.schedule import learning_rate, objective_at
 from train.validation import Validation
 
@@ -71,7 +70,9 @@ class Trainer:
         check_ranks(every_ranks(asdict(config)))
         self.out = Path(config.out)
         self.vocab, self.trained_on = Vocab.from_json(data["vocab"]), trained_on(data)
-        self.shards = Shards(config.data.path, "train")
+        if config.data.own:
+            self.trained_on["own"] = own_text(config)
+        self.data = TrainingData(config)
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
         found = self.checkpoints.newest()
@@ -81,11 +82,12 @@ class Trainer:
             if (table := Path(config.data.path) / TABLE).is_file():
                 link_table(table, self.out / TABLE)
         self.engine = Engine(self.module, config, universal=found is not None and not found.fits(self.ranks))
+        self.seq_len: int = data["seq_len"]
         self.flops = step_flops(
             self.module.lm.config,
             config.objective,
             sequences=config.global_batch,
-            seq_len=self.shards[0].tokens.size,
+            seq_len=self.seq_len,
             frozen=config.lora.rank > 0,
         ).model
         self.held_out = Validation(
@@ -176,14 +178,21 @@ class Trainer:
         Raises UserError when the loss has diverged, and Abandoned when a signal came between micro-batches.
         """
         config, began = self.config, time.perf_counter()
-        order = global_order(
-            config.seed, len(self.shards), self.step * config.global_batch, config.global_batch
-        )
+        order = self.data.order(self.step)
         parts = rank_batches(order, rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch)
         seed, device = (config.seed, TRAINING, self.step), self.engine.device
         objective = objective_at(self.step, config.steps, config.objective)
         batches = [
-            load_batch(self.shards, part, self.vocab, objective, seed=seed, device=device) for part in parts
+            load_batch(
+                self.data,
+                part,
+                self.vocab,
+                objective,
+                seed=seed,
+                device=device,
+                standard=self.data.standard(part),
+            )
+            for part in parts
         ]
         self.module.draft = draft_loss_of(objective)
         lr = learning_rate(self.step, config.steps, config.optimizer)
@@ -195,7 +204,7 @@ class Trainer:
             "loss": self._mean(losses),
             "lr": lr,
             "gradient_norm": self.engine.gradient_norm(),
-            "epoch": (self.step + 1) * config.global_batch / len(self.shards),
+            "epoch": (self.step + 1) * self.data.human_sequences / len(self.data.human),
             "memory_gib": self.engine.peak_memory() / 2**30,
         }
         self._check(metrics, parts, losses)
@@ -204,7 +213,7 @@ class Trainer:
 
     def _speed(self, seconds: float) -> dict[str, float]:
         """Tokens of data per second, and the share of the devices' peak (MFU) where that is known."""
-        found = {"tokens_per_second": self.config.global_batch * self.shards[0].tokens.size / seconds}
+        found = {"tokens_per_second": self.config.global_batch * self.seq_len / seconds}
         peak = peak_flops(self.engine.device_name(), self.config.peak_tflops)
         return found if peak is None else found | {"mfu": self.flops / (seconds * self.ranks * peak)}
 

@@ -11,6 +11,9 @@ from typing import Any
 from huggingface_hub import metadata_load
 from yaml import YAMLError
 
+from conf.stage import read_manifest
+from train.config import TrainConfig
+
 CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")  # as the hub's client caches
 LICENSE = ("license", "license_name", "license_link")
 
@@ -40,6 +43,14 @@ def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
     languages = sorted(train["languages"], key=lambda name: -train["languages"][name]["tokens"])
     totals = {name: train[name] for name in ("documents", "tokens", "modes")}
     return {**totals, "languages": languages, "decontaminated": data.get("decontaminated")}
+
+
+def own_text(config: TrainConfig) -> dict[str, Any]:
+    """Of data.own: documents, tokens, and the share of a step's sequences that it has."""
+    assert config.data.own is not None
+    train = read_manifest(config.data.own, "shards", "data.own")["train"]
+    share = config.data.own_sequences(config.global_batch) / config.global_batch
+    return {"documents": train["documents"], "tokens": train["tokens"], "share": share}
 
 
 def _card(folder: Path, names: Iterable[str]) -> dict[str, str]:

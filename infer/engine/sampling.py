@@ -1,5 +1,6 @@
 """What is drawn from, by its settings. Knows no torch, since the settings of every entry are read before it."""
 
+import hashlib
 from dataclasses import dataclass
 
 COLDEST = 1e-30  # logits divided by less are beyond what float32 can tell apart
@@ -30,3 +31,9 @@ class Sampling:
 
 GREEDY = Sampling()
 SEEDS = 2**63  # there are so many: numbers of up to 63 bits
+
+
+def seed_from(*facts: object) -> int:
+    """Return a seed of 63 bits that depends on these facts alone."""
+    digest = hashlib.sha256("\0".join(map(str, facts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

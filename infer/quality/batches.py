@@ -1,12 +1,12 @@
 """Which answers are wanted, of whom, and in which batches: the units of the work. Decodes nothing."""
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from infer.benchmarks.problem import Problem
 from infer.config import DecodeConfig
+from infer.engine.sampling import seed_from
 from infer.quality.config import QualityConfig
 
 Ask = tuple[Problem, int]  # a problem, and which of its answers
@@ -54,13 +54,7 @@ class Batch:
 
     def seeds(self, seed: int) -> list[int]:
         """One for each answer, whatever stands beside it: the same for every model and decoder."""
-        return [seed_of(seed, self.benchmark, self.language, problem.id, n) for problem, n in self.asks]
-
-
-def seed_of(*facts: object) -> int:
-    """63 bits that these facts alone decide."""
-    digest = hashlib.sha256("\0".join(map(str, facts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+        return [seed_from(seed, self.benchmark, self.language, problem.id, n) for problem, n in self.asks]
 
 
 def plan(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from infer.benchmarks.problem import Problem
+from infer.engine.sampling import seed_from
 from infer.quality.answers import Answer, completion
-from infer.quality.batches import seed_of
 from infer.sandbox.program import Program, Verdict
 
 TOGETHER = 32  # verdicts that are kept together
@@ -40,7 +40,7 @@ class Case:
 
 def key_of(benchmark: str, language: str, answer: Answer) -> str:
     """What answers of one problem and one text have in common."""
-    return f"{seed_of(benchmark, language, answer['id'], completion(answer)):016x}"
+    return f"{seed_from(benchmark, language, answer['id'], completion(answer)):016x}"
 
 
 def cases(

@@ -142,6 +142,19 @@ def _study(whole: Path) -> list[str]:
     return ["infer.study", f"model={whole}/export/out", *texts, *parts]
 
 
+def _regenerate(whole: Path) -> list[str]:
+    sizes = [
+        "documents=12",
+        "batch=2",
+        "prefix_min=4",
+        "prefix_max=12",
+        "decode.max_new_tokens=16",
+        "threads=1",
+    ]
+    folders = [f"model={whole}/export/out", f"data.path={whole}/data_prep-1/out"]
+    return ["infer.regenerate", *folders, *sizes, "dtype=float32", "decode.temperature=1"]
+
+
 def _both(whole: Path, folder: Path) -> None:
     """The results of speed and quality, as a report finds them."""
     for kind in ("speed", "quality"):
@@ -215,6 +228,15 @@ def _stages() -> Iterator[Stage]:
     yield Stage(
         "study", _study, ON_MODEL, views={"*/manifest.json": MANIFEST, "*/report.json": less("date", "commit")}
     )
+    for ranks in (1, 2):
+        yield Stage(
+            "regenerate" if ranks == 1 else f"regenerate-{ranks}",
+            _regenerate,
+            ON_MODEL,
+            ranks,
+            views={"*/manifest.json": less("created", "commit", "seconds")},
+            passing=("out/units/*", "out/begun.json"),  # swept by the last act, or by the next run
+        )
     yield from _shown()
 
 

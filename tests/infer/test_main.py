@@ -126,7 +126,7 @@ def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 FLOAT = "dtype=float32"
-ROOMS = ("graph", "speed", "quality", "report", "study", "gpu_check")
+ROOMS = ("graph", "speed", "quality", "regenerate", "report", "study", "gpu_check")
 ENTRIES = ["infer.__main__", *(f"infer.{room}.__main__" for room in ROOMS)]
 
 
@@ -148,6 +148,7 @@ def test_a_mistaken_model_is_told_without_torch() -> None:
         "infer": ["prompt=x"],
         "graph": ["prompt=x", "draft=self:1", "out=g.svg"],
         "study": ["draft=self:1"],
+        "regenerate": ["data.path=absent", "out=absent/out"],
     }
     out, code = ["out=absent/out"], "import runpy, sys\ntold = []\n"
     for entry, given in (calls | {"study": [*calls["study"], *out], "speed": out, "quality": out}).items():
@@ -158,8 +159,8 @@ def test_a_mistaken_model_is_told_without_torch() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", f"{code}print(told, 'torch' in sys.modules)"], capture_output=True, text=True
     )
-    assert answer.stdout.strip() == "[2, 2, 2, 2, 2] False", answer.stderr
-    assert answer.stderr.count("error: model=absent: wanted a Transformers model directory, found no such") == 5
+    assert answer.stdout.strip() == "[2, 2, 2, 2, 2, 2] False", answer.stderr
+    assert answer.stderr.count("error: model=absent: wanted a Transformers model directory, found no such") == 6
 
 
 def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -49,6 +49,7 @@ VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
     "dropout": ["deepspeed=zero2", "+model.shape.attention_dropout=0.3"],
     "bf16": ["deepspeed=zero2", "deepspeed.bf16.enabled=true"],
+    "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 
 
@@ -61,7 +62,8 @@ class Run:
 
     def train(self, name: str, variant: str, *overrides: str) -> Trainer | None:
         """Train into <folder>/<name>; a sentence for the user, or a stop, is written beside it."""
-        arguments = [*RECIPE, *VARIANTS[variant], f"data.path={self.data}", *overrides]
+        chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
+        arguments = [*RECIPE, *chosen, f"data.path={self.data}", *overrides]
         config = settings("train", TrainConfig, [*arguments, f"out={self.folder / name}"])
         made = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
         trainer = None
@@ -195,7 +197,7 @@ def lacking(run: Run) -> None:
 
 def other_ranks(run: Run) -> None:
     """What two ranks began ends on this number."""
-    for variant in ("zero0", "zero1", "zero3"):
+    for variant in ("zero0", "zero1", "zero3", "own"):
         run.interrupted(variant, f"{variant}-other", 2 * SAVE_EVERY)
         run.train(f"{variant}-other", variant)
 

@@ -1,11 +1,14 @@
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from conf import LoneError, UserError, settings
-from train.checks import check_devices, check_ranks
+from conf.stage import read_manifest
+from train.checks import check_devices, check_own, check_ranks
 from train.config import TrainConfig
 from train.engine.engine import check_settings
 from train.monitor.stop import StopSignals
@@ -18,6 +21,31 @@ def test_ranks_with_different_settings_are_refused() -> None:
         UserError, match="save_every: wanted the same on every rank, found 2 on rank 0 and 3 on rank 1"
     ):
         check_ranks([{"steps": 4, "save_every": 2}, {"steps": 4, "save_every": 3}])
+
+
+def test_own_text_must_have_the_ids_of_the_data(data_folder: Path) -> None:
+    """A folder of own text with other ids would teach drafts of tokens that the text does not have."""
+    data = read_manifest(data_folder, "shards", "data.path")
+    check_own(str(data_folder), str(data_folder), data)
+    with pytest.raises(
+        UserError, match="must have seq_len=99 like data.path, got 128: prepare it .* seq_len=99"
+    ):
+        check_own(str(data_folder), str(data_folder), {**data, "seq_len": 99})
+    vocab = {**data["vocab"], "eos": 3}
+    with pytest.raises(
+        UserError, match="must have the vocabulary of data.path, got 1 for vocab.eos=3: prepare"
+    ):
+        check_own(str(data_folder), str(data_folder), {**data, "vocab": vocab})
+
+
+def test_own_text_must_have_the_tokenizer_of_the_data(data_folder: Path, tmp_path: Path) -> None:
+    data, other = read_manifest(data_folder, "shards", "data.path"), tmp_path / "own"
+    shutil.copytree(data_folder, other)
+    (other / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(
+        UserError, match="must have the tokenizer of data.path=.*got another tokenizer.json: prep"
+    ):
+        check_own(str(other), str(data_folder), data)
 
 
 def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from conf import LoneError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
-from train.config import ObjectiveConfig, OptimizerConfig
-from train.data import adaptive_ids, draw_windows, global_order, lay_out, load_batch, rank_batches
+from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
+from train.data import TrainingData, adaptive_ids, draw_windows, global_order, lay_out, load_batch, rank_batches
 from train.objective.adaptive import sample_windows
 from train.objective.layout import IGNORE, Layout
 from train.schedule import learning_rate
@@ -30,6 +31,72 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
     for ranks, micro in [(1, 12), (2, 3), (3, 2), (6, 1)]:
         parts = [rank_batches(order, rank=r, ranks=ranks, micro_batch=micro) for r in range(ranks)]
         assert sorted(np.concatenate([b for part in parts for b in part])) == sorted(order)
+
+
+def own_text(folder: Path, share: float, *, objective: str = "branch", batch: int = 8) -> TrainConfig:
+    data = TrainDataConfig(str(folder), own=str(folder), own_share=share)
+    return TrainConfig(data=data, objective=ObjectiveConfig(objective), global_batch=batch)
+
+
+@given(seed=st.integers(0, 9), batch=st.integers(2, 24), share=st.floats(0.01, 0.99), step=st.integers(0, 200))
+def test_own_text_has_its_share_of_every_step(
+    data_folder: Path, seed: int, batch: int, share: float, step: int
+) -> None:
+    """Both parts of a step go on in their own endless order, whatever steps were taken before."""
+    count = round(share * batch)
+    if not 0 < count < batch:
+        with pytest.raises(ValueError, match=rf"data\.own_share must give 1 to {batch - 1} of the {batch} seq"):
+            own_text(data_folder, share, batch=batch)
+        return
+    data = TrainingData(replace(own_text(data_folder, share, batch=batch), seed=seed))
+    size, order = len(data.human), data.order(step)
+    assert len(data) == 2 * size and data.human_sequences == batch - count
+    assert np.array_equal(order[:-count], global_order(seed, size, step * (batch - count), batch - count))
+    assert np.array_equal(order[-count:] - size, global_order(seed, size, step * count, count))
+    assert np.array_equal(data[int(order[-1])].tokens, data.human[int(order[-1]) - size].tokens)
+    factors = data.standard(order)
+    assert factors is not None and (factors[-count:] == 0).all() and factors.sum() == pytest.approx(batch)
+
+
+def test_own_text_counts_for_drafts_alone(data_folder: Path) -> None:
+    """Over a step's micro-batches the standard term is the mean over the tokens of data.path."""
+    config = own_text(data_folder, 0.4)
+    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+    data = TrainingData(config)
+    order, totals = data.order(3), np.zeros(8)
+    for part, rows in zip(rank_batches(order, rank=0, ranks=1, micro_batch=2), np.split(np.arange(8), 4)):
+        sequences = [data[int(index)] for index in part]
+        layout, plain = (
+            lay_out(sequences, part, vocab, config.objective, seed=(0,), standard=standard)
+            for standard in (data.standard(part), None)
+        )
+        n = layout.trunk
+        own = part >= len(data.human)
+        assert (layout.labels[own, :n] == IGNORE).all()
+        assert np.array_equal(layout.labels[~own, :n], plain.labels[~own, :n])
+        drafts = layout.offsets[own] > 0
+        assert drafts.any() == own.any() and (layout.labels[own][drafts] != vocab.eos).all()
+        assert (layout.teachers[own][drafts] >= 0).all()
+        both = min(layout.ids.shape[1], plain.ids.shape[1])
+        assert np.array_equal(layout.labels[~own, n:both], plain.labels[~own, n:both])
+        assert np.allclose(layout.weights[:, n:], plain.weights[0, n])
+        totals[rows] = layout.weights[:, :n].sum(1)
+    wanted = [8 / 5 / 2 / 2] * 5 + [0] * 3  # of eq. 9's half, for each of a micro-batch's two rows
+    assert totals == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("objective", "share", "message"),
+    [
+        ("dual", 0.4, r"data\.own must be null for objective=dual, got .* Use objective=branch"),
+        ("branch", 1.0, r"data\.own_share must be above 0 and below 1, got 1\.0\. For no own text"),
+    ],
+)
+def test_own_text_that_cannot_be_trained_on_is_refused(
+    data_folder: Path, objective: str, share: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        own_text(data_folder, share, objective=objective)
 
 
 def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> None:

@@ -77,6 +77,13 @@ def test_zero_stages_agree(runs: Path) -> None:
     assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), "stage 0 told none"
 
 
+def test_own_text_teaches_no_standard_tokens(runs: Path) -> None:
+    """Of 8 sequences 3 are own: 5 have a standard term, and the epoch is that of data.path."""
+    whole, own = (values(runs / name, "epoch") for name in ("zero1", "own"))
+    assert own == pytest.approx([5 / 8 * epoch for epoch in whole])
+    assert losses(runs / "own") != losses(runs / "zero1")
+
+
 def test_dropout_is_on_in_its_run(runs: Path) -> None:
     assert losses(runs / "dropout") != losses(runs / "zero2")
 
@@ -86,7 +93,7 @@ def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> 
     steps once for every group of parameters: losses were off by 3e-4 after one step.
     """
     worker("other_ranks", runs, data_folder, ranks=1)
-    for variant in ("zero0", "zero1", "zero3"):
+    for variant in ("zero0", "zero1", "zero3", "own"):
         assert losses(runs / f"{variant}-other") == pytest.approx(losses(runs / variant), rel=0, abs=1e-6)
         assert all(name.startswith("step-") for name in checkpoints(runs / f"{variant}-other"))
 

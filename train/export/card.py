@@ -172,6 +172,12 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
     if data := manifest.get("data"):
         languages = _listed(data["languages"])
         yield "trained on", f"{data['documents']:,} documents, {data['tokens']:,} tokens: {languages}"
+        if own := data.get("own"):
+            share = f"{100 * own['share']:g} % of the sequences"
+            yield (
+                "own text",
+                f"{share}, for the drafts alone: {own['documents']:,} documents, {own['tokens']:,} tokens",
+            )
         if data.get("decontaminated"):
             yield "decontaminated against", ", ".join(data["decontaminated"])
 

@@ -32,6 +32,7 @@ So a column of offset j at position t sees the t - j + 1 first columns of the tr
 j - 1 columns before it: offsets and positions alone tell the mask (train/objective/attention.py).
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -129,23 +130,27 @@ def branch(
     w: float = 1.0,
     masked_mean: str = "n",
     multiple: int = COLUMNS,
+    standard: np.ndarray | None = None,
 ) -> Layout:
     """The two terms of eq. 9 with Y computed once and every window on a clean prefix.
+
+    `standard` (b,) are factors of each row's standard term. A row of factor 0 has none: its trunk is a teacher
+    alone.
 
     `windows` are each sequence's starts and widths; a window ends before the first position
     that is not `free` (b, n) bool, and before one that predicts nothing. Rows are filled up to
     a common width, a `multiple`, with columns that predict nothing and see the first token alone.
     """
-    standard = causal(tokens, documents)
+    trunk = causal(tokens, documents)
     b, n = tokens.shape
-    usable = free & (standard.labels != IGNORE)
+    usable = free & (trunk.labels != IGNORE)
     found = [_columns(*window, usable[row]) for row, window in enumerate(windows)]
     m = -(-max(len(offsets) for _, offsets in found) // multiple) * multiple
     positions, offsets = np.zeros((b, m), dtype=np.int64), np.zeros((b, m), dtype=np.int64)
     for row, (position, offset) in enumerate(found):
         positions[row, : len(position)] = position
         offsets[row, : len(offset)] = offset
-    labels = np.where(offsets > 0, np.take_along_axis(standard.labels, positions, axis=1), IGNORE)
+    labels = np.where(offsets > 0, np.take_along_axis(trunk.labels, positions, axis=1), IGNORE)
     clean = np.arange(b)[:, None] * (n + m) + positions
     masked = Layout(
         ids=replace(np.take_along_axis(tokens, positions, axis=1), offsets, adaptive),
@@ -156,7 +161,12 @@ def branch(
         teachers=np.where(offsets > 0, clean, -1),
         trunk=n,
     )
-    return _beside(standard, masked)
+    if standard is not None:
+        factors = standard.astype(np.float32)[:, None]
+        trunk = dataclasses.replace(
+            trunk, labels=np.where(factors > 0, trunk.labels, IGNORE), weights=trunk.weights * factors
+        )
+    return _beside(trunk, masked)
 
 
 def _trunk(ids: np.ndarray, labels: np.ndarray, offsets: np.ndarray) -> Layout:

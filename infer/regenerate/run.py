@@ -1,0 +1,192 @@
+"""From the settings to shards of JSON lines: documents in units, each continued side by side and kept at once.
+
+    OUT/own-00000.jsonl   id, language, content, prefix: the first `prefix` characters of `content` are the
+                          document's own, the rest is the model's
+    OUT/manifest.json     written last
+
+A unit is so many documents in their order, whoever does it, so that neither the number of ranks nor a kill
+changes a byte of the shards.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from conf import UserError
+from conf.characters import print_line
+from conf.files import write_bytes
+from conf.stage import is_finished, made_from, write_manifest
+from infer.api import Model, load
+from infer.engine.memory import enough_memory
+from infer.engine.reading import Request
+from infer.engine.sampling import seed_from
+from infer.loop import Limits, decode
+from infer.measure import crew
+from infer.measure.crew import Members, Units
+from infer.measure.unfinished import UNITS, read_unit
+from infer.methods import library_processors
+from infer.models.checkpoint import load_text
+from infer.regenerate.config import RegenerateConfig
+from infer.regenerate.source import Document, Source
+from infer.text import Text
+
+KIND = "own_text"
+SHARD_DOCUMENTS = 4096
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=10),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[rate]}"),
+    TimeRemainingColumn(),
+)
+
+
+def run(config: RegenerateConfig) -> None:
+    """Continue the documents, unless the folder already holds the result."""
+    members, out = crew.muster(), Path(config.out)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    source = Source(config)
+    inputs = {"model": config.model, "data.path": config.data.path}
+    made = made_from(config, inputs, ignore=("threads",))
+    if is_finished(out, KIND, made):
+        _tell(members, f"{out} is finished: nothing to do")
+    else:
+        source.check_tokenizer(load_text(config.model))
+        documents = source.documents()
+        parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
+        names = [f"{index:06}" for index in range(len(parts))]
+        with crew.folder(out, made, members) as partial:
+            units = Units(partial / UNITS, names)
+            _continue(config, source, dict(zip(names, parts)), units, members)
+            members.wait()
+            if members.first:
+                facts = _finish(partial, names)
+                write_manifest(partial, KIND, made, **facts)
+                _tell(members, f"{facts['documents']} documents, {facts['tokens']} new tokens")
+    if members.first:  # also what a run that was killed right at its end has left
+        shutil.rmtree(out / UNITS, ignore_errors=True)
+
+
+def _continue(
+    config: RegenerateConfig,
+    source: Source,
+    parts: dict[str, Sequence[Document]],
+    units: Units,
+    members: Members,
+) -> None:
+    """Do this rank's share of the units that are not done."""
+    names = units.open(members)
+    if not names:
+        return
+    model = load(config.model, config.dtype, members.device())
+    tokens, forwards, began = 0, 0, time.perf_counter()
+    with Progress(*COLUMNS, disable=not members.first) as progress:
+        task = progress.add_task(
+            "documents" if members.world == 1 else f"documents, 1 of {members.world} ranks",
+            total=sum(len(parts[name]) for name in names),
+            rate="",
+        )
+        for name in names:
+            unit = regenerate(model, source, parts[name], config)
+            units.save(name, unit)
+            tokens, forwards = tokens + unit["tokens"], forwards + unit["forwards"]
+            rate = tokens / (time.perf_counter() - began)
+            shown = f"{rate:,.0f} tok/s {tokens / forwards:.1f} tok/forward"
+            progress.update(task, advance=len(parts[name]), rate=shown)
+
+
+def regenerate(
+    model: Model, source: Source, documents: Sequence[Document], config: RegenerateConfig
+) -> dict[str, Any]:
+    """Continue documents side by side: their rows for a shard, and what they took."""
+    began = time.perf_counter()
+    prompts = [source.prompt(document) for document in documents]
+    texts, forwards = _decoded(model, prompts, [document.id for document in documents], config)
+    return {
+        "rows": [
+            {"id": document.id, "language": document.language, **content(model.text, prompt, new)}
+            for document, prompt, new in zip(documents, prompts, texts, strict=True)
+        ],
+        "tokens": sum(map(len, texts)),
+        "forwards": forwards,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, Any]:
+    """Return the text of a prompt and its continuation, and how many of its characters are the prompt's.
+
+    Half of a character that the last token leaves is no text.
+    """
+    stream = text.stream(opens=True)
+    prefix = "".join(map(stream, prompt))
+    return {"content": prefix + "".join(map(stream, new)), "prefix": len(prefix)}
+
+
+def _decoded(
+    model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
+) -> tuple[list[list[int]], int]:
+    """The new tokens of each prompt, and the number of forwards."""
+    settings, longest = config.decode, max(map(len, prompts))
+    capacity = longest + settings.max_new_tokens
+    if capacity > model.context:
+        raise UserError(
+            f"decode.max_new_tokens must be at most {model.context - longest} for a prefix of {longest - 1} "
+            f"tokens in the model's context of {model.context}, got {settings.max_new_tokens}. Lower it or "
+            "prefix_max"
+        )
+    requests = [
+        Request(
+            prompt,
+            seed_from(settings.seed, id),
+            library_processors(settings, prompt=len(prompt), ends=model.eos, device=model.lm.device),
+        )
+        for prompt, id in zip(prompts, ids, strict=True)
+    ]
+    texts: list[list[int]] = [[] for _ in prompts]
+    forwards = 0
+    with enough_memory(f"room for {len(prompts)} texts of {capacity} tokens", "lower batch"):
+        drafters = model.methods.drafters(
+            settings, batch=len(prompts), capacity=capacity, left=model.context - longest
+        )
+        runner = model.runners.take(batch=len(prompts), capacity=capacity, max_rows=drafters.max_rows)
+        limits = Limits(settings.max_new_tokens, model.eos)
+        for steps in decode(runner, requests, drafters, limits, settings.sampling):
+            forwards += 1
+            for step in steps:
+                texts[step.sequence] += step.tokens
+    model.runners.give(runner)
+    return texts, forwards
+
+
+def _finish(partial: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Write the shards of all units, in the order of their documents; return what the manifest says of them."""
+    totals: dict[str, Any] = {"tokens": 0, "forwards": 0, "seconds": 0.0}
+
+    def lines() -> Iterator[bytes]:
+        for name in names:
+            unit = read_unit(partial / UNITS / f"{name}.json")
+            for fact in totals:
+                totals[fact] += unit[fact]
+            yield from (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in unit["rows"])
+
+    shards, left = list[dict[str, Any]](), lines()
+    while part := list(islice(left, SHARD_DOCUMENTS)):
+        written = b"".join(part)
+        write_bytes(partial / f"own-{len(shards):05}.jsonl", written)
+        shards.append({"documents": len(part), "sha256": hashlib.sha256(written).hexdigest()})
+    return {"documents": sum(shard["documents"] for shard in shards), **totals, "shards": shards}
+
+
+def _tell(members: Members, line: str) -> None:
+    if members.first:
+        print_line(f"regenerate: {line}")
