@@ -39,8 +39,7 @@ VARIANTS = {
     "causal": ["objective=causal", "objective.soft=0"],
     "dual": ["objective=dual", *PAPER],
     "dual, w 2, masked": ["objective=dual", "objective.soft=0"],
-    "branch": ["objective=branch", *PAPER],
-    "branch, w 2, masked": BRANCH,
+    "branch": BRANCH,
     "soft 0.5": TAUGHT,
     "tv": [*BRANCH, "objective.draft_loss=tv", "objective.ce_share=0.3"],
     "lk": [*BRANCH, "objective.draft_loss=lk"],
@@ -188,7 +187,7 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(rows) + 1.1))
     names = list(rows)[::-1]
     for place, name in enumerate(names):
-        of_paper = name.startswith(("dual", "branch"))
+        of_paper = name.startswith("dual")
         axes.barh(place, mean(rows[name]), color="#9aa5b1" if of_paper else "#3b7dd8", height=0.7)
         axes.plot(rows[name], [place] * len(rows[name]), ".", color="black", markersize=4)
     axes.set_yticks(range(len(names)), names)

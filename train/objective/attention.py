@@ -25,7 +25,9 @@ from conf import UserError
 from conf.errors import in_one_line
 
 Mask = Tensor | BlockMask
-TrunkKeys = dict[int, tuple[Tensor, Tensor]]  # keys and values (r, kv_heads, n, d) of the trunk, by layer
+TrunkKeys = dict[
+    nn.Module, tuple[Tensor, Tensor]
+]  # each layer's keys and values (r, kv_heads, n, d) of the trunk
 BLOCK = 128  # rows, and columns, of a block of flex attention's mask
 FLEX, DENSE = "flex", "dense"
 
@@ -169,10 +171,10 @@ def _attention(
     """
     if attention_mask is None:
         if trunk_keys is not None:
-            trunk_keys[module.layer_idx] = key, value
+            trunk_keys[module] = key, value
         return trunk_attention(module, query, key, value, None, **kwargs)[0], None
     if trunk_keys is not None:
-        trunk_key, trunk_value = trunk_keys[module.layer_idx]
+        trunk_key, trunk_value = trunk_keys[module]
         key, value = torch.cat([trunk_key, key], dim=2), torch.cat([trunk_value, value], dim=2)
         return _branch_attention(module, query, key, value, attention_mask, **kwargs), None
     n = query.shape[2] - attention_mask.shape[2]
