@@ -89,6 +89,7 @@ class Trainer:
             sequences=config.global_batch,
             seq_len=self.seq_len,
             frozen=config.lora.rank > 0,
+            gated=config.lora.gated,
         ).model
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device

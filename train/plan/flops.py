@@ -60,19 +60,25 @@ def step_flops(
     seq_len: int,
     checkpointing: bool = False,
     frozen: bool = False,
+    gated: bool = False,
 ) -> Flops:
     """The operations that a step over `sequences` sequences of the shards takes, over all ranks.
 
-    `frozen` weights (LoRA) need no gradient; what the adapter itself computes is left out.
+    `frozen` weights (LoRA) need no gradient; what the adapter itself computes is left out. With a `gated`
+    adapter the trunk has no backward pass, and predicts nothing.
     """
     layers, head = matrix_parameters(config)
     work = expected_work(objective, seq_len)
     width = config.num_attention_heads * head_width(config)
-    products = 2 * layers * work.rows + 2 * head * work.predicted
-    scores = 4 * width * config.num_hidden_layers * work.pairs
-    needed = sequences * ((2 if frozen else 3) * products + 3 * scores)
-    again = sequences * (2 * layers * work.rows + scores) if checkpointing else 0.0
-    return Flops(model=needed, hardware=needed + again)
+    of_row, of_pair = 2 * layers, 4 * width * config.num_hidden_layers
+    products = of_row * work.rows + 2 * head * work.predicted
+    scores = of_pair * work.pairs
+    needed, again = (2 if frozen else 3) * products + 3 * scores, of_row * work.rows + scores
+    if gated:
+        trunk_scores = of_pair * seq_len * (seq_len + 1) / 2
+        needed -= of_row * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
+        again -= of_row * seq_len + trunk_scores
+    return Flops(model=sequences * needed, hardware=sequences * (needed + checkpointing * again))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from train.config import TrainConfig
 from train.model.families import skeleton
 from train.model.lora import adapt
-from train.plan.flops import expected_work
+from train.plan.flops import expected_work, head_width
 from train.plan.states import States
 
 GIB = 2**30
@@ -120,11 +120,18 @@ def _forward_bytes(
             architecture,
             attention=config.model.attention,
             dtype=dtype,
-            trunk=seq_len,
+            trunk=0 if config.lora.gated else seq_len,
             branches=branches,
             cuda=cuda,
         )
     )
+    if config.lora.gated:
+        # The trunk keeps keys and values alone, and each layer a copy of them before the branches'.
+        kv_heads = getattr(architecture, "num_key_value_heads", None) or architecture.num_attention_heads
+        keys = config.micro_batch * 2 * seq_len * kv_heads * head_width(architecture) * dtype.itemsize
+        trunk_keys, layer = architecture.num_hidden_layers * keys, layer + keys
+        rows -= config.micro_batch * seq_len
+        rest += trunk_keys
     if cuda and config.objective.attention == "dense":
         # Bool once, and in the scores' type in every layer.
         mask = config.micro_batch * branches * (seq_len + branches)
@@ -160,12 +167,13 @@ def saved_bytes(
     """
 
     def counted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        first = [states[:, :, :trunk] for states in (query, key, value)]
-        output = _attend(*first, scores=attention == "eager")
+        outputs = []
+        if trunk:
+            first = [states[:, :, :trunk] for states in (query, key, value)]
+            outputs.append(_attend(*first, scores=attention == "eager"))
         if branches:
-            appended = _attend(query[:, :, trunk:], key, value, scores=not cuda)
-            output = torch.cat([output, appended], dim=1)
-        return output, None
+            outputs.append(_attend(query[:, :, trunk:], key, value, scores=not cuda))
+        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0], None
 
     AttentionInterface.register(COUNTED, counted)
     one, two = (_saved(architecture, layers, dtype, trunk + branches) for layers in (1, 2))

@@ -106,6 +106,7 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         seq_len=seq_len,
         checkpointing=config.model.activation_checkpointing,
         frozen=config.lora.rank > 0,
+        gated=config.lora.gated,
     )
     name, _ = plan_device(config.plan_device)
     peak = peak_flops(name, config.peak_tflops)

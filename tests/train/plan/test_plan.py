@@ -14,13 +14,15 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train import checks
-from train.config import ObjectiveConfig, TrainConfig
+from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import draw_windows, lay_out, to_tensors
 from train.model.families import skeleton
+from train.model.lm import AdaptiveLM
+from train.model.lora import Gate, adapt
 from train.model.pretrained import load_model, model_config
-from train.objective.attention import branch_mask
-from train.objective.layout import IGNORE
-from train.plan.flops import expected_work, peak_flops, step_flops
+from train.objective.attention import branch_mask, register
+from train.objective.layout import IGNORE, branch
+from train.plan.flops import expected_work, matrix_parameters, peak_flops, step_flops
 from train.plan.memory import GIB, estimate_memory, saved_bytes
 from train.plan.plan import DEVICES, plan, plan_device, print_plan
 from train.plan.states import States
@@ -108,6 +110,35 @@ def test_lora_needs_no_optimizer_for_what_is_frozen() -> None:
     lines = plan(adapter)
     assert lines["trained"] == "LoRA of rank 8"
     assert float(lines["operations"].split(";")[0]) < 0.8 * float(plan(whole)["operations"].split(";")[0])
+
+
+def test_a_gated_adapter_costs_the_trunk_no_backward_pass() -> None:
+    """Operations are those that torch counts in a step, beside the adapter's own; memory is less too."""
+    common = [
+        "experiment=sdsat_7b_l5",
+        "objective=branch",
+        "model.activation_checkpointing=false",
+        "lora.rank=8",
+    ]
+    open_, gated = (settings("train", TrainConfig, [*common, f"lora.gated={gated}"]) for gated in (False, True))
+    architecture = model_config(gated.model, vocab=None)
+    memory = [estimate_memory(architecture, c, ranks=8, seq_len=16384, cuda=True) for c in (open_, gated)]
+    assert memory[1].activations < 0.5 * memory[0].activations
+
+    lm = AutoModelForCausalLM.from_config(TINY)
+    lm.set_attn_implementation(register("eager"))
+    adapt(lm, LoraSettings(rank=1, gated=True), adaptive=[3])
+    module = AdaptiveLM(lm, chunk=64, L=5, gate=Gate(lm))
+    tokens = np.random.default_rng(0).integers(4, 90, size=(3, 64))
+    windows = [(np.arange(0, 60, 2), np.full(30, 5))] * 3
+    layout = branch(tokens, np.zeros_like(tokens), windows, np.ones_like(tokens, dtype=bool), [3], multiple=1)
+    with FlopCounterMode(display=False) as counter:
+        module(**to_tensors(layout, torch.device("cpu")))[0].backward()
+    layers, head = matrix_parameters(TINY)
+    m, n = layout.ids.shape[1] - 64, 64
+    products = 2 * layers * (n + 2 * m) + 2 * 2 * head * m
+    scores = 4 * TINY.hidden_size * TINY.num_hidden_layers * (n * n + 3 * m * (n + m))
+    assert 3 * (products + scores) < counter.get_total_flops() < 1.15 * 3 * (products + scores)
 
 
 def test_a_plan_reads_the_data(data_folder: Path) -> None:
