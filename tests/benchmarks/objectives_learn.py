@@ -33,9 +33,6 @@ VARIANTS = {
     "branch": ["objective=branch"],
     "dual, w 1": ["objective=dual", *EQUATION_9],
     "branch, w 1": ["objective=branch", *EQUATION_9],
-    "branch, soft 0.5": ["objective=branch", "objective.soft=0.5"],
-    "branch, soft 1": ["objective=branch", "objective.soft=1"],
-    "branch, retention 0.7": ["objective=branch", "objective.retention=0.7"],
 }
 SEEDED = ("dual", "branch")  # the others run with the first seed alone
 

@@ -240,7 +240,7 @@ def test_what_becomes_of_the_adapter_at_export() -> None:
 
 
 def test_the_recipe_composes() -> None:
-    config = settings("train", TrainConfig, ["experiment=sdsat_7b_l5_lora"])
+    config = settings("train", TrainConfig, ["experiment=sdsat_7b_best"])
     assert config.lora.gated and config.lora.rank and config.objective.name == "branch"
 
 
