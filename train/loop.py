@@ -153,7 +153,6 @@ class Trainer:
                     metrics = self.train_step()
                 except Abandoned:
                     break
-                self.step += 1
                 self.tracker.log(self.step, metrics)
                 if self.log:
                     self.log.append(self.step, metrics)

@@ -60,7 +60,7 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
 def tell(trainer: Trainer, path: Path) -> None:
     """Write `path`, from what is alive."""
     engine = trainer.engine._engine
-    ids = torch.from_numpy(trainer.shards[0].tokens[:96].astype("int64"))[None]
+    ids = torch.from_numpy(trainer.data.human[0].tokens[:96].astype("int64"))[None]
     gate = engine.module._gate
     with (
         torch.no_grad(),

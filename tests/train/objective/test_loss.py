@@ -87,7 +87,7 @@ def test_chunks_are_the_plain_loss(windows: list[int], chunk: int, draft: DraftL
     ours = torch.autograd.grad(loss * 3, [hidden, head])
     theirs = torch.autograd.grad(expected * 3, [hidden, head])
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-6)
 
 
 def test_total_variation_starves_where_the_draft_is_cold_and_lk_does_not() -> None:
