@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from train.export.config import ExportConfig
 
 ROOT = Path(__file__).parents[2]
 
-ENTRIES: dict[str, tuple[str, type]] = {
+ENTRIES: dict[str, tuple[str, Any]] = {
     "data_prep": ("data_prep", DataPrepConfig),
     "train": ("train", TrainConfig),
     "train.export": ("export", ExportConfig),
@@ -161,7 +162,7 @@ def test_the_demo_and_the_second_rung_run_every_stage_with_settings_that_compose
         words = shlex.split(line)
         at = words.index("-m") + 1
         entry, schema = ENTRIES[words[at]]
-        composed = settings(entry, schema, words[at + 1 :])  # raises for names that do not exist
+        composed: Any = settings(entry, schema, words[at + 1 :])  # raises for names that do not exist
         assert composed.out.startswith(str(tmp_path / "out"))
         called.append(words[at])
         if words[at] == "data_prep":
