@@ -276,7 +276,8 @@ def test_a_mistake_is_one_line_the_page_on_it_and_exit_code_2(entry: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "experiment", ["sdsat_7b_l3", "sdsat_7b_l5", "sdsat_13b_l7", "demo", "demo_base", "demo_draft"]
+    "experiment",
+    [path.stem for path in sorted((Path(conf.__path__[0]) / "train" / "experiment").glob("*.yaml"))],
 )
 def test_every_recipe_composes(experiment: str) -> None:
     assert settings("train", TrainConfig, [f"experiment={experiment}"]).steps > 0

@@ -33,7 +33,7 @@ PAGES = (
 )
 ELSEWHERE = {
     r"^hf download": "reads the hub",
-    r"^bash launch/(demo|test)\.sh": "run for themselves, in a fresh clone",
+    r"\bbash launch/(demo|small|test)\.sh": "run for themselves, in a fresh clone",
     r" push=": "writes to the hub",
     r"^sbatch": "wants a Slurm cluster",
     r"train_multinode": "wants four machines",

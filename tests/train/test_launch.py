@@ -1,12 +1,34 @@
 """The launch scripts under stubs of Slurm's commands."""
 
 import os
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conf import settings
+from data_prep.config import DataPrepConfig
+from infer.quality.config import QualityConfig
+from infer.speed.config import SpeedConfig
+from train.config import TrainConfig
+from train.export.config import ExportConfig
+
 ROOT = Path(__file__).parents[2]
+
+ENTRIES: dict[str, tuple[str, Any]] = {
+    "data_prep": ("data_prep", DataPrepConfig),
+    "train": ("train", TrainConfig),
+    "train.export": ("export", ExportConfig),
+    "infer.speed": ("speed", SpeedConfig),
+    "infer.quality": ("quality", QualityConfig),
+}
+RECORD = """#!/usr/bin/env bash
+[[ $1 != -c ]] || { echo 2; exit; }  # how many ranks
+{ printf "%q " "$@"; echo; } >>"$CALLS"
+"""
 
 
 def launch(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -104,3 +126,53 @@ def test_a_check_of_decoding_that_fails_leaves_that_of_training(tmp_path: Path) 
         "-m infer.gpu_check out=a.json device=cpu shapes=[tiny]",
         "-m train.gpu_check out=a.train.json device=cpu tokens=64",
     ]
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "data"),
+    [
+        ("demo.sh", {}, "experiment=demo"),
+        ("small.sh", {}, "experiment=small"),
+        ("small.sh", {"DATA": "/code files", "TOKENIZER": "/tokenizer"}, "experiment=small_starcoder"),
+    ],
+)
+def test_the_demo_and_the_second_rung_run_every_stage_with_settings_that_compose(
+    script: str, environment: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / "bin" / "activate").touch()
+    (project / "launch").mkdir()
+    for name in (script, "pipeline.sh", "evaluate.sh"):
+        shutil.copy(ROOT / "launch" / name, project / "launch")
+    (project / "launch" / "setup.sh").touch()
+    calls = tmp_path / "calls"
+    for name in ("python", "torchrun"):
+        (tmp_path / name).write_text(RECORD)
+        (tmp_path / name).chmod(0o755)
+    run = subprocess.run(
+        ["bash", str(project / "launch" / script), str(tmp_path / "out")],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    called = []
+    for line in calls.read_text().splitlines():
+        words = shlex.split(line)
+        at = words.index("-m") + 1
+        entry, schema = ENTRIES[words[at]]
+        composed: Any = settings(entry, schema, words[at + 1 :])  # raises for names that do not exist
+        assert composed.out.startswith(str(tmp_path / "out"))
+        called.append(words[at])
+        if words[at] == "data_prep":
+            assert [word for word in words if word.startswith("experiment=")][-1] == data
+            assert not environment or (composed.data.path, composed.tokenizer) == tuple(environment.values())
+    stages = ["data_prep", "train", "train.export", "train", "train", "train.export", "train.export"]
+    assert called == [*stages, "infer.speed", "infer.quality"]
+
+
+def test_the_second_rung_needs_data_and_tokenizer_together() -> None:
+    run = launch("small.sh", DATA="/code", TOKENIZER="")
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: DATA and TOKENIZER must be given together, got DATA=/code TOKENIZER=.")

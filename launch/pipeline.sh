@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Every stage with the experiments of one name: launch/pipeline.sh NAME OUT [SETTINGS of data_prep]
+#   data -> base model -> fine-tune and a draft model -> export -> decode -> report.
+# Finished stages are skipped; an interrupted run continues where it stopped. demo.sh and small.sh call this.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [[ $# -lt 2 ]]; then
+    echo "error: the arguments must be NAME OUT [SETTINGS of data_prep], got: $*. Run launch/demo.sh or launch/small.sh" >&2
+    exit 2
+fi
+name=$1 out=$2
+shift 2
+bash launch/setup.sh
+source .venv/bin/activate
+ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), torch.cuda.device_count() or 2))')
+export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
+# Large tensors come and go: keep their memory instead of returning it to the kernel each time.
+export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
+train() { torchrun --standalone --nproc_per_node "$ranks" -m train "$@"; }
+
+python -m data_prep experiment="$name" out="$out/data" "$@"
+train experiment="${name}_base" data.path="$out/data" out="$out/base"
+python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
+train experiment="$name" data.path="$out/data" model.path="$out/base/model_directory" out="$out/tuned"
+train experiment="${name}_draft" data.path="$out/data" out="$out/draft_training"
+python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core
+python -m train.export checkpoint="$out/draft_training" out="$out/draft"
+wait $!
+RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" \
+    speed.experiment="$name" speed.draft="$out/draft" speed.prompts.held_out.path="$out/data/held_out.jsonl" \
+    quality.experiment="$name" quality.benchmarks.held_out.path="$out/data/held_out.jsonl"
+echo "$name: the report is $out/report/index.html"
