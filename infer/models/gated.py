@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from conf.errors import UserError, in_one_line
 from infer.engine.gate import GatedEmbedding, GatedLinear, ProbeGate
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the library's names, in peft's files
 A, B, ROWS = ".lora_A.weight", ".lora_B.weight", ".token_adapter.trainable_tokens_delta"
 # Settings that say nothing of an adapter's values. Those that `_amiss` does not check must be unset.
