@@ -62,7 +62,7 @@ def load_model(
             f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
         )
     adapter, described = path / "adapter", has_adaptive(path)
-    gated = described and load_adaptive(path).gated
+    gated = is_gated(path)
     if ranks > 1 and adapter.is_dir() and not gated:
         raise UserError(
             f"model={folder}: adapter must be gated for {ranks} processes, got one that acts on every token. "
@@ -177,6 +177,11 @@ def load_text(folder: str | Path) -> Text:
 def has_adaptive(folder: str | Path) -> bool:
     """Whether the model was trained with adaptive tokens."""
     return (Path(folder) / "adaptive.json").is_file()
+
+
+def is_gated(folder: str | Path) -> bool:
+    """Whether the model's adapter acts on adaptive tokens alone."""
+    return has_adaptive(folder) and load_adaptive(folder).gated
 
 
 def load_adaptive(folder: str | Path) -> Adaptive:

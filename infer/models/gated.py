@@ -48,18 +48,18 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
         for name, base in _targets(lm, settings["target_modules"]):
             a, b = (weights.pop(f"{PREFIX}{name}{part}").to(lm.device, lm.dtype) for part in (A, B))
             if (a.shape[1], b.shape[0], a.shape[0]) != (base.in_features, base.out_features, b.shape[1]):
-                raise ValueError(f"weights of other sizes for {name}")
+                raise ValueError(f"weights of another model's sizes for {name}")
             layers[name] = _linear(base, a, b, scaling, gate)
         if ids := settings["trainable_token_indices"]:
             name, embedding = _embedding(lm)
             rows = weights.pop(f"{PREFIX}{name}{ROWS}").to(lm.device, lm.dtype)
             if rows.shape != (len(ids), embedding.embedding_dim) or max(ids) >= embedding.num_embeddings:
-                raise ValueError(f"weights of other sizes for {name}")
+                raise ValueError(f"weights of another model's sizes for {name}")
             layers[name] = GatedEmbedding(embedding, torch.tensor(ids, device=lm.device), rows, gate)
     except KeyError as error:
         raise UserError(f"{folder}: {WEIGHTS} must have {error}, got no such weight. {AGAIN}") from error
     except ValueError as error:
-        raise UserError(f"{folder}: adapter must be of this model, got {error}. {AGAIN}") from error
+        raise UserError(f"{folder}: a gated adapter must be LoRA of linear layers, got {error}. {AGAIN}") from error
     if weights:
         raise UserError(f"{folder}: a gated adapter must be LoRA of linear layers, got {min(weights)}. {AGAIN}")
     return layers

@@ -113,6 +113,7 @@ def _method(part: Mapping[str, Any]) -> dict[str, Any]:
     units = part["units"]
     pairs = [
         *_models(part["settings"]),
+        *([("adapter", GATED)] if part.get("gated") else []),
         ("measured", part["date"]),
         ("on", f"{device}, {machine['threads']} thread(s) a process, {part.get('ranks') or 1} process(es)"),
         ("with", ", ".join(f"{name} {version}" for name, version in part["versions"].items())),

@@ -33,7 +33,8 @@ def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "
 
 def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
     rows, machine = report["speed"]["rows"], report["speed"]["hardware"]
-    console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)\n")
+    console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)")
+    console.print(*([GATED] if report["speed"].get("gated") else []), "")
     told = {(one["prompt_set"], one["temperature"]): sentence(one) for one in report["summary"]["best"]}
     for (name, temperature), mine in groups(rows, "prompt_set", "temperature").items():
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"

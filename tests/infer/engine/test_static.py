@@ -182,8 +182,11 @@ def test_a_gated_adapter_acts_on_probes_alone(rank: int, tmp_path: Path) -> None
     assert _texts(found) == _texts(bare) and found != bare
 
 
-def test_the_decoder_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a graph break, once for all shapes of a sequence; only the tracing is tried here."""
+@pytest.mark.parametrize("rank", [0, 2, 16], ids=["no adapter", "low rank", "dense"])
+def test_the_decoder_compiles_whole(rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a graph break, once for all shapes of a sequence, and with an adapter once more for those with
+    probes; only the tracing is tried here.
+    """
     traced = []
 
     def backend(module: nn.Module, inputs: object) -> Callable:
@@ -193,9 +196,11 @@ def test_the_decoder_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     lm = tiny_llama()
+    if rank:
+        gate_model(lm, write_adapter(tiny_llama(), tmp_path, r=rank))
     found = steps(lm, A_TREE, requests(1), Sampling(), static=True, compile=True)
     assert found == steps(lm, A_TREE, requests(1), Sampling())
-    assert len(traced) == 1
+    assert len(traced) == (2 if rank else 1)
 
 
 def test_a_batchs_trees_fit_behind_the_longest_text() -> None:
