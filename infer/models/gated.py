@@ -1,6 +1,6 @@
-"""A gated adapter beside the base model's weights: LoRA as peft writes it, read without peft, behind a gate (gate.py).
+"""A gated adapter beside the base model's weights: LoRA as peft writes it, put behind a gate (gate.py).
 
-custom_generate reads it too, where Transformers alone is installed.
+It is read without peft, since custom_generate reads it where Transformers alone is installed.
 """
 
 import json
@@ -25,7 +25,7 @@ IDLE = {
     *("task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
 }
-AGAIN = "Export the model again."
+MUST_BE, AGAIN = "a gated adapter must be LoRA of linear layers", "Export the model again."
 
 
 def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -59,7 +59,9 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
     except KeyError as error:
         raise UserError(f"{folder}: {WEIGHTS} must have {error}, got no such weight. {AGAIN}") from error
     except ValueError as error:
-        raise UserError(f"{folder}: a gated adapter must be LoRA of linear layers, got {error}. {AGAIN}") from error
+        raise UserError(
+            f"{folder}: a gated adapter must be LoRA of linear layers, got {error}. {AGAIN}"
+        ) from error
     if weights:
         raise UserError(f"{folder}: a gated adapter must be LoRA of linear layers, got {min(weights)}. {AGAIN}")
     return layers
@@ -80,7 +82,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise UserError(f"{folder}: {CONFIG} must be a JSON object, got {settings!r:.60}. {AGAIN}")
     defaults = {"use_rslora": False, "trainable_token_indices": None}
     if amiss := _amiss(settings := defaults | settings):
-        raise UserError(f"{folder}: a gated adapter must be LoRA of linear layers, got {amiss}. {AGAIN}")
+        raise UserError(f"{folder}: {MUST_BE}, got {amiss}. {AGAIN}")
     return settings, weights
 
 
@@ -98,7 +100,9 @@ def _amiss(settings: dict[str, Any]) -> str | None:
         "init_lora_weights": type(settings.get("init_lora_weights", True)) is bool,
     }
     valid |= {name: not value for name, value in settings.items() if name not in valid.keys() | IDLE}
-    return next((f"{name}={settings.get(name)!r:.60}" for name, is_valid in valid.items() if not is_valid), None)
+    return next(
+        (f"{name}={settings.get(name)!r:.60}" for name, is_valid in valid.items() if not is_valid), None
+    )
 
 
 def _is_list(value: object, kind: type) -> bool:
@@ -107,7 +111,9 @@ def _is_list(value: object, kind: type) -> bool:
 
 def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Linear]]:
     """Return the layers that peft takes by these ends of names."""
-    modules = [(name, m) for name, m in lm.named_modules() if any(f".{name}".endswith(f".{t}") for t in targets)]
+    modules = [
+        (name, m) for name, m in lm.named_modules() if any(f".{name}".endswith(f".{t}") for t in targets)
+    ]
     if others := [name for name, module in modules if not isinstance(module, nn.Linear)]:
         raise ValueError(f"LoRA of {others[0]}, which is no linear layer")
     return modules  # type: ignore[return-value]

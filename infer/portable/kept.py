@@ -33,7 +33,7 @@ from infer.ngrams import ABSENT, FILE, NgramTable, open_table
 class Kept:
     """Of one model, whose tensors lie at `places`. Nothing in here may refer to the model itself but weakly.
 
-    `lm` decodes: a proxy of the model or, with a gated adapter, a view that has the adapter on the same weights.
+    `lm` decodes: a proxy of the model or, with a gated adapter, a view on the same weights that has it.
     """
 
     places: Hashable
@@ -53,7 +53,9 @@ class Kept:
     ) -> AutoPolicy:
         """The one that learns, for such texts; what rows cost is measured for the first of them."""
         context, static = measured_at(capacity, self.lm), self.runners.static
-        measure = partial(measure_costs, self.lm, batch=batch, context=context, sampling=sampling, static=static)
+        measure = partial(
+            measure_costs, self.lm, batch=batch, context=context, sampling=sampling, static=static
+        )
         texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
         return self.policies.auto(k, sources, **texts, measure=measure)
 
@@ -67,8 +69,8 @@ def kept_for(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = Fals
     graph has the addresses of its weights. Where its export had a table and there is none, it is logged once.
     A `gated` adapter is read from where the model came from.
 
-    Raises UserError for a model that trees do not suit or whose adapter is absent, and ValueError for one in several places, or one that
-    keeps no cache.
+    Raises UserError for a model that trees do not suit or whose adapter is absent, and ValueError for one in
+    several places, or one that keeps no cache.
     """
     if lm.training and lm.is_gradient_checkpointing:
         raise ValueError(
@@ -110,14 +112,14 @@ def _adapter_of(lm: PreTrainedModel) -> Path:
     files = [_file_of(lm, f"{FOLDER}/{name}") for name in (CONFIG, WEIGHTS)]
     if None in files:
         raise UserError(
-            f"model must have come with its gated adapter, got {lm.name_or_path or 'a model without a name'} and no "
-            f"{FOLDER}/ there. Load the model from the directory or repository that has it."
+            f"model must have come with its gated adapter, got {lm.name_or_path or 'no name'} and no {FOLDER}/ "
+            "there. Load the model from the directory or repository that has it."
         )
     return files[0].parent  # type: ignore[union-attr]
 
 
 def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
-    """Return a file of the directory or, at that commit, of the repository on the hub that a model came from."""
+    """Return a file of the directory or, at that commit, of the hub's repository that a model came from."""
     name = lm.name_or_path or ""
     path = Path(name) / file
     if not name or path.is_file():

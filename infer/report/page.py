@@ -14,6 +14,7 @@ from infer.report.plots import PLOTS
 from infer.report.quality_tables import quality_tables
 from infer.report.rows import (
     FORWARD,
+    GATED,
     SOURCES,
     benchmark,
     differs,

@@ -45,7 +45,9 @@ def test_a_layer_is_the_base_models_before_the_gate_and_adapted_behind(
         # Which rows share a product decides how it is rounded, and nothing else does.
         drafts = base(x)[:, :first] if layer.dense is None else base(x[:, :first].flatten(0, 1))
         slow = base(x) + 0.5 * (x @ a.T @ b.T)
-    assert torch.equal(y[:, :first], drafts.reshape(sequences, first, 40)) and torch.equal(y.flatten(0, 1), flat)
+    assert torch.equal(y[:, :first], drafts.reshape(sequences, first, 40)) and torch.equal(
+        y.flatten(0, 1), flat
+    )
     torch.testing.assert_close(y[:, first:], slow[:, first:], rtol=1e-4, atol=1e-4)
 
 
@@ -102,7 +104,12 @@ def test_every_way_of_drafting_writes_the_base_models_text(rank: int, static: bo
         return found
 
     plain = [texts(base, [prompt], PlainDrafter)[0] for prompt in PROMPTS]
-    policies = [FixedPolicy(3), FixedPolicy(3, "all"), FixedPolicy(3, 2), FixedPolicy(3, "all", nodes=6, width=2)]
+    policies = [
+        FixedPolicy(3),
+        FixedPolicy(3, "all"),
+        FixedPolicy(3, 2),
+        FixedPolicy(3, "all", nodes=6, width=2),
+    ]
     for new in (PlainDrafter, *(partial(AdaptiveDrafter, [90], policy) for policy in policies)):
         assert [texts(gated, [prompt], new)[0] for prompt in PROMPTS] == plain
         assert texts(gated, PROMPTS, new) == plain

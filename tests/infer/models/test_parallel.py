@@ -21,8 +21,8 @@ from tests.infer.models.parallel_worker import MEASURED, outputs
 
 def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and sampled, by both ways through the model, and where each rank has its own clock; with a draft
-    model whose copies differ from rank to rank, with the model's own first layers and with a gated adapter; and python -m infer
-    speaks once.
+    model whose copies differ from rank to rank, with the model's own first layers and with a gated adapter;
+    and python -m infer speaks once.
 
     A draft model was refused under torchrun, so that no model that needs several GPUs could be drafted for.
     """
