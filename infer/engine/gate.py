@@ -6,7 +6,7 @@
     dense           Wx                W'x              W' = W + s·BA beside W: one product for each part
 
 Two small products cost more than one of their sum where the rank is large for the layer, so a layer keeps W'
-if A and B have at least `DENSE` of W's numbers. In both arrangements no number of the adapter reaches a draft's row.
+if A and B have at least `DENSE` of W's numbers. Either way no number of the adapter reaches a draft's row.
 
 Knows rows; knows no tree, no tokens, and nothing of how an adapter is read (models/gated.py).
 """
