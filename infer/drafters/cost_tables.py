@@ -24,7 +24,7 @@ from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
 from infer.hardware import processor
 
-SCHEMA = 5  # of what is kept, and of how it is measured
+SCHEMA = 6  # of what is kept, and of how it is measured
 WEEK = 7 * 24 * 3600.0
 
 
@@ -72,7 +72,7 @@ def _read(path: Path) -> Costs | None:
 
 def _key(lm: PreTrainedModel, batch: int, context: int, sampling: Sampling) -> str:
     config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
-    gated = any(isinstance(module, GatedLinear) for module in lm.modules())
+    gated = [list(w.shape) for m in lm.modules() if isinstance(m, GatedLinear) for w in m.adapter]
     # Two machines may share a home: where no processor has a name, the machine's tells them apart.
     facts = [SCHEMA, device_name(lm), processor() or platform.node(), shares(lm), torch.__version__]
     facts += [str(lm.dtype), config, gated, batch, context, work(sampling)]

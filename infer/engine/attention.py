@@ -20,6 +20,7 @@ and hooks as well, so that weights that move, change or are replaced do so in bo
 """
 
 import copy
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from types import MethodType
 from typing import Any
@@ -95,14 +96,15 @@ def own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | No
     return eager_mask(*args, **others) if is_alibi(config) else None
 
 
-def view_of(lm: PreTrainedModel) -> PreTrainedModel:
+def view_of(lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None) -> PreTrainedModel:
     """Return a view with tree attention. It follows the model's weights, not a later change of its modules.
+    It has the modules `replaced`, by names, in the place of the model's.
 
     Takes a millisecond for every five layers.
     """
     register()
     model: Any = next(lm.modules())  # `lm` may be a weak proxy, which cannot be copied
-    shared = dict[int, Any]()
+    shared: dict[int, Any] = {id(model.get_submodule(name)): new for name, new in (replaced or {}).items()}
     _share(model, shared)
     view = copy.deepcopy(model, shared)
     view.config._attn_implementation = NAME
@@ -114,6 +116,8 @@ def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
 
     Return whether that is the whole module.
     """
+    if id(module) in shared:
+        return False  # replaced: what holds it is the view's own
     below = [_share(child, shared) for child in module.children()]
     attributes = list(vars(module).values())
     whole = all(below) and not any(isinstance(value, OWN) for value in attributes)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from infer.engine.alibi import biased
-from infer.engine.gate import CLOSED
 from infer.engine.head import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
@@ -67,7 +66,7 @@ class DynamicForward:
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         layout = lay_out(trees, cache.lengths, fed=fed, drafts=self._least - probes)
         cache.place(layout.ids.shape[1], fed)
-        with target.gate.open(layout.drafts if probes else CLOSED):
+        with target.gate.open(layout.drafts, layout.ids.shape[1]):
             hidden = target.hidden(
                 torch.from_numpy(layout.ids).to(target.device),
                 torch.from_numpy(layout.positions).to(target.device),

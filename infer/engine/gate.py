@@ -1,66 +1,143 @@
-"""Layers on which an adapter acts on probes alone, so that plain decoding is the base model's, in speed too.
+"""Layers on which an adapter acts on probes alone, so that all other rows are the base model's, in speed too.
 
-Knows rows; knows no tree, no tokens, and nothing of how an adapter is read (adapter.py).
+    rows            drafts            probes
+                    0 .. first - 1    first .. q - 1
+    low rank        Wx                Wx + s·BAx       one product of W for all rows, then A and B
+    dense           Wx                W'x              W' = W + s·BA beside W: one product for each part
+
+Two small products cost more than one of their sum where the rank is large for the layer, so a layer keeps W'
+if A and B have at least `DENSE` of W's numbers. Either way no number of the adapter reaches a draft's row.
+
+Knows rows; knows no tree, no tokens, and nothing of how an adapter is read (models/gated.py).
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-CLOSED = sys.maxsize
+DENSE = 0.5  # A's and B's share of W's numbers from which W' is kept
 
 
 class ProbeGate:
-    """The first row of the current forward on which the adapter acts; none outside of `open`."""
+    """Which rows of the current forward are probes: those of every sequence from `first` on, of `rows`. None
+    outside of `open`, where `rows` is 0.
+    """
 
     def __init__(self) -> None:
-        self.first = CLOSED
+        self.first = self.rows = 0
 
     @classmethod
     def of(cls, lm: nn.Module) -> "ProbeGate":
-        """The gate of a model's adapter; for a model without one, a gate on nothing."""
-        return next((m.gate for m in lm.modules() if isinstance(m, GatedLinear)), cls())
+        """Return the gate of a model's adapter; for a model without one, a gate on nothing."""
+        return next((m.gate for m in lm.modules() if isinstance(m, (GatedLinear, GatedEmbedding))), cls())
 
     @contextmanager
-    def open(self, first: int) -> Iterator[None]:
-        """For the rows from `first` on, while the block lasts."""
-        self.first = first
+    def open(self, first: int, rows: int) -> Iterator[None]:
+        """Let the adapter act on the rows from `first` on while the block lasts, if there are any."""
+        self.first, self.rows = first, rows if first < rows else 0
         try:
             yield
         finally:
-            self.first = CLOSED
+            self.first = self.rows = 0
 
 
 class GatedLinear(nn.Module):
-    """Wx + s·BAx on (1, q, d) for the rows behind the gate, Wx for the others; `base` is W, `a` A, `b` B."""
+    """Wx for drafts, Wx + s·BAx for probes; `base` is W with its bias, `a` (r, d) and `b` (d', r) the adapter.
 
-    def __init__(self, base: nn.Module, a: nn.Module, b: nn.Module, scaling: float, gate: ProbeGate) -> None:
+    Where W is divided over ranks by its columns, so is A, and `group` adds up Ax.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        a: Tensor,
+        b: Tensor,
+        scaling: float,
+        gate: ProbeGate,
+        *,
+        divided: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         super().__init__()
-        self.base, self.a, self.b = base, a, b
-        self.scaling, self.gate = scaling, gate
+        self.base, self.gate, self.group = base, gate, group
+        self.a: nn.Parameter | None = None
+        self.b: nn.Parameter | None = None
+        self.dense: nn.Parameter | None = None
+        if type(base) is nn.Linear and not divided and a.numel() + b.numel() >= DENSE * base.weight.numel():
+            update = scaling * (b.float() @ a.float())
+            self.dense = _frozen((base.weight.detach().float() + update).to(base.weight.dtype))
+        else:
+            self.a, self.b = _frozen(a), _frozen(b * scaling)
+
+    @property
+    def adapter(self) -> list[nn.Parameter]:
+        """What is read for probes alone."""
+        return [weight for weight in (self.dense, self.a, self.b) if weight is not None]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(1, q, d) in, (1, q, d') out."""
-        y = self.base(x)
-        first = self.gate.first
-        if first < x.shape[1]:
-            y[:, first:] += self.b(self.a(x[:, first:])) * self.scaling
-        return y
+        """(B, q, d) in, (B, q, d') out; of some families (B·q, d) and (B·q, d')."""
+        q, first = self.gate.rows, self.gate.first
+        if not q:
+            return self.base(x)
+        # Products are of matrices: of a slice in three dimensions PyTorch multiplies copies of the weight.
+        rows = x.reshape(-1, x.shape[-1])
+        if self.dense is not None:
+            y = self._split(rows, first, q)
+        else:
+            y = self.base(rows)
+            y.view(-1, q, y.shape[-1])[:, first:] += self._update(rows.view(-1, q, rows.shape[-1])[:, first:])
+        return y.view(*x.shape[:-1], -1)
+
+    def _split(self, rows: Tensor, first: int, q: int) -> Tensor:
+        """(B·q, d) in, (B·q, d') out."""
+        assert self.dense is not None
+        bias: Any = self.base.bias
+        if len(rows) == q:
+            drafts, probes = rows.split((first, q - first))
+            return torch.cat((self.base(drafts), F.linear(probes, self.dense, bias)))
+        parts = rows.view(-1, q, rows.shape[-1]).split((first, q - first), dim=1)
+        ours, theirs = (part.flatten(0, 1) for part in parts)
+        products = self.base(ours), F.linear(theirs, self.dense, bias)
+        return torch.cat([y.view(*part.shape[:2], -1) for y, part in zip(products, parts)], dim=1).flatten(0, 1)
+
+    def _update(self, probes: Tensor) -> Tensor:
+        """s·BAx, (B, p, d) in, (B, p, d') out."""
+        assert self.a is not None and self.b is not None
+        inner = F.linear(probes.flatten(0, 1), self.a)
+        if self.group is not None:
+            dist.all_reduce(inner, group=self.group)
+        return F.linear(inner, self.b).view(*probes.shape[:2], -1)
 
 
 class GatedEmbedding(nn.Module):
-    """The adapter's own rows for the ids behind the gate, the base model's for the others."""
+    """The base model's embeddings; for probes those of `ids` (n,) are `rows` (n, d) of the adapter."""
 
-    def __init__(self, base: nn.Module, adapted: nn.Module, gate: ProbeGate) -> None:
+    def __init__(self, base: nn.Embedding, ids: Tensor, rows: Tensor, gate: ProbeGate) -> None:
         super().__init__()
-        self.base, self.adapted, self.gate = base, adapted, gate
+        self.base, self.gate, self.rows = base, gate, _frozen(rows)
+        places = torch.full((base.num_embeddings,), -1, device=ids.device)
+        places[ids] = torch.arange(len(ids), device=ids.device)
+        self.register_buffer("places", places, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The base model's, as the library looks it up."""
+        return self.base.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(1, q) in, (1, q, d) out."""
-        first = self.gate.first
-        if first >= ids.shape[1]:
-            return self.base(ids)
-        return torch.cat([self.base(ids[:, :first]), self.adapted(ids[:, first:])], dim=1)
+        """(B, q) in, (B, q, d) out."""
+        y, first = self.base(ids), self.gate.first
+        if self.gate.rows:
+            places = self.places[ids[:, first:]]  # type: ignore[index]
+            own = F.embedding(places.clamp(min=0), self.rows)
+            y[:, first:] = torch.where(places[..., None] < 0, y[:, first:], own)
+        return y
+
+
+def _frozen(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight, requires_grad=False)

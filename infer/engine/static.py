@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 
 from infer.engine.agreement import shares
 from infer.engine.alibi import biased
-from infer.engine.gate import CLOSED
 from infer.engine.head import Logits
 from infer.engine.pick import leaders, likeliest, pick
 from infer.engine.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
@@ -206,7 +205,7 @@ class Graph:
             kind: additive_mask(given, n, window, target.dtype, target.slopes)
             for kind, window in target.windows.items()
         }
-        with target.gate.open(D if P else CLOSED):
+        with target.gate.open(D, q):
             hidden = self._hidden(given.ids, given.positions, masks)
         logits = target.head(hidden)
         if self._shape.keeps_logits:

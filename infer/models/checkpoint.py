@@ -21,8 +21,9 @@ from conf.files import read_json
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
-from infer.models.adapter import with_adapter
+from infer.models.adapter import merge_adapter
 from infer.models.directory import check_directory
+from infer.models.gated import gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights, open_table
 from infer.text import Infilling, Text
 
@@ -52,7 +53,7 @@ def load_model(
     Under torchrun it is divided over the processes, each on its own GPU or all on CPUs; `whole`: every process
     loads all of it. Raises UserError
     for a directory that is no model or lacks its adapter, a model that trees or so many processes do not
-    suit, and an adapter that would have to be divided.
+    suit, and an adapter that would have to be merged into divided weights.
     """
     logging.disable_progress_bar()
     path, ranks = check_directory(folder), 1 if whole else parallel.processes()
@@ -60,14 +61,19 @@ def load_model(
         raise UserError(
             f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
         )
-    gated = load_adaptive(path).gated if has_adaptive(path) else None
-    adapted = gated or (path / "adapter").is_dir()
-    if ranks > 1 and adapted:
-        raise UserError(f"model={folder}: wanted a model without an adapter for {ranks} processes, found one")
+    adapter, described = path / "adapter", has_adaptive(path)
+    gated = is_gated(path)
+    if ranks > 1 and adapter.is_dir() and not gated:
+        raise UserError(
+            f"model={folder}: adapter must be gated for {ranks} processes, got one that acts on every token. "
+            "Export the model with lora=merged."
+        )
     with _reading:
         lm = _read_model(path, dtype=dtype, ranks=ranks)
-    if adapted:
-        lm = with_adapter(lm, path / "adapter", gated=gated)
+    if gated:
+        gate_model(lm, adapter)
+    elif adapter.is_dir():
+        lm = merge_adapter(lm, adapter, described=described)
     if ranks == 1:
         lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
     check_tree(lm.eval())
@@ -171,6 +177,11 @@ def load_text(folder: str | Path) -> Text:
 def has_adaptive(folder: str | Path) -> bool:
     """Whether the model was trained with adaptive tokens."""
     return (Path(folder) / "adaptive.json").is_file()
+
+
+def is_gated(folder: str | Path) -> bool:
+    """Whether the model's adapter acts on adaptive tokens alone."""
+    return has_adaptive(folder) and load_adaptive(folder).gated
 
 
 def load_adaptive(folder: str | Path) -> Adaptive:

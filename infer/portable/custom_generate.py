@@ -62,6 +62,7 @@ class Drafting:
     sources: frozenset[str]
     weights: NgramWeights
     has_table: bool  # the export had a table of n-grams
+    gated: bool  # the adapter beside the weights acts on adaptive tokens alone
     seed: int | None
 
     @classmethod
@@ -70,6 +71,7 @@ class Drafting:
         ids: Sequence[int],
         L: int,
         ngrams: Mapping[str, Any] | None,
+        gated: bool,
         k: Any,
         probes: Any,
         sources: Any,
@@ -93,20 +95,18 @@ class Drafting:
         sources = list(SOURCES) if sources is None else sources
         if isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
             raise ValueError(f"sources must be some of {', '.join(SOURCES)}, got {sources!r}")
-        return cls(ids, k, given, probes, frozenset(sources), weights, has_table, seed)
+        return cls(ids, k, given, probes, frozenset(sources), weights, has_table, gated, seed)
 
     @property
     def automatic(self) -> bool:
         """Whether measurements decide how much is drafted; k bounds it then."""
         return self.probes == "auto"
 
-    def policy(
-        self, kept: Kept, lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling
-    ) -> Policy:
+    def policy(self, kept: Kept, *, batch: int, capacity: int, sampling: Sampling) -> Policy:
         """How much is drafted, and where."""
         if self.automatic:
             texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
-            return kept.policy(lm, self.k if "adaptive" in self.sources else 0, self.sources, **texts)
+            return kept.policy(self.k if "adaptive" in self.sources else 0, self.sources, **texts)
         return FixedPolicy(self.k, self.probes)
 
     def drafters(self, policy: Policy, table: NgramTable | None, vocabulary: int) -> Drafters:
@@ -146,6 +146,7 @@ def generate(
     adaptive_ids: Sequence[int],
     L: int,
     ngrams: Mapping[str, Any] | None = None,
+    gated: bool = False,
     k: int | None = None,
     probes: str | int | None = None,
     sources: Collection[str] | None = None,
@@ -174,7 +175,7 @@ def generate(
         return library(custom_generate=custom_generate, **asked, **given)
     if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
         raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
-    drafting = Drafting.of(adaptive_ids, L, ngrams, k, probes, sources, seed)
+    drafting = Drafting.of(adaptive_ids, L, ngrams, gated, k, probes, sources, seed)
     configs = [one for one in (generation_config, model.generation_config) if one]
     check_healing(asked, configs)
     _take_stop_strings(asked, configs)
@@ -268,8 +269,8 @@ def _texts(
     """The new tokens of each sequence."""
     texts = [list[int]() for _ in requests]
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
-    kept = kept_for(lm, has_table=drafting.has_table)
-    policy = drafting.policy(kept, lm, batch=len(requests), capacity=capacity, sampling=sampling)
+    kept = kept_for(lm, has_table=drafting.has_table, gated=drafting.gated)
+    policy = drafting.policy(kept, batch=len(requests), capacity=capacity, sampling=sampling)
     drafters = drafting.drafters(policy, kept.table, lm.config.get_text_config().vocab_size)
     runner = kept.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
     for steps in decode(runner, requests, drafters, limits, sampling):

@@ -15,29 +15,35 @@ from weakref import WeakKeyDictionary, proxy
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from conf.errors import UserError
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import measure_costs, measured_at
 from infer.drafters.policies import Policies
 from infer.engine.agreement import shares
+from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
 from infer.engine.runner import Runners
 from infer.engine.sampling import Sampling
 from infer.engine.target import places_of
+from infer.models.gated import CONFIG, FOLDER, WEIGHTS, gated_layers
 from infer.ngrams import ABSENT, FILE, NgramTable, open_table
 
 
 @dataclass
 class Kept:
-    """Of one model, whose tensors lie at `places`. Nothing in here may refer to the model itself but weakly."""
+    """Of one model, whose tensors lie at `places`. Nothing in here may refer to the model itself but weakly.
+
+    `lm` decodes: a proxy of the model or, with a gated adapter, a view on the same weights that has it.
+    """
 
     places: Hashable
+    lm: PreTrainedModel
     runners: Runners
     table: NgramTable | None
     policies: Policies = field(default_factory=Policies)
 
     def policy(
         self,
-        lm: PreTrainedModel,
         k: int,
         sources: frozenset[str],
         *,
@@ -46,8 +52,10 @@ class Kept:
         sampling: Sampling,
     ) -> AutoPolicy:
         """The one that learns, for such texts; what rows cost is measured for the first of them."""
-        context, static = measured_at(capacity, lm), self.runners.static
-        measure = partial(measure_costs, lm, batch=batch, context=context, sampling=sampling, static=static)
+        context, static = measured_at(capacity, self.lm), self.runners.static
+        measure = partial(
+            measure_costs, self.lm, batch=batch, context=context, sampling=sampling, static=static
+        )
         texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
         return self.policies.auto(k, sources, **texts, measure=measure)
 
@@ -56,12 +64,13 @@ _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
 _lock = Lock()  # two threads must not keep two, each of which measures
 
 
-def kept_for(lm: PreTrainedModel, *, has_table: bool = False) -> Kept:
+def kept_for(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False) -> Kept:
     """What is known of a model. It is tried when it is new, and when it was moved since: a
     graph has the addresses of its weights. Where its export had a table and there is none, it is logged once.
+    A `gated` adapter is read from where the model came from.
 
-    Raises UserError for a model that trees do not suit, and ValueError for one in several places, or one that
-    keeps no cache.
+    Raises UserError for a model that trees do not suit or whose adapter is absent, and ValueError for one in
+    several places, or one that keeps no cache.
     """
     if lm.training and lm.is_gradient_checkpointing:
         raise ValueError(
@@ -75,10 +84,11 @@ def kept_for(lm: PreTrainedModel, *, has_table: bool = False) -> Kept:
             _check_place(lm)
             check_family(lm.config)
             check_tree(lm)
-            weakly: Any = proxy(lm)
-            runners = Runners(weakly, static=None if _is_fixed(lm) else False)
+            # The tensors of a view are the model's, and its modules refer to those below them alone.
+            decoding: Any = view_of(lm, gated_layers(lm, _adapter_of(lm))) if gated else proxy(lm)
+            runners = Runners(decoding, static=None if _is_fixed(lm) else False)
             table = found.table if found else find_table(lm, expected=has_table)
-            found = _kept[lm] = Kept(places, runners, table)
+            found = _kept[lm] = Kept(places, decoding, runners, table)
         return found
 
 
@@ -89,7 +99,7 @@ def find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
     Raises ValueError for a table that is damaged or of a larger vocabulary.
     """
     name = lm.name_or_path or ""
-    path = _table_of(name, getattr(lm.config, "_commit_hash", None))
+    path = _file_of(lm, FILE)
     if path is not None:
         return open_table(path, lm.config.get_text_config().vocab_size)
     if expected:
@@ -97,13 +107,25 @@ def find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
     return None
 
 
-def _table_of(name: str, commit: str | None) -> Path | None:
-    """Return the table of a directory or, at that commit, of a repository on the hub."""
-    path = Path(name) / FILE
+def _adapter_of(lm: PreTrainedModel) -> Path:
+    """Return the folder of a gated adapter, from where the model came from."""
+    files = [_file_of(lm, f"{FOLDER}/{name}") for name in (CONFIG, WEIGHTS)]
+    if None in files:
+        raise UserError(
+            f"model must have come with its gated adapter, got {lm.name_or_path or 'no name'} and no {FOLDER}/ "
+            "there. Load the model from the directory or repository that has it."
+        )
+    return files[0].parent  # type: ignore[union-attr]
+
+
+def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
+    """Return a file of the directory or, at that commit, of the hub's repository that a model came from."""
+    name = lm.name_or_path or ""
+    path = Path(name) / file
     if not name or path.is_file():
         return path if name else None
     try:
-        cached = cached_file(name, FILE, revision=commit)
+        cached = cached_file(name, file, revision=getattr(lm.config, "_commit_hash", None))
     except OSError:  # no such file, repository, or network
         return None
     return Path(cached) if cached else None

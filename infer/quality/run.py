@@ -20,6 +20,7 @@ from infer.hardware import circumstances, hardware
 from infer.measure import crew
 from infer.measure.crew import Members, Units
 from infer.measure.unfinished import HEADER, UNITS, read_header
+from infer.models.checkpoint import is_gated
 from infer.models.draft import told_as
 from infer.quality.answers import answer
 from infer.quality.batches import Batch
@@ -93,6 +94,7 @@ def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[
     return {
         "schema": SCHEMAS["quality"],
         **circumstances(config),
+        "gated": is_gated(config.model),
         "sandbox": {"level": sandbox.level, "told": sandbox.told} if sandbox else None,
         **work.facts(config),
     }

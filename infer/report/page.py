@@ -14,6 +14,7 @@ from infer.report.plots import PLOTS
 from infer.report.quality_tables import quality_tables
 from infer.report.rows import (
     FORWARD,
+    GATED,
     SOURCES,
     benchmark,
     differs,
@@ -113,6 +114,7 @@ def _method(part: Mapping[str, Any]) -> dict[str, Any]:
     units = part["units"]
     pairs = [
         *_models(part["settings"]),
+        *([("adapter", GATED)] if part.get("gated") else []),
         ("measured", part["date"]),
         ("on", f"{device}, {machine['threads']} thread(s) a process, {part.get('ranks') or 1} process(es)"),
         ("with", ", ".join(f"{name} {version}" for name, version in part["versions"].items())),

@@ -7,6 +7,7 @@ from infer.view.coloured import KINDS
 
 Row = Mapping[str, Any]
 
+GATED = "gated adapter, base weights bit-exact"
 KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")
 SPEED = (
     *KEY,

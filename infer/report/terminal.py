@@ -9,7 +9,20 @@ from rich.table import Table
 from rich.text import Text
 
 from conf.console import PlainConsole
-from infer.report.rows import FORWARD, Row, differs, drafts, groups, label, number, percent, same, span, task
+from infer.report.rows import (
+    FORWARD,
+    GATED,
+    Row,
+    differs,
+    drafts,
+    groups,
+    label,
+    number,
+    percent,
+    same,
+    span,
+    task,
+)
 from infer.report.sources import CAPTION, compact_table
 from infer.report.summary import sentence
 from infer.report.terminal_quality import print_scores
@@ -33,7 +46,8 @@ def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "
 
 def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
     rows, machine = report["speed"]["rows"], report["speed"]["hardware"]
-    console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)\n")
+    console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)")
+    console.print(*([GATED] if report["speed"].get("gated") else []), "", sep="\n")
     told = {(one["prompt_set"], one["temperature"]): sentence(one) for one in report["summary"]["best"]}
     for (name, temperature), mine in groups(rows, "prompt_set", "temperature").items():
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"

@@ -11,6 +11,7 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.cost_tables import find_costs
 from infer.engine.sampling import GREEDY
 from infer.hardware import circumstances
+from infer.models.checkpoint import is_gated
 from infer.speed.config import SpeedConfig
 from infer.speed.device import measure_limit
 
@@ -27,6 +28,7 @@ def header(
     return {
         **circumstances(config),
         "model": Path(config.model).resolve().name,
+        "gated": is_gated(config.model),
         "ranks": ranks,
         "all": all_,
         "limits": [one for lm in lms.values() if (one := _limit(lm, prompts, new=config.max_new_tokens))],

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.engine.cache import shape
-from infer.engine.gate import GatedLinear
+from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.target import windows
 
 ROWS = tuple(2**power for power in range(11))  # of the table
@@ -124,5 +124,7 @@ def _passed(module: nn.Module) -> list[nn.Parameter]:
     if isinstance(module, nn.Embedding):
         return list(module.parameters())
     if isinstance(module, GatedLinear):
-        return [*module.a.parameters(), *module.b.parameters()]
+        return module.adapter
+    if isinstance(module, GatedEmbedding):
+        return [module.rows]
     return []

@@ -25,8 +25,8 @@ from conf.stage import commit
 
 OURS = ("infer", "conf")
 ENTRY = "infer.portable.custom_generate"
-REQUIREMENTS = ("torch>=2.13,<3", "transformers>=5.23,<6")  # NumPy is one of the library's own
-INSTALLED = {"torch", "transformers", "numpy", *sys.stdlib_module_names}
+REQUIREMENTS = ("torch>=2.13,<3", "transformers>=5.23,<6")  # which need NumPy and safetensors
+INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module_names}
 
 MADE_FROM = """\
 # Made from {path} of adaptive-tokens by python -m train.export, commit {commit}.
@@ -44,7 +44,7 @@ from functools import partial
 
 from .{entry} import generate as generate_with
 
-generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams})
+generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams}, gated={gated})
 '''
 
 
@@ -59,18 +59,24 @@ class Import(NamedTuple):
 
 def write_custom_generate(out: Path) -> None:
     """Beside the weights of a model directory; nothing for a model that the decoder needs more for: one
-    without adaptive tokens (a missing adaptive.json), or with an adapter, which Transformers would not load.
+    without adaptive tokens (a missing adaptive.json), or with an adapter that acts on every token, which
+    Transformers would not load.
     """
     described = out / "adaptive.json"
-    if not described.is_file() or (out / "adapter").is_dir():
+    if not described.is_file():
         return
     adaptive = json.loads(described.read_text(encoding="utf-8"))
+    gated = adaptive.get("gated", False)
+    if (out / "adapter").is_dir() and not gated:
+        return
     made = commit()
     files = bundle(read_sources(*OURS), ENTRY, commit=made)
     head = MADE_FROM.format(path="train/export/bundle.py", commit=made)
     ids = tuple(adaptive["adaptive_ids"])
     ngrams = adaptive.get("ngrams")
-    files["generate.py"] = head + GENERATE.format(entry=flat(ENTRY), ids=ids, L=adaptive["L"], ngrams=ngrams)
+    files["generate.py"] = head + GENERATE.format(
+        entry=flat(ENTRY), ids=ids, L=adaptive["L"], ngrams=ngrams, gated=gated
+    )
     files["requirements.txt"] = "".join(f"{line}\n" for line in REQUIREMENTS)
     for name, text in files.items():
         write_bytes(out / "custom_generate" / name, text.encode())

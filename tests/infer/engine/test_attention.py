@@ -91,7 +91,7 @@ def test_every_view_has_a_gate_of_its_own() -> None:
     lm, gate = tiny("llama"), ProbeGate()
     for layer in lm.model.layers:
         up, a, b = layer.mlp.up_proj, nn.Linear(32, 2, bias=False), nn.Linear(2, 64, bias=False)
-        layer.mlp.up_proj = GatedLinear(up, a, b, 1.0, gate)
+        layer.mlp.up_proj = GatedLinear(up, a.weight, b.weight, 1.0, gate)
     views = [view_of(lm) for _ in range(2)]
     gates = [ProbeGate.of(one) for one in (lm, *views)]
     assert len(set(map(id, gates))) == 3
@@ -99,7 +99,7 @@ def test_every_view_has_a_gate_of_its_own() -> None:
         layers = [module for module in one.modules() if isinstance(module, GatedLinear)]
         assert len(layers) == 2 and all(layer.gate is own for layer in layers)
     plain = lm(IDS).logits
-    with gates[1].open(0):
+    with gates[1].open(0, IDS.shape[1]):
         assert torch.equal(lm(IDS).logits, plain)
         assert not torch.equal(views[0](IDS).logits, plain)
         torch.testing.assert_close(views[1](IDS).logits, plain)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
@@ -24,10 +24,11 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.loop import Limits, Step, decode
-from infer.models.adapter import gated_layers
+from infer.models.gated import gate_model
 from infer.trees.layout import key_positions, lay_out, mask
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
+from tests.infer.gated import write_adapter
 from tests.infer.trees.test_tree import trees
 
 PROMPT = [5, 17, 3, 88, 41]
@@ -169,21 +170,23 @@ def test_processors_read_the_same_logits() -> None:
     assert found != steps(lm, A_TREE, requests(2), Sampling())
 
 
-def test_a_gated_adapter_acts_on_probes_alone() -> None:
-    lm = tiny_llama()
-    settings_ = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    torch.manual_seed(1)
-    get_peft_model(lm, settings_)
-    gated_layers(lm)
-    assert any(isinstance(module, GatedLinear) for module in lm.modules())
+@pytest.mark.parametrize("rank", [2, 16], ids=["low rank", "dense"])
+def test_a_gated_adapter_acts_on_probes_alone(rank: int, tmp_path: Path) -> None:
+    adapter = write_adapter(tiny_llama(), tmp_path, r=rank, target_modules=["q_proj", "down_proj"])
+    lm = gate_model(tiny_llama(), adapter)
+    layers = [module for module in lm.modules() if isinstance(module, GatedLinear)]
+    assert layers and all((layer.dense is not None) == (rank == 16) for layer in layers)
     found = steps(lm.eval(), A_TREE, requests(3), Sampling(), static=True)
     assert found == steps(lm, A_TREE, requests(3), Sampling())
     bare = steps(tiny_llama(), A_TREE, requests(3), Sampling())
     assert _texts(found) == _texts(bare) and found != bare
 
 
-def test_the_decoder_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a graph break, once for all shapes of a sequence; only the tracing is tried here."""
+@pytest.mark.parametrize("rank", [0, 2, 16], ids=["no adapter", "low rank", "dense"])
+def test_the_decoder_compiles_whole(rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a graph break, once for all shapes of a sequence, and with an adapter once more for those with
+    probes; only the tracing is tried here.
+    """
     traced = []
 
     def backend(module: nn.Module, inputs: object) -> Callable:
@@ -193,9 +196,11 @@ def test_the_decoder_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     lm = tiny_llama()
+    if rank:
+        gate_model(lm, write_adapter(tiny_llama(), tmp_path, r=rank))
     found = steps(lm, A_TREE, requests(1), Sampling(), static=True, compile=True)
     assert found == steps(lm, A_TREE, requests(1), Sampling())
-    assert len(traced) == 1
+    assert len(traced) == (2 if rank else 1)
 
 
 def test_a_batchs_trees_fit_behind_the_longest_text() -> None:

@@ -61,7 +61,18 @@ def outputs(folder: str) -> dict[str, object]:
         "fixed shapes": texts(lm, tree, static=True, sampling=sampled),
         "auto": texts(lm, auto, static=False, sampling=Sampling()),
         "drafted": drafted,
+        "gated": gated_texts(f"{folder}/gated"),
     }
+
+
+def gated_texts(folder: str) -> list[object]:
+    """The texts of a model with a gated adapter, and the accepted drafts of each step."""
+    model = load(folder, "float32", "cpu" if parallel.processes() == 1 else None)
+    steps = list(
+        generate(model, PROMPTS, DecodeConfig(probes="all", k=3, sources=["adaptive"], max_new_tokens=24))
+    )
+    tokens = [[token for step in steps if step.sequence == b for token in step.tokens] for b in (0, 1)]
+    return [tokens, [step.accepted for step in steps]]
 
 
 def drafted_texts(folder: str, draft: str) -> dict[str, object]:

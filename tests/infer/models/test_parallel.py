@@ -15,13 +15,14 @@ from infer.models.checkpoint import load_model
 from infer.models.parallel import is_first, plan, processes
 from tests import warm
 from tests.conftest import tiny_llama
+from tests.infer.gated import write_adapter
 from tests.infer.models.parallel_worker import MEASURED, outputs
 
 
 def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and sampled, by both ways through the model, and where each rank has its own clock; with a draft
-    model whose copies differ from rank to rank, and with the model's own first layers; and python -m infer
-    speaks once.
+    model whose copies differ from rank to rank, with the model's own first layers and with a gated adapter;
+    and python -m infer speaks once.
 
     A draft model was refused under torchrun, so that no model that needs several GPUs could be drafted for.
     """
@@ -34,7 +35,10 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
     lm.save_pretrained(tmp_path / "draft")
     words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
-    for folder in (tmp_path, tmp_path / "draft"):
+    tiny_llama().save_pretrained(tmp_path / "gated")
+    write_adapter(tiny_llama(), tmp_path / "gated" / "adapter", r=16, trainable_token_indices=[90])
+    (tmp_path / "gated" / "adaptive.json").write_text(json.dumps({"adaptive_ids": [90], "L": 3, "gated": True}))
+    for folder in (tmp_path, tmp_path / "draft", tmp_path / "gated"):
         words.save(str(folder / "tokenizer.json"))
     answer = warm.run_ranks(outputs.__module__, tmp_path, ranks=2)
     assert answer.returncode == 0, answer.stderr
@@ -45,6 +49,7 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert refused.startswith(f"out of memory: wanted the weights of {tmp_path / 'draft'},")
     assert found == outputs(str(tmp_path))
     assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
+    assert any(found["gated"][1])
     for drafted in found["drafted"].values():
         plain = drafted["ssd"][0]
         assert drafted["gsd"][0] == plain

@@ -61,9 +61,7 @@ def test_a_warmer_text_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) ->
         ours(prompt, max_new_tokens=3, **sampled)
     assert asked == [Sampling(0.2), Sampling(0.2, 0, 0.9)]
     kept = kept_for(lm)
-    policies = [
-        kept.policy(lm, 3, frozenset(), batch=1, capacity=7, sampling=Sampling(t, 0, p)) for t, p in shapes
-    ]
+    policies = [kept.policy(3, frozenset(), batch=1, capacity=7, sampling=Sampling(t, 0, p)) for t, p in shapes]
     assert len(set(map(id, policies))) == len(shapes) and len(asked) == 2
 
 
@@ -104,7 +102,7 @@ def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.Monke
 
     def static() -> bool | None:
         kept = kept_for(lm)
-        kept.policy(lm, 3, frozenset(), batch=1, capacity=7, sampling=Sampling())
+        kept.policy(3, frozenset(), batch=1, capacity=7, sampling=Sampling())
         return kept.runners.static
 
     assert static() is None
