@@ -6,6 +6,7 @@ set -euo pipefail
 data=()
 if [[ -n ${DATA:-} && -n ${TOKENIZER:-} ]]; then
     data=(experiment=small_starcoder "data.path=$DATA" "tokenizer=$TOKENIZER")
+    export VOCAB=codellama
 elif [[ -n ${DATA:-}${TOKENIZER:-} ]]; then
     echo "error: DATA and TOKENIZER must be given together, got DATA=${DATA:-} TOKENIZER=${TOKENIZER:-}. Give both, or neither" >&2
     exit 2

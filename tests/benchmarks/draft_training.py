@@ -27,18 +27,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-PAPER = ["objective.soft=0", "objective.w=1", "objective.masked_mean=n"]  # eq. 9 as the paper weighs it
-BRANCH = [
-    "objective=branch",
-    *["objective.L=5", "objective.w=2", "objective.masked_mean=masked", "objective.soft=0"],
-]
+PLAIN = ["objective.soft=0", "objective.start_rate=0.1", "objective.place_weights=uniform"]
+PAPER = [*PLAIN, "objective.w=1", "objective.masked_mean=n"]  # eq. 9 as the paper weighs it
+MASKED = [*PLAIN, "objective.w=2", "objective.masked_mean=masked"]
+BRANCH = ["objective=branch", *MASKED]
 TAUGHT = [*BRANCH, "objective.soft=0.5"]
-BEST = [*TAUGHT, "objective.place_weights=dynamic", "objective.start_rate=0.2", "objective.growth=0.3"]
+BEST = [*TAUGHT, "objective.place_weights=dynamic", "objective.start_rate=0.2"]
 GATED = ["lora.rank=128", "lora.alpha=128", "lora.gated=true", "optimizer.lr=3e-3"]
 VARIANTS = {
-    "causal": ["objective=causal", "objective.soft=0"],
+    "causal": ["objective=causal", *PLAIN],
     "dual": ["objective=dual", *PAPER],
-    "dual, w 2, masked": ["objective=dual", "objective.soft=0"],
+    "dual, w 2, masked": ["objective=dual", *MASKED],
     "branch": BRANCH,
     "soft 0.5": TAUGHT,
     "tv": [*BRANCH, "objective.draft_loss=tv", "objective.ce_share=0.3"],

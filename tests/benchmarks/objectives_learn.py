@@ -22,6 +22,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+PLAIN = ["objective.soft=0", "objective.start_rate=0.1", "objective.place_weights=uniform"]
 EQUATION_9 = [
     "objective.w=1",
     "objective.masked_mean=n",
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace, name: str, seed: int) -> list[dict[str, A
         settings = [f"data.path={arguments.data}", f"model.path={arguments.model}", f"out={out}"]
         settings += [f"steps={arguments.steps}", f"save_every={arguments.steps}", "optimizer.warmup_steps=40"]
         settings += [f"validate_every={arguments.steps // 4}", f"seed={seed}", "tracker.mode=disabled"]
-        command = [sys.executable, "-m", "train", "experiment=demo", "objective.soft=0", *settings]
+        command = [sys.executable, "-m", "train", "experiment=demo", *PLAIN, *settings]
         subprocess.run([*command, *VARIANTS[name]], check=True)
     return json.loads((out / "manifest.json").read_text())["validation"]
 

@@ -97,7 +97,9 @@ def test_accumulation_and_clipping_are_the_plain_loops(data_folder: Path, stage:
     assert setup.train(engine) == pytest.approx(plain(setup, reference), rel=0, abs=1e-6)
     assert engine.gradient_norm() > 0.05, "clipped"
     for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # Adam magnifies rounding of small gradients
+        torch.testing.assert_close(
+            ours, theirs, rtol=0, atol=1e-5
+        )  # Adam magnifies rounding of small gradients
     norm = float(sum(p.detach().double().square().sum() for p in module.parameters()) ** 0.5)
     assert engine.weight_norm() == pytest.approx(norm)
 
