@@ -32,7 +32,7 @@ PAPER = [*PLAIN, "objective.w=1", "objective.masked_mean=n"]  # eq. 9 as the pap
 MASKED = [*PLAIN, "objective.w=2", "objective.masked_mean=masked"]
 BRANCH = ["objective=branch", *MASKED]
 TAUGHT = [*BRANCH, "objective.soft=0.5"]
-BEST = [*TAUGHT, "objective.place_weights=dynamic", "objective.start_rate=0.2"]
+BEST = [*TAUGHT, "objective.place_weights=dynamic", "objective.start_rate=0.2", "objective.growth=0.3"]
 GATED = ["lora.rank=128", "lora.alpha=128", "lora.gated=true", "optimizer.lr=3e-3"]
 VARIANTS = {
     "causal": ["objective=causal", *PLAIN],
