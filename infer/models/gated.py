@@ -116,7 +116,7 @@ def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Line
     ]
     if others := [name for name, module in modules if not isinstance(module, nn.Linear)]:
         raise ValueError(f"LoRA of {others[0]}, which is no linear layer")
-    return modules  # type: ignore[return-value]
+    return modules
 
 
 def _linear(base: nn.Linear, a: Tensor, b: Tensor, scaling: float, gate: ProbeGate) -> GatedLinear:
