@@ -106,12 +106,9 @@ def accepted_drafts(args: argparse.Namespace, trainer: Any, config: Any) -> dict
     from infer.engine.reading import Request
     from infer.engine.runner import Runner
     from infer.loop import Limits, decode
-    from infer.models.adapter import gated_layers
     from train.data import adaptive_ids
 
-    lm = trainer.module.lm.float().eval()
-    if config.lora.gated:
-        gated_layers(lm)
+    lm = gated_model(args, trainer, config) if config.lora.gated else trainer.module.lm.float().eval()
     lm.set_attn_implementation("sdpa")
     tokenizer, vocab = load_tokenizer(Path(args.data) / TOKENIZER), trainer.vocab
     lines = (Path(args.data) / "held_out.jsonl").read_text("utf-8").splitlines()
@@ -126,6 +123,25 @@ def accepted_drafts(args: argparse.Namespace, trainer: Any, config: Any) -> dict
     verified = [step for step in steps if step.drafted]
     reached = [sum(step.accepted >= j for step in verified) / len(verified) for j in range(1, L + 1)]
     return {"accepted": sum(reached), "reached": reached}
+
+
+def gated_model(args: argparse.Namespace, trainer: Any, config: Any) -> Any:
+    """The base model with the trained adapter, as a decoder reads them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from infer.models.gated import gate_model
+    from train.data import adaptive_ids
+    from train.model.lora import PlainWeights
+
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(trainer.module.lm.config)
+    weights, ids = trainer.module.lm.state_dict(), adaptive_ids(trainer.vocab, config.objective)
+    with TemporaryDirectory() as folder:
+        adapter = PlainWeights(plain, config.lora, weights, adaptive=ids, merged=False, dtype=torch.float32)
+        adapter.save_adapter(Path(folder) / "adapter")
+        base = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
+        return gate_model(base, Path(folder) / "adapter")
 
 
 def child(args: argparse.Namespace, name: str, seed: int, steps: int | None, path: Path) -> dict[str, Any]:
