@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.gated [width layers rank]        256 3 128
 
-Random weights of a Llama shape, LoRA of that rank on all linear layers but the head, one thread, 256 tokens in the
-cache. Models take turns in bursts, whose first forward is left out: it reads its weights from memory.
+Random weights of a Llama shape, LoRA of that rank on all linear layers but the head, one thread, 256 tokens in
+the cache. Models take turns in bursts, whose first forward is left out: it reads its weights from memory.
 """
 
 import statistics
