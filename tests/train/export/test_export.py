@@ -110,10 +110,8 @@ def check_ngrams(out: Path, drafts: dict[str, float], *, adaptive: bool) -> None
         assert load_adaptive(out).ngrams == NgramWeights.from_json(described) and load_adaptive(out).has_table
         assert f"| {drafts['all']:.2f} |" in (out / "README.md").read_text()
         if (out / "custom_generate").exists():
-            assert (
-                f"ngrams={described}, gated={'gated' in name})"
-                in (out / "custom_generate" / "generate.py").read_text()
-            )
+            decoder = (out / "custom_generate" / "generate.py").read_text()
+            assert f"ngrams={described}, gated={load_adaptive(out).gated})" in decoder
 
 
 @pytest.mark.parametrize("row", ["unseen", "adaptive"])

@@ -37,9 +37,7 @@ TINY = LlamaConfig(
     num_key_value_heads=2,
 )
 EXPERIMENTS = Path(__file__).parents[3] / "conf" / "train" / "experiment"
-RECIPES = sorted(
-    path.stem for path in EXPERIMENTS.glob("*.yaml") if not path.stem.startswith(("demo", "small"))
-)
+RECIPES = sorted(p.stem for p in EXPERIMENTS.glob("*.yaml") if not p.stem.startswith(("demo", "small")))
 PARAMETERS = {"7b": 6_738_546_688, "13b": 13_016_028_160, "34b": 33_743_970_304, "1b": 1_346_471_936}
 
 
