@@ -1,7 +1,6 @@
 """The drafters of a draft model by their settings: SSD, TSD, GSD, and its own adaptive tokens."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -9,8 +8,7 @@ from transformers import PreTrainedModel
 from conf import UserError
 from infer.config import DecodeConfig
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
-from infer.drafters.cost_tables import find_both
-from infer.drafters.costs import Costs
+from infer.drafters.cost_tables import CostTables
 from infer.drafters.draft_model import UNREAD
 from infer.drafters.draft_probes import ProbeDrafters
 from infer.drafters.draws import RatioDrafters
@@ -45,7 +43,7 @@ class DraftMethods:
     def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
         self._lm, self._draft = lm, draft
         self._runners = Runners(draft.lm, compile=compile, beside=lm)
-        self._learners = Learners[AutoBudget, tuple[Costs, Costs]]()
+        self._learners = Learners[AutoBudget]()
 
     def drafters(
         self,
@@ -104,11 +102,9 @@ class DraftMethods:
         if decode.nodes:
             return FixedBudget(decode.nodes)
         texts: dict[str, Any] = {"batch": batch, "capacity": capacity, "sampling": decode.sampling}
+        tables = CostTables(self._lm, self._draft.lm, **texts)
         return self._learners.find(
-            decode.method,
-            **texts,
-            measure=partial(find_both, self._lm, self._draft.lm, **texts),
-            new=lambda both: AutoBudget(*both),
+            decode.method, **texts, load=tables.load, new=lambda both: AutoBudget(*both, save=tables.save)
         )
 
 

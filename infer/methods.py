@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import (
@@ -18,7 +19,7 @@ from conf import UserError
 from infer.config import BY_DRAFT_MODEL, SOURCES, DecodeConfig
 from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
-from infer.drafters.cost_tables import find_costs
+from infer.drafters.cost_tables import CostTables
 from infer.drafters.outcome import Watch
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.policies import Policies
@@ -125,10 +126,9 @@ class Methods:
         return self._adaptive.ids
 
     def _auto(self, k: int, sources: frozenset[str], batch: int, capacity: int, sampling: Sampling) -> Policy:
-        measure = partial(find_costs, self._lm, batch=batch, capacity=capacity, sampling=sampling)
-        return self._policies.auto(
-            k, sources, batch=batch, capacity=capacity, sampling=sampling, measure=measure
-        )
+        texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
+        tables = CostTables(self._lm, **texts)
+        return self._policies.auto(k, sources, **texts, load=tables.load, save=tables.save)
 
 
 def check_k(ids: Sequence[int], k: int) -> None:

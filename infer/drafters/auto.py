@@ -12,13 +12,13 @@ the price of their rows in the sums),
 
     h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
-That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. L(q) is measured before
-the first text, and held against the clock in every step (costs.py).
+That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. L(q) is learned from the
+time of every step (costs.py).
 
 Drafting lives on credit, which bounds what it may lose against plain decoding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 
 import numpy as np
@@ -38,6 +38,7 @@ PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so man
 TRIED, FEW = 48, 4  # steps without probes after which some are tried; at first so many times at once
 AGAIN, FIRST, FULL = 2.0, 10.0, 24.0  # plain steps: to try again, at first, at most
 PUT_ASIDE = 0.01  # of a plain step
+SAVED = (16, 4)  # steps after which L(q) is saved first, and the factor from one time to the next
 
 
 class Calibration:
@@ -84,6 +85,19 @@ class Credit:
             self.drafting = self._left > AGAIN
 
 
+class Saving:
+    """Saves tables after 16, 64, 256, ... steps."""
+
+    def __init__(self, save: Callable[..., None] | None) -> None:
+        self._save, self._next = save, SAVED[0]
+
+    def step(self, steps: int, tables: Sequence[Costs]) -> None:
+        """So many steps were learned from."""
+        if self._save and steps >= self._next:
+            self._next *= SAVED[1]
+            self._save(*tables)
+
+
 class Worth:
     """h(k), by what drafts with answers and without them have been."""
 
@@ -111,8 +125,10 @@ class Worth:
 class AutoPolicy:
     """Serves all sequences of a process, in any thread, and goes on learning from one prompt to the next."""
 
-    def __init__(self, costs: Costs, k: int, *, width: int = WIDTH) -> None:
-        """Up to `k` probes hang under a node, 0 without adaptive tokens."""
+    def __init__(
+        self, costs: Costs, k: int, *, width: int = WIDTH, save: Callable[[Costs], None] | None = None
+    ) -> None:
+        """Up to `k` probes hang under a node, 0 without adaptive tokens. `save` is given L(q) now and then."""
         self._lock = Lock()
         k = min(k, DEEPEST)
         self.width, self.most, self.max_rows = width, k, max(costs.rows[-1], 1 + k)
@@ -122,7 +138,12 @@ class AutoPolicy:
         self._worth = Worth()
         self._values = np.zeros(k)  # of a step with 1, 2, ... probes under a node, in tokens
         self._k, self._steps, self._answered, self._unprobed = k, 0, 0, 0
-        self._credit = Credit()
+        self._credit, self._saving = Credit(), Saving(save)
+
+    @property
+    def tables(self) -> list[Costs]:
+        """What was learned of L(q)."""
+        return [self._costs.costs]
 
     @property
     def resting(self) -> bool:
@@ -168,6 +189,7 @@ class AutoPolicy:
             self._credit.account(len(tokens), spent)
             if places is not None:
                 self._calibrate(places, tokens)
+            self._saving.step(self._costs.steps, self.tables)
 
     @property
     def _rate(self) -> float:

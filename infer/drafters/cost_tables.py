@@ -1,16 +1,14 @@
-"""Tables of what rows cost (costs.py), each measured once and kept in the user's cache folder.
-
-For a week, by device, threads, ranks, model, dtype, batch, context (up to 4,096 tokens) and by how tokens are
-chosen: of sampled text the drafts take longer to read. What processors of the library change are picks that
-are made when they are asked for, which are in no table (costs.py).
+"""Tables of what rows cost (costs.py) between two processes: in the user's cache folder, one for each model,
+device, threads, ranks, dtype, batch, length of texts, and way of choosing tokens.
 """
 
 import hashlib
 import json
 import os
 import platform
-import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -18,72 +16,93 @@ from transformers import PreTrainedModel
 
 from conf.files import write_json
 from conf.sealed import Broken, sealed, unsealed
-from infer.drafters.costs import Costs, measure_costs, measure_ratio, measured_at, work
+from infer.drafters.costs import Costs, context_of, prior_costs, work
 from infer.engine.agreement import agreed_value, shares
 from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
 from infer.hardware import processor
 
-SCHEMA = 6  # of what is kept, and of how it is measured
-WEEK = 7 * 24 * 3600.0
+SCHEMA = 7  # of what is written, and of how it was learned
+WEIGHT = 6.0  # steps that a point of an earlier process is worth at most: its machine may have been busy
 
 
-def find_costs(lm: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling) -> Costs:
-    """L(q) at half of a context of about `capacity` tokens, from the cache folder or measured now."""
-    context = measured_at(capacity, lm)
-    path = _folder() / f"costs-{_key(lm, batch, context, sampling)}.json"
-    known = agreed_value(lm, _read(path))
-    if known is not None:
-        return known
-    costs = measure_costs(lm, batch=batch, context=context, sampling=sampling)
-    with suppress(OSError):  # a home that cannot be written: the next process measures again
-        write_json(path, sealed({"rows": costs.rows, "ms": costs.ms, "device": device_name(lm)}))
-    return costs
+class CostTables:
+    """L(q) of a target and, with one, of its draft model, for texts of one kind."""
 
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | None = None,
+        *,
+        batch: int,
+        capacity: int,
+        sampling: Sampling,
+    ) -> None:
+        self._target, self._draft = target, draft
+        self._texts = (batch, context_of(capacity), work(sampling))
 
-def find_both(
-    target: PreTrainedModel, draft: PreTrainedModel, *, batch: int, capacity: int, sampling: Sampling
-) -> tuple[Costs, Costs]:
-    """L(q) of a target and of what drafts for it, on one scale.
+    def load(self) -> list[Costs]:
+        """Return what earlier texts taught, or priors: of the target and of the draft model, in plain steps of
+        the target. Ranks that share the target agree.
+        """
+        return agreed_value(self._target, self._read() or self._priors())
 
-    Their tables were measured at different moments of a machine that is now faster and now slower. What a
-    draft is worth hangs on the ratio of the two, so a row of each is timed again, in turns; of the draft
-    model with what may follow it, which of sampled text takes longer. Ranks that share the target agree.
-    """
-    ours, theirs = (find_costs(lm, batch=batch, capacity=capacity, sampling=sampling) for lm in (target, draft))
-    theirs = agreed_value(target, theirs)  # each rank measured a draft model of its own
-    context = measured_at(capacity, target, draft)
-    ratio = measure_ratio(target, draft, batch=batch, context=context, sampling=sampling)
-    scale = ratio * ours(1) / theirs(1)
-    return ours, Costs(theirs.rows, tuple(scale * ms for ms in theirs.ms))
+    def save(self, *tables: Costs) -> None:
+        """Write them, where the cache folder can be written."""
+        if torch.distributed.is_initialized() and torch.distributed.get_rank():
+            return
+        unit = tables[0].ms[0]
+        written = [
+            {"rows": one.rows, "ms": [ms / unit for ms in one.ms], "weights": one.weights} for one in tables
+        ]
+        with suppress(OSError):
+            write_json(self._path, sealed({"tables": written, "device": device_name(self._target)}))
 
+    def _priors(self) -> list[Costs]:
+        priors = [prior_costs(self._target.device.type)]
+        if self._draft is not None:
+            ratio = self._draft.num_parameters() / self._target.num_parameters()
+            layers = [lm.config.get_text_config().num_hidden_layers for lm in (self._draft, self._target)]
+            # A small model's step is launches, by the layer; a large one's is weights.
+            scale = min(1.0, max(ratio, layers[0] / layers[1]))
+            priors.append(prior_costs(self._draft.device.type, scale=scale))
+        return priors
 
-def _read(path: Path) -> Costs | None:
-    """What was measured before; None for nothing, too long ago, another version, a broken file, or no time."""
-    try:
-        if abs(time.time() - path.stat().st_mtime) > WEEK:  # also of a clock that was set back since
+    def _read(self) -> list[Costs] | None:
+        """What was written; None for nothing, another version, or a broken file."""
+        try:
+            tables = unsealed(self._path)["tables"]
+            costs = [
+                Costs(tuple(one["rows"]), tuple(one["ms"]), tuple(min(w, WEIGHT) for w in one["weights"]))
+                for one in tables
+            ]
+        except (OSError, Broken, KeyError):
             return None
-        found = unsealed(path)
-        costs = Costs(tuple(found["rows"]), tuple(found["ms"]))
-        return costs if min(costs.ms) > 0 else None
-    except (OSError, Broken, KeyError):
-        return None
+        known = len(costs) == 1 + (self._draft is not None)
+        return costs if known and min(min(one.ms) for one in costs) > 0 else None
 
-
-def _key(lm: PreTrainedModel, batch: int, context: int, sampling: Sampling) -> str:
-    config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
-    gated = [list(w.shape) for m in lm.modules() if isinstance(m, GatedLinear) for w in m.adapter]
-    # Two machines may share a home: where no processor has a name, the machine's tells them apart.
-    facts = [SCHEMA, device_name(lm), processor() or platform.node(), shares(lm), torch.__version__]
-    facts += [str(lm.dtype), config, gated, batch, context, work(sampling)]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    @cached_property
+    def _path(self) -> Path:
+        # Two machines may share a home: where no processor has a name, the machine's tells them apart.
+        target = self._target
+        facts = [SCHEMA, device_name(target), processor() or platform.node(), shares(target), torch.__version__]
+        facts += [_facts(lm) for lm in (target, self._draft) if lm is not None]
+        facts += self._texts
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return _folder() / f"costs-{key}.json"
 
 
 def device_name(lm: PreTrainedModel) -> str:
-    """What the model runs on."""
+    """Return what the model runs on."""
     if lm.device.type == "cuda":
         return torch.cuda.get_device_name(lm.device)
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} thread(s)"
+
+
+def _facts(lm: PreTrainedModel) -> Sequence[object]:
+    config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
+    gated = [list(w.shape) for m in lm.modules() if isinstance(m, GatedLinear) for w in m.adapter]
+    return str(lm.dtype), config, gated
 
 
 def _folder() -> Path:

@@ -1,219 +1,130 @@
-"""L(q): what a forward of q rows costs on this device, measured.
+"""L(q): what a step of q rows costs on this device, followed by the loop's own clock. Pure.
 
-The cost is that of a loop's whole step, so that a row of drafts is weighed with all it brings: the forward,
-the picks that are made with it, and the reading of the drafts, which of sampled text takes longer. Tables
-are kept on disk by cost_tables.py; nothing here knows of disks or settings.
+A step is all that the loop does for a forward: the forward, the picks, the reading of drafts. A table begins
+as a prior, or as what earlier texts taught (cost_tables.py), and every step of a text corrects it: no forward
+is run only to be measured. Points that no step came near yet move along with those beside a step, so that a
+wrong prior is first corrected as a whole and then point by point.
 """
 
-import statistics
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from transformers import PreTrainedModel
-
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.engine.agreement import agreed_value
-from infer.engine.reading import Reading, Request
-from infer.engine.runner import FINE, Runner
-from infer.engine.sampling import GREEDY, Sampling
-from infer.engine.target import context_length
-from infer.trees.tree import Tree
+from infer.engine.runner import FINE
+from infer.engine.sampling import Sampling
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
-SECONDS = 3.0  # to measure in, more or less
-BURST = 4  # steps of the same rows on end
-TURNS = 9  # of two models
-PROBES, WIDTH = 4, 4  # of which drafts are read, candidates of each
-SLOW = 0.3  # seconds of a forward from which the wait is announced
 EVERY = 256  # steps between two bursts of plain ones, of which the first is cold
-FOLLOWED, LEARNED = 1 / 4, 1 / 32  # shares of one step in the time of plain steps, and in a point
-COLD = 4.0  # times as long as expected that a step may be said to have taken: shapes that are new take longer
-WILD = 2.0  # times as long as expected, or as short: what is beyond met something else
-LAID_OUT = 16  # steps between two tables
+BURST = 4  # plain steps of such a burst
+FOLLOWED, LEARNED = 1 / 4, 1 / 32  # share of one step in the time of plain steps, and at least in a point
+COLD = 4.0  # times the expected time that a step counts as at most: new shapes take longer
+WILD = 2.0  # times the expected time, or its inverse: surprises beyond are clipped
+UPDATED = 16  # steps between two updates of the table; the first so many steps update it each
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of a step by rows in each sequence, between the measured ones by straight lines."""
+    """Time of a step by its rows, piecewise linear, in any unit. `weights`: how many steps each point is worth;
+    without any all are worth many.
+    """
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
+    weights: tuple[float, ...] = ()
 
     def __call__(self, q: int) -> float:
-        """L(q); beyond the last measured one by the last slope."""
+        """L(q); beyond the last point by the last slope."""
         right = min(max(1, bisect_right(self.rows, q)), len(self.rows) - 1)
         (q0, q1), (t0, t1) = self.rows[right - 1 : right + 1], self.ms[right - 1 : right + 1]
         return t0 + (t1 - t0) * (q - q0) / (q1 - q0)
 
 
+# In plain steps. Measured tables of 0.1M to 110M parameters on CPUs lie around the first: L(8) is 1.2 in
+# bfloat16 and up to 3.5 in float32. A GPU's forward reads the weights for 64 rows as fast as for one.
+_CPU = Costs((1, 2, 8, 16, 32, 64), (1.0, 1.2, 1.5, 2.0, 2.8, 4.0))
+_GPU = Costs((1, 2, 64), (1.0, 1.02, 1.2))
+
+
+def prior_costs(device: str, *, scale: float = 1.0) -> Costs:
+    """Return L(q) in plain steps for a type of device of which nothing is known yet, times `scale`."""
+    prior = _CPU if device == "cpu" else _GPU
+    return Costs(ROWS, tuple(scale * prior(q) for q in ROWS), weights=(0.0,) * len(ROWS))
+
+
 def context_of(capacity: int) -> int:
-    """The context measured at, for texts of up to `capacity` tokens: about half of it."""
+    """Return the length class of texts of up to `capacity` tokens: about half of it, at most 2,048."""
     return min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
 
 
-def measured_at(capacity: int, *lms: PreTrainedModel) -> int:
-    """The same, as far as these models have positions: learned ones end."""
-    return min(context_of(capacity), *(context_length(lm.config) for lm in lms))
-
-
 def work(sampling: Sampling) -> tuple[bool, int, bool]:
-    """What of the sampling decides how much is computed: not how warm it is, nor where top_p cuts."""
+    """Return what of the sampling decides how much is computed: not the temperature, nor where top_p cuts."""
     return sampling.temperature > 0, sampling.top_k, sampling.top_p < 1
 
 
-class Bench:
-    """Steps of a loop on a model, against the clock; with `drafts`, levels of a draft model."""
+class CostCurve:
+    """A table that learns: `costs` is how it stands. With `base`, L(1) is fixed: it is the unit."""
 
-    def __init__(
-        self,
-        lm: PreTrainedModel,
-        *,
-        batch: int,
-        context: int,
-        sampling: Sampling = GREEDY,
-        drafts: bool = False,
-        static: bool | None = None,
-    ) -> None:
-        self._lm = lm
-        self._runner = Runner(lm, capacity=context, max_rows=ROWS[-1], batch=batch, static=static)
-        self._sampling, self._drafts = sampling, drafts
-        # What it proposes is not fed: only the rows that are asked for are. But drawing it takes its time.
-        self._drafter = AdaptiveDrafter([0], FixedPolicy(PROBES, nodes=PROBES, width=WIDTH))
-        self._clock = self._runner.clock
-        self._batch, self._token = batch, lm.config.vocab_size // 2
-        self._requests = [Request([self._token])] * batch
-        # All rows fit the same columns, so that fixed shapes of the cache are the same for one row and many;
-        # theirs have as many drafts as the most rows, and probes beside these.
-        self._runner.prefill([[self._token] * (context - ROWS[-1] - PROBES)] * batch)
+    def __init__(self, costs: Costs, *, base: bool = False) -> None:
+        self.costs, self._base = costs, base
 
-    def burst(self, q: int) -> float:
-        """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
-        caches as another number of rows has left them.
-        """
-        return statistics.median([self.step(q) for _ in range(BURST)][1:])
+    def learn(self, q: int, surprise: float) -> None:
+        """Learn that a step of q rows took (1 + surprise) times what was expected."""
+        ms, weights = list(self.costs.ms), list(self.costs.weights or [1 / LEARNED] * len(self.costs.rows))
+        base, moved = (ms[0] if self._base else 0.0), 1.0
+        for point, share in self._beside(q):
+            if self._base and not point:
+                continue
+            before = max(ms[point] - base, FINE)
+            ms[point] *= 1 + max(LEARNED, 1 / (2 + weights[point])) * share * surprise
+            weights[point] += share
+            moved = min(max((ms[point] - base) / before, 1 / COLD), COLD)
+        for point in range(1, len(ms)):
+            if not weights[point]:
+                ms[point] = base + (ms[point] - base) * moved
+        self.costs = Costs(self.costs.rows, tuple(ms), tuple(weights))
 
-    def step(self, q: int) -> float:
-        """Seconds of a forward of q rows in each sequence, and of all that comes with it."""
-        seconds = self._level(q) if self._drafts else self._verification(q)
-        return agreed_value(self._lm, max(seconds, FINE))  # by no clock is it free: costs divide
-
-    def _level(self, q: int) -> float:
-        """With what may follow a row."""
-        tree, began = Tree.chain(self._token, probes=[self._token] * (q - 1)), self._clock()
-        reading = self._forward(tree, fed=[0] * self._batch)
-        for b in range(self._batch):
-            reading.following(b, [0], WIDTH)
-        return self._clock() - began
-
-    def _verification(self, q: int) -> float:
-        """With the picks that are made with it, the reading of drafts, and what a drafter makes of these.
-
-        A pick that is made only when it is asked for is left out: it is paid for by the token, in plain
-        decoding as well, and so has no say in what pays.
-        """
-        token, probes, began = self._token, min(q - 1, PROBES), self._clock()
-        tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
-        reading = self._forward(tree)
-        walks, walked = self._walks(tree, reading)
-        for b, (path, choice) in enumerate(walks if probes else ()):
-            found = reading.drafts(b, tree.drafted, WIDTH)
-            self._drafter.observe(tree, path, choice, found, q, 0.0)
-            self._drafter.propose([choice], left=ROWS[-1])
-        took = self._clock() - began
-        _, again = self._walks(tree, reading)  # what was made with the forward is looked up
-        return took - min(walked, again)
-
-    def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
-        """Every sequence's path and choice, and the seconds that they took."""
-        began = self._clock()
-        found = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
-        return found, self._clock() - began
-
-    def _forward(self, tree: Tree, fed: Sequence[int] | None = None) -> Reading:
-        return self._runner.forward([tree] * self._batch, self._requests, self._sampling, fed)
-
-
-def measure_costs(
-    lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling, static: bool | None = None
-) -> Costs:
-    """Times of the rows in turns, so that a change of the machine's speed meets them alike. `static` is the
-    Runner's.
-    """
-    bench = Bench(lm, batch=batch, context=context, sampling=sampling, static=static)
-    rows, first = list[int](), 0.0
-    for q in ROWS:
-        last = min(bench.step(q) for _ in range(3))  # the first warms up
-        if not first and last > SLOW:
-            print("measuring, once, what a forward of several rows costs here ...", file=sys.stderr)
-        first = first or last
-        rows.append(q)
-        if last > ENOUGH * first and len(rows) > 2:
-            break
-    turns = max(3, min(15, int(SECONDS / (2 * BURST * first * len(rows)))))
-    times = np.array([[bench.burst(q) for q in rows] for _ in range(turns)])
-    # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
-    shares = np.median(times / times.sum(1, keepdims=True), axis=0)
-    ms = 1e3 * np.median(times.sum(1)) * rising(shares)
-    return Costs(tuple(rows), tuple(ms.tolist()))
-
-
-def measure_ratio(
-    target: PreTrainedModel, draft: PreTrainedModel, *, batch: int, context: int, sampling: Sampling
-) -> float:
-    """What a row of a draft model takes, with what may follow it, beside a row of its target, in turns."""
-    benches = [
-        Bench(target, batch=batch, context=context, sampling=sampling),
-        Bench(draft, batch=batch, context=context, sampling=sampling, drafts=True),
-    ]
-    for bench in benches:
-        bench.burst(1)  # warms up
-    times = np.array([[bench.burst(1) for bench in benches] for _ in range(TURNS)])
-    return agreed_value(target, float(np.median(times[:, 1] / times[:, 0])))
-
-
-def rising(values: Sequence[float]) -> np.ndarray:
-    """The nearest values that never fall (isotonic regression, by pooling adjacent violators): more
-    rows never cost less, and where they seem to, that is the clock's noise.
-    """
-    means, counts = list[float](), list[int]()
-    for value in values:
-        means.append(value)
-        counts.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            total = means[-2] * counts[-2] + means[-1] * counts[-1]
-            counts[-2:] = [counts[-2] + counts[-1]]
-            means[-2:] = [total / counts[-1]]
-    return np.repeat(means, counts)
+    def _beside(self, q: int) -> list[tuple[int, float]]:
+        """The points on both sides of q, and their shares in it."""
+        rows = self.costs.rows
+        right = min(bisect_left(rows, q), len(rows) - 1)
+        if rows[right] <= q or not right:
+            return [(right, 1.0)]
+        share = (q - rows[right - 1]) / (rows[right] - rows[right - 1])
+        return [(right - 1, 1 - share), (right, share)]
 
 
 class LoopCosts:
-    """Milliseconds of a step by rows, up to `most`: `ms[q]` is L(q), `slopes[q]` the price of the next row."""
+    """L(q) of a target by rows, up to `most`: `ms[q]` is L(q), `slopes[q]` the price of the next row.
+
+    The unit is the table's; L(1) never moves, and the clock's time of plain steps is what it stands for.
+    """
 
     def __init__(self, costs: Costs, most: int) -> None:
-        self._rows, self._points, self._most = costs.rows, list(costs.ms), most
-        self._plain: float | None = None  # milliseconds of a plain step of late, by the loop's clock
-        self.reading = 0.0  # milliseconds, of answers, beyond L(q)
-        self._steps, self._since, self._burst = 0, EVERY - 1, 0
-        self._lay_out()
+        self._curve, self._most = CostCurve(costs, base=True), most
+        self._plain: float | None = None  # milliseconds of a plain step, recent mean by the loop's clock
+        self.reading = 0.0  # of answers, beyond L(q)
+        self.steps, self._since, self._burst = 0, EVERY - 1, 0
+        self._update()
 
     @property
     def due(self) -> bool:
-        """Whether the next step is to be plain. It changes when a step is observed, so that all sequences of a
-        batch are told the same.
+        """Whether the next step must be plain. It changes when a step is observed, so that all sequences of a
+        batch see the same value.
         """
         return self._since >= EVERY
 
+    @property
+    def costs(self) -> Costs:
+        """The table as it stands."""
+        return self._curve.costs
+
     def __call__(self, q: int) -> float:
         """L(q); a batch may have more rows than a tree."""
-        return self.ms[q] if q <= self._most else Costs(self._rows, tuple(self._points))(q)
+        return self.ms[q] if q <= self._most else self.costs(q)
 
     def observe(self, q: int, ms: float, *, answered: bool = False) -> float:
-        """Learn that a step of q rows took `ms`, in it the reading of adaptive tokens' answers where there were
-        some; return its time in plain steps.
+        """Learn that a step of q rows took `ms`, with the reading of adaptive tokens' answers where `answered`;
+        return its time in plain steps.
         """
         ms = max(ms, 1e3 * FINE)  # by no clock is it free
         if q == 1:
@@ -223,18 +134,21 @@ class LoopCosts:
             return self(q) / self.ms[1]
         spent = ms / self._plain
         expected = self(q) + (self.reading if answered else 0.0)
-        surprise = min(max(spent * self.ms[1] / expected, 1 / WILD), WILD) - 1
+        surprise = clipped(spent * self.ms[1] / expected)
         if answered:
             self.reading = max(0.0, self.reading + LEARNED * surprise * expected)
-        for point, share in self._beside(q):
-            self._points[point] *= 1 + LEARNED * share * surprise
-        self._steps += 1
-        if self._steps % LAID_OUT == 0:
-            self._lay_out()
+        self._curve.learn(q, surprise)
+        self.steps += 1
+        if self.steps <= UPDATED or self.steps % UPDATED == 0:
+            self._update()
         return min(spent, COLD * expected / self.ms[1])
 
+    def in_units(self, ms: float) -> float | None:
+        """Return milliseconds of the loop's clock in the table's unit; None before a plain step was seen."""
+        return ms / self._plain * self.ms[1] if self._plain else None
+
     def _follow(self, ms: float) -> float:
-        """A plain step took `ms`: among its like, as in plain decoding, it finds the caches as it left them."""
+        """A plain step took `ms`: among its like, as in plain decoding, it meets warm caches."""
         self._burst += 1
         if self._burst >= BURST:
             self._since = 0
@@ -243,24 +157,20 @@ class LoopCosts:
             self._plain = known + FOLLOWED * (min(ms, WILD * known) - known)
         return 1.0
 
-    def _beside(self, q: int) -> list[tuple[int, float]]:
-        """The measured points on both sides of q but the first, and their shares in it."""
-        rows = self._rows
-        right = min(bisect_left(rows, q), len(rows) - 1)
-        if rows[right] <= q:
-            return [(right, 1.0)]
-        share = (q - rows[right - 1]) / (rows[right] - rows[right - 1])
-        return [(right - 1, 1 - share), (right, share)] if right > 1 else [(right, share)]
-
-    def _lay_out(self) -> None:
-        costs, ms = Costs(self._rows, tuple(self._points)), [0.0]
+    def _update(self) -> None:
+        ms, costs = [0.0], self.costs
         for q in range(1, self._most + 1):
             ms.append(max(ms[-1], costs(q)))  # more rows never cost less
         self.ms, self.slopes = ms, slopes(ms)
 
 
-def slopes(ms: list[float]) -> list[float]:
-    """The price of the next row behind each number of rows: the least per row on the way to any more.
+def clipped(ratio: float) -> float:
+    """Return a measured time over the expected one, less 1, without what met something else."""
+    return min(max(ratio, 1 / WILD), WILD) - 1
+
+
+def slopes(ms: Sequence[float]) -> list[float]:
+    """Return the price of the next row behind each number of rows: the least per row on the way to any more.
 
     Where the second row costs as much as a forward and the next six nothing, no row would be bought singly.
     """

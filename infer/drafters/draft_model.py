@@ -104,6 +104,7 @@ class DraftModelDrafters(ABC):
         self._pending: list[Pending | None] = []
         self._keeping: list[list[int]] = []
         self._forwards: list[int] = []  # rows of each forward of the last drafting
+        self._drafting = 0.0  # seconds of these
         self.max_rows = budget.max_rows
 
     @property
@@ -136,8 +137,10 @@ class DraftModelDrafters(ABC):
             Pending.behind(unread, context[-1]) if unread else None
             for unread, context in zip(self._read(contexts, depths), contexts)
         ]
+        began = self.runner.clock()
         if max(depths) > 0:
             self._grow(self._pending, depths)
+        self._drafting = self.runner.agreed(self.runner.clock() - began)
         return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
 
     def observe(
@@ -153,7 +156,8 @@ class DraftModelDrafters(ABC):
         """See Drafters."""
         pending = self._pending[b]
         tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._budget.learn(pending.graph if pending else None, tokens, rows, self._forwards)
+        graph = pending.graph if pending else None
+        self._budget.learn(graph, tokens, rows, self._forwards, seconds, self._drafting)
         if pending:
             self._keeping[b] = pending.kept(path)
             if self._watch and pending.drafts:

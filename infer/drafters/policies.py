@@ -1,29 +1,34 @@
-"""What learns, by the texts that it serves, and what rows cost there, kept for later texts."""
+"""Policies that learn, kept for later texts of the same kind."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from infer.drafters.auto import WIDTH, AutoPolicy
 from infer.drafters.costs import Costs, context_of, work
 from infer.engine.sampling import Sampling
 
-MOST = 64  # of a kind that are kept: a server may hear of another temperature with every text
-Value = TypeVar("Value")
-Learner = TypeVar("Learner")
-Measured = TypeVar("Measured")
+MOST = 64  # policies of a kind: a server may hear of another temperature with every text
 
 
-class Learners(Generic[Learner, Measured]):
-    """Those of one model, to which nothing in here refers.
+class Learner(Protocol):
+    """What learns L(q), of one model or of several."""
 
-    What is learned holds for one sampling. What was measured holds for all that compute as much.
-    """
+    @property
+    def tables(self) -> Sequence[Costs]:
+        """As they stand."""
+        ...
+
+
+L = TypeVar("L", bound=Learner)
+
+
+class Learners(Generic[L]):
+    """One for each kind, batch, length class and sampling. Nothing in here refers to their model."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._learned = dict[Hashable, Learner]()
-        self._measured = dict[Hashable, Measured]()
+        self._learners = dict[tuple[Hashable, tuple[int, int], Sampling], L]()
 
     def find(
         self,
@@ -32,26 +37,35 @@ class Learners(Generic[Learner, Measured]):
         batch: int,
         capacity: int,
         sampling: Sampling,
-        measure: Callable[[], Measured],
-        new: Callable[[Measured], Learner],
-    ) -> Learner:
-        """The one of a kind for `batch` such texts of up to `capacity` tokens; where there is none yet, a `new`
-        one of what rows cost, which `measure` says where it is not known either.
+        load: Callable[[], Sequence[Costs]],
+        new: Callable[[Sequence[Costs]], L],
+    ) -> L:
+        """Return the one for `batch` texts of up to `capacity` tokens. Where there is none yet, a `new` one
+        with what another with the same work learned of L(q), or with what `load` returns.
         """
         texts = (batch, context_of(capacity))
+        key = (kind, texts, sampling)
+        with self._lock:
+            learner = self._learners.pop(key, None) or new(self._tables(texts, sampling) or load())
+            self._learners[key] = learner  # now the last to be forgotten
+            if len(self._learners) > MOST:
+                del self._learners[next(iter(self._learners))]
+            return learner
 
-        def begin() -> Learner:
-            return new(_kept(self._measured, (*texts, work(sampling)), measure))
-
-        with self._lock:  # what two threads measured side by side would be the cost of neither
-            return _kept(self._learned, (kind, *texts, sampling), begin)
+    def _tables(self, texts: tuple[int, int], sampling: Sampling) -> Sequence[Costs]:
+        alike = [
+            learner
+            for (_, of, way), learner in self._learners.items()
+            if of == texts and work(way) == work(sampling)
+        ]
+        return alike[-1].tables if alike else ()
 
 
 class Policies:
-    """The policies that learn, of one model; the number of probes and the sources of drafts are their kind."""
+    """The policies of one model; the number of probes and the sources of drafts are their kind."""
 
     def __init__(self) -> None:
-        self._learners = Learners[AutoPolicy, Costs]()
+        self._learners = Learners[AutoPolicy]()
 
     def auto(
         self,
@@ -61,22 +75,15 @@ class Policies:
         batch: int,
         capacity: int,
         sampling: Sampling,
-        measure: Callable[[], Costs],
+        load: Callable[[], Sequence[Costs]],
+        save: Callable[[Costs], None] | None = None,
     ) -> AutoPolicy:
-        """See Learners; `measure` says L(q)."""
+        """See Learners; `save` is given what was learned of L(q), from time to time."""
         return self._learners.find(
             (k, sources),
             batch=batch,
             capacity=capacity,
             sampling=sampling,
-            measure=measure,
-            new=lambda costs: AutoPolicy(costs, k, width=1 if sampling.temperature else WIDTH),
+            load=load,
+            new=lambda tables: AutoPolicy(tables[0], k, width=1 if sampling.temperature else WIDTH, save=save),
         )
-
-
-def _kept(known: dict[Hashable, Value], key: Hashable, make: Callable[[], Value]) -> Value:
-    """The one of this key, now the last to be forgotten; made where there is none."""
-    known[key] = found = known.pop(key) if key in known else make()
-    if len(known) > MOST:
-        del known[next(iter(known))]  # the one unused for longest
-    return found

@@ -5,7 +5,6 @@ It is kept as long as the model lives, and does not keep it alive.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import partial
 from logging import getLogger
 from pathlib import Path
 from threading import Lock
@@ -17,7 +16,7 @@ from transformers.utils.hub import cached_file
 
 from conf.errors import UserError
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import measure_costs, measured_at
+from infer.drafters.costs import prior_costs
 from infer.drafters.policies import Policies
 from infer.engine.agreement import shares
 from infer.engine.attention import view_of
@@ -51,13 +50,10 @@ class Kept:
         capacity: int,
         sampling: Sampling,
     ) -> AutoPolicy:
-        """The one that learns, for such texts; what rows cost is measured for the first of them."""
-        context, static = measured_at(capacity, self.lm), self.runners.static
-        measure = partial(
-            measure_costs, self.lm, batch=batch, context=context, sampling=sampling, static=static
-        )
+        """Return the policy that learns, for such texts; what rows cost it learns with the first of them."""
         texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
-        return self.policies.auto(k, sources, **texts, measure=measure)
+        device = self.lm.device.type
+        return self.policies.auto(k, sources, **texts, load=lambda: [prior_costs(device)])
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.cost_tables import find_costs
 from infer.engine.sampling import GREEDY
 from infer.hardware import circumstances
+from infer.measure.row_times import context_for, measure_costs
 from infer.models.checkpoint import is_gated
 from infer.speed.config import SpeedConfig
 from infer.speed.device import measure_limit
@@ -55,5 +55,5 @@ def _limit(
 
 def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:
     longest = max(len(prompt.ids) for some in prompts.values() for prompt in some)
-    costs = find_costs(lm, batch=1, capacity=longest + new, sampling=GREEDY)
+    costs = measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
     return {"rows": list(costs.rows), "ms": list(costs.ms)}

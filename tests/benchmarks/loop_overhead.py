@@ -21,7 +21,7 @@ import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import measure_costs
+from infer.drafters.costs import prior_costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
 from infer.engine.reading import Request
@@ -66,7 +66,7 @@ def main(sizes: list[str]) -> None:
     ngrams = random_ngrams()
     for size in sizes or ["15M", "110M"]:
         lm = random_llama(size, torch.bfloat16)
-        costs = measure_costs(lm, batch=1, context=128, sampling=Sampling())
+        costs = prior_costs(lm.device.type)
         auto, every = AutoPolicy(costs, K), AutoPolicy(costs, K)
         methods = {
             "plain": PlainDrafter,

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import Costs, context_of, measure_costs
+from infer.drafters.costs import Costs, prior_costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Drafter, Each
 from infer.engine.runner import Runner
@@ -57,8 +57,7 @@ def compare(
     """All decoders of one model."""
     capacity = max(len(prompt.ids) for prompt in prompts) + args.new
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
-    costs = measure_costs(lm, batch=1, context=context_of(capacity), sampling=sampling)
-    print(f"{dtype}: L(q) in ms", {q: round(ms, 2) for q, ms in zip(costs.rows, costs.ms)})
+    costs = prior_costs(lm.device.type)
     makers = decoders_of(ids, table, lm.config.vocab_size, costs)
     chosen = {name: new for name, new in makers.items() if name.startswith(tuple(args.only or ("",)))}
     runner = Runner(lm, capacity=capacity, max_rows=96)

@@ -31,11 +31,10 @@ import torch
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import context_of, measure_costs
+from infer.drafters.costs import prior_costs
 from infer.drafters.plain import PlainDrafter
 from infer.drafters.protocol import Each
 from infer.engine.runner import Runner
-from infer.engine.sampling import GREEDY
 from infer.loop import Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import load_adaptive, load_model, load_ngrams, load_text
@@ -112,7 +111,7 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
     """Plain, and `auto` with adaptive tokens alone, with n-grams alone and with all sources, the default."""
     lm, adaptive = load_model(args.model, dtype=dtype), load_adaptive(args.model)
     capacity = longest + args.new
-    costs = measure_costs(lm, batch=1, context=context_of(capacity), sampling=GREEDY)
+    costs = prior_costs(lm.device.type)
     makers: dict[str, Any] = {"plain": PlainDrafter}
     table = NgramTable(args.table) if args.table else load_ngrams(args.model)
     ngrams = Ngrams(table, lm.config.vocab_size, weights=adaptive.ngrams)

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from infer.drafters.costs import ROWS as MOST
-from infer.drafters.costs import Bench
+from infer.measure.row_times import Bench
 from infer.models.checkpoint import load_model
 from infer.speed.device import measure_limit
 from tests.benchmarks.shapes import SIZES, random_llama

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from conf.clock import TICK, duration
-from infer.drafters import costs
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import measure_costs, measure_ratio
 from infer.engine import runner as clocks
 from infer.engine.runner import fine_clock, tick_of
 from infer.engine.sampling import GREEDY
 from infer.gpu_check.timing import in_turns
 from infer.loop import Step
+from infer.measure import row_times
+from infer.measure.row_times import measure_costs
 from infer.speed.device import bandwidth
 from infer.view.summary import Summary
 from tests.conftest import tiny_llama
@@ -43,7 +43,7 @@ def test_a_thread_clock_of_10_ms_measures_nothing(monkeypatch: pytest.MonkeyPatc
     assert fine_clock(coarse, time.perf_counter) is time.perf_counter
     assert fine_clock(time.perf_counter, coarse) is time.perf_counter
     monkeypatch.setattr(time, "thread_time", coarse)
-    monkeypatch.setattr(costs, "SECONDS", 0.05)
+    monkeypatch.setattr(row_times, "SECONDS", 0.05)
     found = measure_costs(tiny_llama(), batch=1, context=128, sampling=GREEDY)
     assert 0 < found(1) <= found(4)
     assert AutoPolicy(found, 5).most >= 1
@@ -55,7 +55,6 @@ def test_a_clock_that_stands_divides_nothing_by_zero(standing: None) -> None:
     assert duration(5.0, 5.0) == duration(5.0, 4.0) == TICK
     found = measure_costs(lm, batch=1, context=128, sampling=GREEDY)
     AutoPolicy(found, 5)
-    assert measure_ratio(lm, lm, batch=1, context=128, sampling=GREEDY) == 1
     summary = Summary()
     for _ in range(2):
         summary.add(Step(0, [1, 2], 1, 1, False))

@@ -14,6 +14,7 @@ from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.api import check_compile
 from infer.drafters.adaptive import FixedPolicy
+from infer.drafters.costs import LoopCosts
 from infer.engine.target import context_length
 from infer.requests import Prompt
 
@@ -79,8 +80,14 @@ def test_every_method_ends_and_chooses_as_plain_decoding_does(model: Model, data
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_stop_string_within_an_accepted_draft_ends_the_text(model: Model, name: str) -> None:
-    """Drafts come true in these tests, and what was accepted behind the end is not emitted."""
+def test_a_stop_string_within_an_accepted_draft_ends_the_text(
+    model: Model, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts come true in these tests, and what was accepted behind the end is not emitted.
+
+    On a busy machine the clock told `auto` that drafts cost more than they bring: it drafted next to nothing.
+    """
+    monkeypatch.setattr(LoopCosts, "observe", lambda self, q, ms, answered=False: self(q) / self(1))
     decode = DecodeConfig(max_new_tokens=200, **METHODS[name])
     steps = list(generate(model, [20, 30], decode))
     assert sum(step.accepted for step in steps) > 5

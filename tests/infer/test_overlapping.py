@@ -117,22 +117,22 @@ def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
     assert 16 < max(sizes) <= policy.max_rows
 
 
-def test_texts_that_begin_together_measure_once() -> None:
-    """Both measured what rows cost, each on the time that the other left."""
-    policies, measured = Policies(), list[int]()
+def test_texts_that_begin_together_share_one_policy() -> None:
+    """Each made its own, and what one learned was lost."""
+    policies, loaded = Policies(), list[int]()
     together = Barrier(THREADS)
 
-    def measure() -> Costs:
-        measured.append(1)
+    def load() -> list[Costs]:
+        loaded.append(1)
         time.sleep(0.05)
-        return Costs((1, 64), (1.0, 2.0))
+        return [Costs((1, 64), (1.0, 2.0))]
 
     def begin() -> AutoPolicy:
         together.wait()
-        return policies.auto(3, frozenset(), batch=1, capacity=100, sampling=Sampling(), measure=measure)
+        return policies.auto(3, frozenset(), batch=1, capacity=100, sampling=Sampling(), load=load)
 
     found = in_threads([begin] * THREADS)
-    assert len(measured) == 1 and len(set(map(id, found))) == 1
+    assert len(loaded) == 1 and len(set(map(id, found))) == 1
 
 
 def test_first_calls_that_overlap_keep_one_state_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

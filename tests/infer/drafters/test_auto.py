@@ -8,7 +8,7 @@ import pytest
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration
-from infer.drafters.costs import Costs, slopes
+from infer.drafters.costs import Costs, prior_costs, slopes
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.ngrams import Ngrams
@@ -134,6 +134,22 @@ def test_costs_that_were_measured_wrong_are_corrected_by_the_clock(wrong: float)
     for text in (right, corrected):
         text.write(2500, slower, 0.8)
     assert corrected.write(2000, slower, 0.8) > 0.92 * right.write(2000, slower, 0.8)
+
+
+@pytest.mark.parametrize(
+    "costs", [FLAT, CPU, RISING, JUMP, STEEP, DIES], ids=["flat", "cpu", "rising", "jump", "steep", "dies"]
+)
+@pytest.mark.parametrize("accepted", [0.0, 0.8])
+def test_a_prior_costs_the_first_text_little_and_later_ones_next_to_nothing(
+    costs: Costs, accepted: float
+) -> None:
+    """L(q) was measured before the first text, by more forwards than the text had itself."""
+    learned, known = (Text(AutoPolicy(start, 5), distinct) for start in (prior_costs("cpu"), costs))
+    first = learned.write(60, costs, accepted)
+    assert first > 1 / 1.5 and first > 0.75 * known.write(60, costs, accepted)
+    for text in (learned, known):
+        text.write(1500, costs, accepted)
+    assert learned.write(2500, costs, accepted) > 0.9 * known.write(2500, costs, accepted)
 
 
 @pytest.mark.parametrize(("costs", "least"), [(FLAT, 15.0), (CPU, 10.0)], ids=["flat", "cpu"])

@@ -37,9 +37,12 @@ def simulated(said: float, right: float, draft: Costs) -> tuple[int, float, floa
             rows = len(budget.verified(growth.graph, depth=DEPTH).tokens)
         text = [DRAFTED if random_.random() < right else OTHER for _ in range(rows)]
         accepted = next((n for n, token in enumerate(text[:-1]) if token == OTHER), rows - 1)
-        budget.learn(growth.graph if levels else None, text[: accepted + 1], rows, [1] * levels)
+        ms = TARGET(rows) + levels * draft(1)
+        drafting = 1e-3 * levels * draft(1)
+        graph = growth.graph if levels else None
+        budget.learn(graph, text[: accepted + 1], rows, [1] * levels, 1e-3 * ms, drafting)
         emitted.append(emitted[-1] + accepted + 1)
-        spent.append(spent[-1] + TARGET(rows) + levels * draft(1))
+        spent.append(spent[-1] + ms)
     half = STEPS // 2
     return emitted[-1], spent[-1], (emitted[-1] - emitted[half]) / (spent[-1] - spent[half])
 
@@ -75,5 +78,8 @@ def test_a_measured_budget_verifies_what_pays_and_stops_where_nothing_does() -> 
     steps = {True: 0, False: 0}
     for _ in range(1000):
         steps[dear.drafting] += 1
-        dear.learn(graph, [3], 1, [1] * 10) if dear.drafting else dear.learn(None, [3], 1, [])
+        if dear.drafting:
+            dear.learn(graph, [3], 1, [1] * 10, 0.02, 0.01)
+        else:
+            dear.learn(None, [3], 1, [], 0.01, 0.0)
     assert 6 <= steps[True] <= 6 + 0.01 * 1000 + 3  # now and then it tries again

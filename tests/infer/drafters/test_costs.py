@@ -1,14 +1,10 @@
-"""What a step is said to cost: the table, what is measured for it, and what is left out."""
+"""L(q): straight lines between points, and how the clock corrects it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.drafters.costs import ROWS, Bench, Costs, measure_costs, rising
-from infer.engine.pick import candidates, pick
-from infer.engine.runner import Runner
-from infer.engine.sampling import GREEDY, Sampling
-from tests.conftest import tiny_llama
+from infer.drafters.costs import LEARNED, ROWS, CostCurve, Costs, LoopCosts, clipped, prior_costs
 
 CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
 
@@ -20,75 +16,39 @@ def test_costs_lie_on_straight_lines(q: int) -> None:
     )
 
 
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9))
-def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
-    """Isotonic regression: no other rising sequence lies nearer."""
-    found = rising(values)
-    wanted = [
-        max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
-        for x in range(len(values))
-    ]
-    assert found == pytest.approx(wanted)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_prior_is_in_plain_steps(device: str) -> None:
+    prior = prior_costs(device)
+    assert prior.rows == ROWS and prior.ms[0] == 1.0 and list(prior.ms) == sorted(prior.ms)
+    assert prior_costs(device, scale=0.25)(64) == prior(64) / 4
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, 10, 0.9)])
-def test_a_table_is_measured_with_the_texts_own_choices(
-    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All were measured greedily: of sampled text the drafts take several times as long to read, and drafting
-    that lost a sixth was believed to pay.
-    """
-    picked, read = list[Sampling](), list[Sampling]()
-    monkeypatch.setattr("infer.drafters.costs.SECONDS", 0.05)
-    monkeypatch.setattr(
-        "infer.engine.reading.pick", lambda logits, how, *keys: picked.append(how) or pick(logits, how, *keys)
-    )
-    monkeypatch.setattr(
-        "infer.engine.reading.candidates",
-        lambda logits, how, *keys: read.append(how) or candidates(logits, how, *keys),
-    )
-    found = measure_costs(tiny_llama(), batch=2, context=128, sampling=sampling)
-    assert set(picked) == set(read) == {sampling}
-    assert found.rows[0] == 1 and found.ms[0] > 0 and list(found.ms) == sorted(found.ms)
+@given(st.sampled_from(ROWS[1:]), st.floats(0.2, 5))
+def test_points_that_no_step_came_near_move_along(q: int, factor: float) -> None:
+    """The true table is the prior with another price of rows: one number of rows teaches it as a whole."""
+    prior = prior_costs("cpu")
+    curve = CostCurve(prior, base=True)
+    truth = Costs(ROWS, tuple(1 + factor * (ms - 1) for ms in prior.ms))
+    for _ in range(60):
+        curve.learn(q, clipped(truth(q) / curve.costs(q)))
+    assert curve.costs(1) == 1.0
+    assert curve.costs.ms == pytest.approx(truth.ms, rel=0.25)
 
 
-class Hands:
-    """A clock that others advance."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-    def after(self, seconds: float, work):
-        def timed(*args, **kwargs):
-            self.time += seconds
-            return work(*args, **kwargs)
-
-        return timed
+def test_a_point_that_many_steps_met_moves_alone_and_slowly() -> None:
+    curve = CostCurve(CPU)
+    curve.learn(8, 1.0)
+    moved = [after / before for before, after in zip(CPU.ms, curve.costs.ms)]
+    assert moved == pytest.approx([1, 1, 1, 1 + LEARNED, 1, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("sampling", "left"),
-    [(GREEDY, 15.0), (Sampling(1.0, top_k=5), 15.0), (Sampling(1.0), 10.0), (Sampling(0.5, top_p=0.9), 10.0)],
-)
-def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
-    sampling: Sampling, left: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a pick looks at all tokens it is made for the path alone: plain decoding makes as many."""
-    hands, bench = Hands(), Bench(tiny_llama(), batch=1, context=128, sampling=sampling)
-    bench._clock = hands
-    monkeypatch.setattr("infer.engine.reading.pick", hands.after(5.0, pick))
-    monkeypatch.setattr(Runner, "forward", hands.after(10.0, Runner.forward))
-    assert bench.step(1) == pytest.approx(left)
-    monkeypatch.setattr("infer.engine.reading.candidates", hands.after(3.0, candidates))
-    assert bench.step(4) == pytest.approx(left + 3.0)
-
-
-def test_fixed_shapes_of_all_rows_have_the_same_columns() -> None:
-    """From 48 rows on a forward was measured over more columns of the cache: `auto` found its rows too dear."""
-    bench = Bench(tiny_llama(), batch=1, context=256, static=True)
-    for q in ROWS:
-        bench.step(q)
-    assert {shape.columns for shape in bench._runner._forward._graphs[GREEDY]} == {256}  # type: ignore[attr-defined]
+def test_the_clock_of_plain_steps_is_the_unit() -> None:
+    """A machine that is three times as slow changes no ratio."""
+    costs = LoopCosts(CPU, 64)
+    assert costs.in_units(5.0) is None
+    for _ in range(5):
+        assert costs.observe(1, 30.0) == 1.0
+    assert costs.in_units(60.0) == pytest.approx(20.0)
+    for _ in range(100):
+        assert costs.observe(16, 42.0) == pytest.approx(1.4)
+    assert costs(16) == pytest.approx(14.0) and costs.costs.ms == pytest.approx(CPU.ms)

@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from infer.drafters.costs import Costs
+from infer.drafters.budget import AutoBudget
+from infer.drafters.costs import Costs, prior_costs
 from infer.drafters.policies import MOST, Learners, Policies
 from infer.engine.sampling import Sampling
 
@@ -10,9 +11,9 @@ COSTS = Costs((1, 64), (1.0, 2.0))
 
 
 def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
-    """custom_generate measured L(q) again for each temperature and top_p."""
-    policies, measured = Policies(), list[str]()
-    auto = partial(policies.auto, measure=lambda: measured.append("") or COSTS)
+    """custom_generate measured L(q) again for each temperature and top_p: each began with what it cost."""
+    policies, loaded = Policies(), list[str]()
+    auto = partial(policies.auto, load=lambda: loaded.append("") or [COSTS])
     ways = [
         Sampling(),
         Sampling(0.3),
@@ -31,13 +32,13 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
         for _ in range(2)
     ]
     assert found[0] == found[1] and len(set(map(id, found[0]))) == len(texts) * len(ways)
-    assert len(measured) == 4 * 4  # greedy, sampled, by top_k, by top_p: whatever k is
+    assert len(loaded) == 4 * 4  # greedy, sampled, by top_k, by top_p: whatever k is
 
 
 def test_no_more_are_kept_than_there_is_room_for() -> None:
     """A service that takes any temperature would have kept a policy of each for good."""
     policies = Policies()
-    auto = partial(policies.auto, 3, frozenset(), batch=1, capacity=100, measure=lambda: COSTS)
+    auto = partial(policies.auto, 3, frozenset(), batch=1, capacity=100, load=lambda: [COSTS])
     first = auto(sampling=Sampling(1.0))
     second = auto(sampling=Sampling(2.0))
     for number in range(MOST - 1):
@@ -50,10 +51,21 @@ def test_budgets_are_bounded_as_policies_are() -> None:
     """Those of a draft model had a dict of their own: one was kept for every temperature, for good, and rows
     were timed again for each.
     """
-    learners, measured = Learners[object, int](), list[int]()
-    find = partial(learners.find, batch=1, capacity=100, measure=lambda: measured.append(1) or 1)
-    first = find("gsd", sampling=Sampling(1.0), new=lambda _: object())
-    assert find("tsd", sampling=Sampling(1.0), new=lambda _: object()) is not first
+    learners, loaded = Learners[AutoBudget](), list[int]()
+    load = lambda: loaded.append(1) or [COSTS, COSTS]  # noqa: E731
+    find = partial(learners.find, batch=1, capacity=100, load=load, new=lambda both: AutoBudget(*both))
+    first = find("gsd", sampling=Sampling(1.0))
+    assert find("tsd", sampling=Sampling(1.0)) is not first
     for number in range(MOST):
-        find("gsd", sampling=Sampling(2.0 + number), new=lambda _: object())
-    assert find("gsd", sampling=Sampling(1.0), new=lambda _: object()) is not first and len(measured) == 1
+        find("gsd", sampling=Sampling(2.0 + number))
+    assert find("gsd", sampling=Sampling(1.0)) is not first and len(loaded) == 1
+
+
+def test_a_new_policy_begins_with_what_another_learned() -> None:
+    policies = Policies()
+    auto = partial(policies.auto, sources=frozenset(), batch=1, capacity=100)
+    first = auto(3, sampling=Sampling(1.0), load=lambda: [prior_costs("cpu")])
+    for rows in [1] * 4 + [8] * 40:
+        first.learn(None, [1], rows, 0.01 * rows)
+    second = auto(5, sampling=Sampling(0.5), load=list)
+    assert second.tables == first.tables and second.tables[0](8) > 3

@@ -11,9 +11,9 @@ from conf import UserError, settings
 from infer import DecodeConfig, generate, load
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.drafters import costs
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import prior_costs
 from infer.drafters.protocol import Each
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
@@ -52,8 +52,7 @@ def outputs(folder: str) -> dict[str, object]:
     runner = Runner(lm, capacity=8, max_rows=1)
     assert runner._target.cache._kv.shape[3] == lm.config.num_key_value_heads // ranks
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)
-    costs.SECONDS, costs.ROWS = 0.05, (1, 2, 4, 8)
-    auto = AutoPolicy(costs.measure_costs(lm, batch=2, context=32, sampling=Sampling()), 3)
+    auto = AutoPolicy(prior_costs("cpu"), 3)
     drafted = {draft: drafted_texts(folder, draft) for draft in (f"{folder}/draft", "self:1")}
     return {
         "greedy": texts(lm, tree, static=False, sampling=Sampling()),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from infer.drafters.costs import Costs
+from infer.drafters.auto import AutoPolicy
 from infer.engine.runner import Runners
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
@@ -32,37 +32,34 @@ def test_a_model_is_freed_with_all_that_was_kept_for_it() -> None:
     assert gone() is None
 
 
-def test_what_was_measured_is_kept_until_the_model_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, asked = tiny("llama"), []
-    costs = Costs((1, 64), (1.0, 2.0))
-    monkeypatch.setattr("infer.portable.kept.measure_costs", lambda *_, **more: asked.append(more) or costs)
+def test_what_was_learned_is_kept_until_the_model_moves() -> None:
+    lm = tiny("llama")
     ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
+
+    def policy(batch: int, sampling: Sampling) -> AutoPolicy:
+        return kept_for(lm).policy(1, frozenset(), batch=batch, capacity=8, sampling=sampling)
+
     for _ in range(2):
         ours(prompt, max_new_tokens=5, do_sample=False)
-    assert asked == [{"batch": 1, "context": 128, "sampling": Sampling(), "static": None}]
+    first = policy(1, Sampling())
     ours(prompt, max_new_tokens=5, do_sample=True, top_k=3, num_return_sequences=2)
-    assert asked[1:] == [{"batch": 2, "context": 128, "sampling": Sampling(1.0, 3), "static": None}]
+    assert policy(1, Sampling()) is first is not policy(2, Sampling(1.0, 3))
     lm.double()
     ours(prompt, max_new_tokens=5, do_sample=False)
-    assert len(asked) == 3
+    assert policy(1, Sampling()) is not first
 
 
-def test_a_warmer_text_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warmer_text_learns_by_itself() -> None:
     """Each temperature and each top_p cost seconds of measuring. What is learned is kept apart all the same."""
-    lm, asked = tiny("llama"), list[Sampling]()
-    costs = Costs((1, 64), (1.0, 2.0))
-    monkeypatch.setattr(
-        "infer.portable.kept.measure_costs", lambda *_, sampling, **more: asked.append(sampling) or costs
-    )
+    lm = tiny("llama")
     ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
     shapes = [(t, p) for p in (1.0, 0.9, 0.5) for t in (0.2, 0.7, 1.3)]
     for temperature, top_p in shapes:
         sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
         ours(prompt, max_new_tokens=3, **sampled)
-    assert asked == [Sampling(0.2), Sampling(0.2, 0, 0.9)]
     kept = kept_for(lm)
     policies = [kept.policy(3, frozenset(), batch=1, capacity=7, sampling=Sampling(t, 0, p)) for t, p in shapes]
-    assert len(set(map(id, policies))) == len(shapes) and len(asked) == 2
+    assert len(set(map(id, policies))) == len(shapes)
 
 
 def test_a_runner_of_fixed_shapes_serves_the_next_call(
@@ -87,28 +84,16 @@ def test_a_runner_of_fixed_shapes_serves_the_next_call(
     assert len(made) == len(kept) == 1
 
 
-def test_another_librarys_layers_are_put_into_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter may be switched off between two calls; a graph would go on with it. What rows cost was
-    measured in graphs all the same, which layers that ask the device in their forward do not bear.
-    """
+def test_another_librarys_layers_are_put_into_no_graph() -> None:
+    """An adapter may be switched off between two calls; a graph would go on with it."""
 
     class Adapted(torch.nn.Linear):
         pass
 
-    lm, asked, costs = tiny("llama"), [], Costs((1, 64), (1.0, 2.0))
-    monkeypatch.setattr(
-        "infer.portable.kept.measure_costs", lambda *_, static, **more: asked.append(static) or costs
-    )
-
-    def static() -> bool | None:
-        kept = kept_for(lm)
-        kept.policy(3, frozenset(), batch=1, capacity=7, sampling=Sampling())
-        return kept.runners.static
-
-    assert static() is None
+    lm = tiny("llama")
+    assert kept_for(lm).runners.static is None
     lm.model.layers[0].mlp.up_proj = Adapted(32, 64)
-    assert static() is False
-    assert asked == [None, False]
+    assert kept_for(lm).runners.static is False
 
 
 @pytest.mark.parametrize("known", [False, True])

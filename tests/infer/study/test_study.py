@@ -12,7 +12,6 @@ from conf import UserError, settings
 from infer.api import Model
 from infer.config import DecodeConfig
 from infer.draft_methods import rules_of
-from infer.drafters.costs import Costs
 from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
 from infer.study import methods, rates
@@ -158,8 +157,6 @@ def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Mo
 @pytest.fixture
 def given_settings(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model's first layer drafts for it, on two texts."""
-    costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
-    monkeypatch.setattr("infer.draft_methods.find_both", lambda *args, **kwargs: (costs, costs))
     texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
     lines = [json.dumps({"text": text}) for text in texts]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
