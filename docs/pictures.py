@@ -20,9 +20,8 @@ from PIL import Image, ImageChops
 
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.outcome import Outcome
 from infer.drafters.places import Places
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, Outcome
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
 from infer.graph.view import spelled

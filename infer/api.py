@@ -20,15 +20,13 @@ from conf import UserError
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.draft_methods import DraftMethods
-from infer.drafters.outcome import Watch
-from infer.drafters.protocol import Drafters
+from infer.drafters.protocol import Drafters, Watch
 from infer.engine.agreement import shares
 from infer.engine.cache import shape
+from infer.engine.forward import context_length, fixed_shapes
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
 from infer.engine.runner import Runner, Runners
-from infer.engine.static import fixed_shapes
-from infer.engine.target import context_length
 from infer.loop import Limits, Step
 from infer.methods import Methods, library_processors
 from infer.models.checkpoint import (

@@ -7,18 +7,13 @@ from transformers import PreTrainedModel
 
 from conf import UserError
 from infer.config import DecodeConfig
+from infer.drafters.auto import Learners
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.cost_tables import CostTables
-from infer.drafters.draft_model import UNREAD
-from infer.drafters.draft_probes import ProbeDrafters
-from infer.drafters.draws import RatioDrafters
-from infer.drafters.levels import LevelDrafters
-from infer.drafters.outcome import Watch
-from infer.drafters.policies import Learners
-from infer.drafters.protocol import Drafters
+from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters, RatioDrafters
+from infer.drafters.protocol import Drafters, Watch
+from infer.engine.forward import WIDTH, context_length
 from infer.engine.runner import Runner, Runners
-from infer.engine.static import WIDTH
-from infer.engine.target import context_length
 from infer.models.draft import Draft
 from infer.trees.growth import Rules
 

@@ -19,11 +19,9 @@ from conf import UserError
 from infer.config import BY_DRAFT_MODEL, SOURCES, DecodeConfig
 from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
+from infer.drafters.auto import Policies
 from infer.drafters.cost_tables import CostTables
-from infer.drafters.outcome import Watch
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.policies import Policies
-from infer.drafters.protocol import Drafters, Each
+from infer.drafters.protocol import Drafters, Each, PlainDrafter, Watch
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights

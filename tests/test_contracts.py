@@ -18,8 +18,7 @@ from data_prep.encode.fim import lay_out as lay_out_document
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafter, Each
+from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY

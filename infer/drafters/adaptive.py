@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.drafters.outcome import Outcome, Watch
 from infer.drafters.places import Places
+from infer.drafters.protocol import Outcome, Watch
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import Ngrams, TextNgrams

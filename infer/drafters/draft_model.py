@@ -9,21 +9,26 @@ what stood elsewhere in the graph:
     verified       y_n a c z, then w      z was a leaf, or stood behind another node in the graph
     kept           y_n a c                next comes the chain z w, then its frontier
 
-How the graph comes about is said in levels.py and draft_probes.py.
+The graph grows level by level (`LevelDrafters`), in one forward of probes (`ProbeDrafters`), or by draws for
+verification by ratio (`RatioDrafters`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.drafters.outcome import Outcome, Watch
+from infer.drafters.protocol import Outcome, Watch
 from infer.engine.reading import Candidates, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.models.draft import Draft
+from infer.trees.growth import Growth, Rules
+from infer.trees.lattice import lattice
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
@@ -224,3 +229,141 @@ class DraftModelDrafters(ABC):
         if any(self._keeping):
             self.runner.commit(self._keeping)
             self._keeping = [[] for _ in self._keeping]
+
+
+class LevelDrafters(DraftModelDrafters):
+    """SSD, TSD and GSD: the draft model draws a sequence, a tree or a graph, level by level (GSD §3-§5).
+
+    Each level is one forward, in which only the new frontier's tokens are rows (trees/growth.py). `most` bounds
+    the draft model's rows for a sequence and step, but for the text's own tokens.
+    """
+
+    within_level = False  # see Growth
+
+    def __init__(
+        self,
+        draft: Draft,
+        rules: Rules,
+        budget: Budget,
+        *,
+        most: int,
+        take: Callable[[int], Runner],
+        give: Callable[[Runner], None],
+        watch: Watch | None = None,
+    ) -> None:
+        super().__init__(draft, budget, depth=rules.depth, take=take, give=give, watch=watch)
+        self._rules, self._most = rules, most
+
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+        growths = dict[int, Growth]()
+        for b, one in enumerate(pending):
+            if one:
+                growths[b] = self._growth(one.graph.tokens[0])
+                one.graph = growths[b].graph
+        for level in range(max(depths)):
+            growths = {b: growth for b, growth in growths.items() if level < depths[b] and growth.frontier}
+            if not growths or not self._deepens(level, growths.values(), len(pending)):
+                break
+            rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
+            reading = self._forward(pending)
+            for b, growth in growths.items():
+                found = self._behind(b, growth.frontier, rows[b], reading)
+                growth.grow(found.ids, found.weights)
+
+    def _growth(self, root: int) -> Growth:
+        return Growth(
+            root,
+            self._rules,
+            most=self._most,
+            within_level=self.within_level,
+            calibrated=self._budget.chance,
+        )
+
+    def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
+        """The candidates behind these nodes of graph b, which are these rows of it."""
+        return reading.following(b, rows, self._rules.k)
+
+    def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
+        """For all sequences together: a forward of one's frontier is one of all."""
+        reach = sum(growth.reach for growth in growths) / sequences
+        return self._budget.deepens(level, reach, max(len(growth.frontier) for growth in growths))
+
+
+class ProbeDrafters(DraftModelDrafters):
+    """A draft model with adaptive tokens draws its whole graph in one forward (SDSAT's probes; PARD, 2025).
+
+    Behind the last token it is asked for the next place as ever, and by a probe for each further one. The `k`
+    candidates for each of `depth` places, predicted without regard to one another, are a lattice.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        budget: Budget,
+        *,
+        k: int,
+        depth: int,
+        take: Callable[[int], Runner],
+        give: Callable[[Runner], None],
+        watch: Watch | None = None,
+    ) -> None:
+        """Raises ValueError for more places than the draft model has diverse tokens for."""
+        super().__init__(draft, budget, depth=depth, take=take, give=give, watch=watch)
+        assert draft.adaptive is not None
+        self._k = k
+        self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
+
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+        reading = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
+        for b, one in enumerate(pending):
+            if one is None:
+                continue
+            root = len(one.tokens) - 1
+            found = [reading.following(b, [root], self._k)]
+            if depths[b] > 1:
+                found.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
+            ids = [row for part in found for row in part.ids]
+            one.graph = lattice(one.graph.tokens[0], ids, [row for part in found for row in part.weights])
+
+
+class RatioDrafters(LevelDrafters):
+    """SSD, TSD and GSD for verification by ratio: the candidates are draws from the draft model (GSD §3).
+
+    Behind each node of the frontier k tokens are drawn without replacement, by a generator of each sequence's
+    own, which begins with its request's seed: runs repeat, whatever stands beside them. A merged node's
+    children were drawn from the distribution behind the node that it was merged into. The budget must verify
+    whole families (see ratio.py).
+    """
+
+    within_level = True
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """See Drafters."""
+        super().start(requests, sampling)
+        device = self._draft.lm.device
+        self._generators = [torch.Generator(device).manual_seed(request.seed) for request in requests]
+
+    def drop(self, b: int) -> None:
+        """See Drafters."""
+        super().drop(b)
+        self._generators[b] = self._generators[-1]
+        self._generators.pop()
+
+    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
+        for one in pending:
+            if one:
+                one.drawn = {}
+        super()._grow(pending, depths)
+
+    def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
+        found, q_nV = reading.draws(b, rows, self._rules.k, self._generators[b])
+        self._pending[b].drawn.update(zip(nodes, q_nV))  # type: ignore[union-attr]
+        return found
+
+    def _proposed(self, b: int, root: int, left: int) -> Tree:
+        tree, pending = super()._proposed(b, root, left), self._pending[b]
+        if pending is None or pending.drafts is None:
+            return tree
+        nodes, graph, drawn = pending.drafts.nodes, pending.graph, pending.drawn or {}
+        parents = sorted(set(tree.parents[1:]))
+        return replace(tree, drawn={at: drawn[graph.merged.get(nodes[at], nodes[at])] for at in parents})

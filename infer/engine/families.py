@@ -12,12 +12,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf.errors import UserError
-from infer.engine.alibi import is_alibi
-from infer.engine.forward import DynamicForward
+from infer.engine.attention import is_alibi
+from infer.engine.forward import DynamicForward, Target
 from infer.engine.memory import is_out_of_memory
 from infer.engine.reading import Request
 from infer.engine.sampling import GREEDY
-from infer.engine.target import Target
 from infer.trees.tree import Tree
 
 KINDS = {"full_attention", "sliding_attention"}

@@ -14,11 +14,9 @@ from transformers import PreTrainedModel
 
 from infer.engine.agreement import agreed_value
 from infer.engine.attention import band
-from infer.engine.forward import DynamicForward, Forward
+from infer.engine.forward import DynamicForward, Forward, StaticForward, Target, fixed_shapes
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
-from infer.engine.static import StaticForward, fixed_shapes
-from infer.engine.target import Target
 from infer.trees.tree import Tree
 
 FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3

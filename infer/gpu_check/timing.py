@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from conf.clock import duration
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafter, Each
+from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from conf.files import write_bytes
-from infer.drafters.outcome import Fate, Outcome
+from infer.drafters.protocol import Fate, Outcome
 from infer.graph.view import spelled
 from infer.text import Text
 from infer.trees.token_graph import TokenGraph

@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 from conf import UserError
 from infer.config import DraftConfig
 from infer.engine.agreement import failing_together
+from infer.engine.forward import context_length
 from infer.engine.memory import enough_for_weights
-from infer.engine.target import context_length
 from infer.models.checkpoint import Adaptive, load_adaptive, load_model, load_text
 from infer.text import Text
 

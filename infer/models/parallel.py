@@ -50,7 +50,7 @@ def _by_torchrun() -> bool:
 def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
     """How the model is divided. Raises UserError where it cannot be, for so many ranks.
 
-    The head stays whole: its rows are looked up one by one for the float32 logits (head.py).
+    The head stays whole: its rows are looked up one by one for the float32 logits (pick.py).
     """
     if not config.base_model_tp_plan or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(

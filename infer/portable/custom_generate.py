@@ -30,9 +30,9 @@ from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
 from infer.drafters.places import SOURCES
 from infer.drafters.protocol import Drafters, Each
+from infer.engine.forward import context_length
 from infer.engine.reading import Request
 from infer.engine.sampling import SEEDS, Sampling
-from infer.engine.target import context_length
 from infer.loop import Limits, decode
 from infer.ngrams import Ngrams, NgramTable, NgramWeights
 from infer.portable.asked import (

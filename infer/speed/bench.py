@@ -10,14 +10,12 @@ from transformers import PreTrainedModel
 from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
 from infer.draft_methods import DraftMethods
-from infer.drafters.outcome import Watch
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafters, Each
+from infer.drafters.protocol import Drafters, Each, PlainDrafter, Watch
 from infer.engine.cache import shape
+from infer.engine.forward import context_length
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
-from infer.engine.target import context_length
 from infer.loop import Limits
 from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import Methods

@@ -20,8 +20,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.engine.cache import shape
+from infer.engine.forward import windows
 from infer.engine.gate import GatedEmbedding, GatedLinear
-from infer.engine.target import windows
 
 ROWS = tuple(2**power for power in range(11))  # of the table
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from infer.drafters.outcome import Outcome
-from infer.drafters.protocol import Drafters
+from infer.drafters.protocol import Drafters, Outcome
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.outcome import Outcome
+from infer.drafters.protocol import Outcome
 from infer.engine.reading import Request
 from infer.measure.runs import Decoder, seed_of
 from infer.speed.bench import Bench, Own

@@ -10,8 +10,7 @@ from infer.api import load
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.config import GROWTH, DecodeConfig, DraftConfig
 from infer.draft_methods import DraftMethods
-from infer.drafters.outcome import Outcome, Watch
-from infer.drafters.protocol import Drafters
+from infer.drafters.protocol import Drafters, Outcome, Watch
 from infer.engine.runner import Runner
 from infer.loop import Limits
 from infer.measure.crew import ALONE, Members

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from infer.engine.head import Logits
-from infer.engine.pick import gumbel, probabilities
+from infer.engine.pick import Logits, gumbel, probabilities
 from infer.engine.ratio import draw, law
 from infer.engine.sampling import Sampling
 

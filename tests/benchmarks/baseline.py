@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Limits, decode

@@ -20,7 +20,7 @@ from itertools import islice
 
 import torch
 
-from infer.drafters import levels
+from infer.drafters import draft_model
 from infer.drafters.budget import FixedBudget
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
@@ -49,7 +49,7 @@ def measure(size: str, dtype: torch.dtype, *, steps: int) -> dict[str, float]:
     target = Runner(random_llama("15M" if vocab == 32000 else size, dtype), capacity=capacity, max_rows=101)
     lm = random_llama(size, dtype)
     runner = Runner(lm, capacity=capacity, max_rows=MOST)
-    drafters = levels.LevelDrafters(
+    drafters = draft_model.LevelDrafters(
         Draft(lm, vocab, MOST),
         Rules(theta_prob=0.0, theta_sib=0.0),
         FixedBudget(100),
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    levels.Growth = SteadyGrowth  # type: ignore[misc]
+    draft_model.Growth = SteadyGrowth  # type: ignore[misc]
     found = {}
     for size in args.sizes:
         for dtype in (torch.float32, torch.bfloat16):

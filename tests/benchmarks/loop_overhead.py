@@ -22,8 +22,7 @@ import torch
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling

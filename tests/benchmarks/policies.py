@@ -28,8 +28,7 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs, prior_costs
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafter, Each
+from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits

@@ -32,8 +32,7 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.loop import Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder

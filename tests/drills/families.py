@@ -15,8 +15,7 @@ import time
 import torch
 
 from infer.drafters.budget import FixedBudget
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling

@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 
 from infer.drafters.budget import FixedBudget
-from infer.drafters.draft_model import UNREAD
-from infer.drafters.levels import LevelDrafters
-from infer.drafters.outcome import Outcome
+from infer.drafters.draft_model import UNREAD, LevelDrafters
+from infer.drafters.protocol import Outcome
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Limits, decode

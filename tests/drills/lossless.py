@@ -29,11 +29,8 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.budget import AutoBudget, FixedBudget
 from infer.drafters.costs import Costs
-from infer.drafters.draft_model import UNREAD
-from infer.drafters.draft_probes import ProbeDrafters
-from infer.drafters.levels import LevelDrafters
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafters, Each
+from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters
+from infer.drafters.protocol import Drafters, Each, PlainDrafter
 from infer.engine.pick import gumbel, kept
 from infer.engine.reading import Request
 from infer.engine.runner import Runner

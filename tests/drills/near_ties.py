@@ -16,8 +16,7 @@ import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY

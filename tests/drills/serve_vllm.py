@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.loop import Limits

@@ -28,9 +28,8 @@ from torch import nn
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
-from infer.engine.head import Logits
+from infer.drafters.protocol import Each, PlainDrafter
+from infer.engine.pick import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
 from infer.loop import Limits

@@ -15,7 +15,7 @@ from infer import DecodeConfig, Infill, Model, generate, load
 from infer.api import check_compile
 from infer.drafters.adaptive import FixedPolicy
 from infer.drafters.costs import LoopCosts
-from infer.engine.target import context_length
+from infer.engine.forward import context_length
 from infer.requests import Prompt
 
 METHODS = {

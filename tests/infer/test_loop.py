@@ -14,9 +14,8 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafter, Each
-from infer.engine.head import Logits
+from infer.drafters.protocol import Drafter, Each, PlainDrafter
+from infer.engine.pick import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling

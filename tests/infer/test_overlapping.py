@@ -21,9 +21,8 @@ from transformers.utils import logging
 
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.auto import AutoPolicy
+from infer.drafters.auto import AutoPolicy, Policies
 from infer.drafters.costs import Costs
-from infer.drafters.policies import Policies
 from infer.engine.families import check_tree
 from infer.engine.reading import Candidates
 from infer.engine.sampling import Sampling

@@ -18,7 +18,7 @@ from infer import load
 from infer.api import generate
 from infer.config import DecodeConfig, DraftConfig
 from infer.drafters.budget import FamilyBudget
-from infer.drafters.draws import RatioDrafters
+from infer.drafters.draft_model import RatioDrafters
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling

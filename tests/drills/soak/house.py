@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer import DecodeConfig, DraftConfig, Model, generate, load
-from infer.drafters.policies import MOST
+from infer.drafters.auto import MOST
 from infer.engine.runner import Runners
 from infer.text import Text
 

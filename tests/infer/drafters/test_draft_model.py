@@ -12,11 +12,8 @@ from transformers import PreTrainedModel
 
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.costs import Costs
-from infer.drafters.draft_model import UNREAD, DraftModelDrafters
-from infer.drafters.draft_probes import ProbeDrafters
-from infer.drafters.levels import LevelDrafters
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafters, Each
+from infer.drafters.draft_model import UNREAD, DraftModelDrafters, LevelDrafters, ProbeDrafters
+from infer.drafters.protocol import Drafters, Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling

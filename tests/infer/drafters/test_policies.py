@@ -2,9 +2,9 @@
 
 from functools import partial
 
+from infer.drafters.auto import MOST, Learners, Policies
 from infer.drafters.budget import AutoBudget
 from infer.drafters.costs import Costs, prior_costs
-from infer.drafters.policies import MOST, Learners, Policies
 from infer.engine.sampling import Sampling
 
 COSTS = Costs((1, 64), (1.0, 2.0))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from infer.config import DecodeConfig
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling

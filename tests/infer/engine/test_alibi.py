@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BloomForCausalLM
 
-from infer.engine.alibi import biased, leave_to_masks
+from infer.engine.attention import biased, leave_to_masks
+from infer.engine.forward import context_length
 from infer.engine.runner import Runner
-from infer.engine.target import context_length
 from infer.trees.layout import key_positions, lay_out, mask
 from infer.trees.tree import Tree
 from tests.infer.engine.test_families import PROMPTS, tiny

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from infer.engine.attention import view_of
 from infer.engine.families import check_tree
+from infer.engine.forward import windows
 from infer.engine.gate import GatedLinear, ProbeGate
-from infer.engine.target import windows
 from tests.infer.engine.test_families import FAMILIES, tiny
 
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])

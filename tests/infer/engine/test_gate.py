@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafter, Each
+from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.gate import DENSE, GatedEmbedding, GatedLinear, ProbeGate
 from infer.engine.reading import Request
 from infer.engine.runner import Runner

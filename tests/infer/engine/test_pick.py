@@ -13,8 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from infer.engine.head import Logits, top
-from infer.engine.pick import _hashed, candidates, gumbel, likeliest, pick, probabilities
+from infer.engine.pick import Logits, _hashed, candidates, gumbel, likeliest, pick, probabilities, top
 from infer.engine.sampling import Sampling
 
 HEAD = nn.Identity()

@@ -14,8 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from infer.engine.head import Logits
-from infer.engine.pick import probabilities
+from infer.engine.pick import Logits, probabilities
 from infer.engine.ratio import draw, law
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner

@@ -15,14 +15,13 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Drafter, Each
-from infer.engine.alibi import biased
+from infer.drafters.protocol import Drafter, Each, PlainDrafter
+from infer.engine.attention import biased
+from infer.engine.forward import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.engine.gate import GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.loop import Limits, Step, decode
 from infer.models.gated import gate_model
 from infer.trees.layout import key_positions, lay_out, mask

@@ -7,8 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.budget import FixedBudget
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.loop import Limits
 from infer.models.checkpoint import Adaptive

@@ -21,7 +21,7 @@ from transformers import (
 
 from infer import DecodeConfig, Model
 from infer import generate as by_infer
-from infer.engine.alibi import is_alibi
+from infer.engine.attention import is_alibi
 from infer.engine.sampling import Sampling
 from infer.portable.asked import WARPERS, prompts_of, sampling_of
 from infer.portable.custom_generate import generate

@@ -7,8 +7,7 @@ from transformers import LlamaForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.config import DraftConfig
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits

@@ -15,9 +15,7 @@ from infer import Model
 from infer.config import DecodeConfig, DraftConfig
 from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.outcome import Outcome
-from infer.drafters.plain import PlainDrafter
-from infer.drafters.protocol import Each
+from infer.drafters.protocol import Each, Outcome, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Limits, decode

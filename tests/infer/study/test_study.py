@@ -12,7 +12,7 @@ from conf import UserError, settings
 from infer.api import Model
 from infer.config import DecodeConfig
 from infer.draft_methods import rules_of
-from infer.drafters.outcome import Outcome
+from infer.drafters.protocol import Outcome
 from infer.measure.runs import Measured
 from infer.study import methods, rates
 from infer.study.__main__ import main
