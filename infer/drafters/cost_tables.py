@@ -53,7 +53,8 @@ class CostTables:
             return
         unit = tables[0].ms[0]
         written = [
-            {"rows": one.rows, "ms": [ms / unit for ms in one.ms], "weights": one.weights} for one in tables
+            {"rows": table.rows, "ms": [ms / unit for ms in table.ms], "weights": table.weights}
+            for table in tables
         ]
         with suppress(OSError):
             write_json(self._path, sealed({"tables": written, "device": device_name(self._target)}))
@@ -73,13 +74,13 @@ class CostTables:
         try:
             tables = unsealed(self._path)["tables"]
             costs = [
-                Costs(tuple(one["rows"]), tuple(one["ms"]), tuple(min(w, WEIGHT) for w in one["weights"]))
-                for one in tables
+                Costs(tuple(table["rows"]), tuple(table["ms"]), tuple(min(w, WEIGHT) for w in table["weights"]))
+                for table in tables
             ]
         except (OSError, Broken, KeyError):
             return None
         known = len(costs) == 1 + (self._draft is not None)
-        return costs if known and min(min(one.ms) for one in costs) > 0 else None
+        return costs if known and min(min(table.ms) for table in costs) > 0 else None
 
     @cached_property
     def _path(self) -> Path:

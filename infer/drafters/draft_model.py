@@ -75,13 +75,13 @@ class Pending:
         """The rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
         if not self.fed or self.drafts is None:  # nothing was drawn
             return []
-        found, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
+        rows, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
         for before, node in zip(path, path[1:]):
             grown = nodes[node]
             if self.graph.parents[grown] != nodes[before] or grown not in self.rows:
                 break
-            found.append(self.rows[grown])
-        return found
+            rows.append(self.rows[grown])
+        return rows
 
 
 class DraftModelDrafters(ABC):
@@ -191,11 +191,11 @@ class DraftModelDrafters(ABC):
                 for context, length, depth in zip(contexts, self.runner.lengths, depths)
             ]
 
-        found = unread()
-        if max(map(len, found)) <= UNREAD:
-            return found
+        unread_tokens = unread()
+        if max(map(len, unread_tokens)) <= UNREAD:
+            return unread_tokens
         # A prompt, or what was emitted while drafting rested.
-        self.runner.read([text[:-1] for text in found])
+        self.runner.read([text[:-1] for text in unread_tokens])
         return unread()
 
     def _forward(
@@ -204,16 +204,16 @@ class DraftModelDrafters(ABC):
         """One forward of all rows that were not fed yet, and of each sequence's probes under the last. One
         without any is a row all the same: its last one again.
         """
-        trees = [one.tree if one else Tree.chain(0) for one in pending]
-        for b, some in enumerate(probes or ()):
-            if some:
-                trees[b] = trees[b].probe([trees[b].drafted], some)
-        fed = [min(one.fed, len(one.tokens) - 1) if one else 0 for one in pending]
+        trees = [item.tree if item else Tree.chain(0) for item in pending]
+        for b, tokens in enumerate(probes or ()):
+            if tokens:
+                trees[b] = trees[b].probe([trees[b].drafted], tokens)
+        fed = [min(item.fed, len(item.tokens) - 1) if item else 0 for item in pending]
         self._forwards.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
         reading = self.runner.forward(trees, self._requests, self._sampling, fed)
-        for one in pending:
-            if one:
-                one.fed = len(one.tokens)
+        for item in pending:
+            if item:
+                item.fed = len(item.tokens)
         return reading
 
     def _proposed(self, b: int, root: int, left: int) -> Tree:
@@ -256,10 +256,10 @@ class LevelDrafters(DraftModelDrafters):
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         growths = dict[int, Growth]()
-        for b, one in enumerate(pending):
-            if one:
-                growths[b] = self._growth(one.graph.tokens[0])
-                one.graph = growths[b].graph
+        for b, item in enumerate(pending):
+            if item:
+                growths[b] = self._growth(item.graph.tokens[0])
+                item.graph = growths[b].graph
         for level in range(max(depths)):
             growths = {b: growth for b, growth in growths.items() if level < depths[b] and growth.frontier}
             if not growths or not self._deepens(level, growths.values(), len(pending)):
@@ -315,15 +315,15 @@ class ProbeDrafters(DraftModelDrafters):
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         reading = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
-        for b, one in enumerate(pending):
-            if one is None:
+        for b, item in enumerate(pending):
+            if item is None:
                 continue
-            root = len(one.tokens) - 1
+            root = len(item.tokens) - 1
             found = [reading.following(b, [root], self._k)]
             if depths[b] > 1:
                 found.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
             ids = [row for part in found for row in part.ids]
-            one.graph = lattice(one.graph.tokens[0], ids, [row for part in found for row in part.weights])
+            item.graph = lattice(item.graph.tokens[0], ids, [row for part in found for row in part.weights])
 
 
 class RatioDrafters(LevelDrafters):
@@ -350,15 +350,15 @@ class RatioDrafters(LevelDrafters):
         self._generators.pop()
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        for one in pending:
-            if one:
-                one.drawn = {}
+        for item in pending:
+            if item:
+                item.drawn = {}
         super()._grow(pending, depths)
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
-        found, q_nV = reading.draws(b, rows, self._rules.k, self._generators[b])
+        candidates, q_nV = reading.draws(b, rows, self._rules.k, self._generators[b])
         self._pending[b].drawn.update(zip(nodes, q_nV))  # type: ignore[union-attr]
-        return found
+        return candidates
 
     def _proposed(self, b: int, root: int, left: int) -> Tree:
         tree, pending = super()._proposed(b, root, left), self._pending[b]

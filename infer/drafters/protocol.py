@@ -161,15 +161,15 @@ class Outcome:
     @property
     def fates(self) -> list[Fate]:
         """Of each node of the graph; a node with several copies in the tree fares as the best of them."""
-        found = [Fate.DRAFTED] * len(self.graph.tokens)
+        fates = [Fate.DRAFTED] * len(self.graph.tokens)
         for node in self.drafts.nodes:
-            found[node] = Fate.REJECTED
+            fates[node] = Fate.REJECTED
         fate, path = Fate.ACCEPTED, self.accepted
         for before, node in zip([-1, *path], path):
             if self.graph.parents[node] != before:
                 fate = Fate.SHARED
-            found[node] = fate
-        return found
+            fates[node] = fate
+        return fates
 
 
 Watch = Callable[[Outcome], None]  # told every draft, but for that of a sequence's last step

@@ -26,10 +26,10 @@ def shares(lm: PreTrainedModel) -> int:
 def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     """What makes a tensor rank 0's on every rank."""
 
-    def agreed(found: Tensor) -> Tensor:
-        found = found.contiguous()
-        dist.broadcast(found, 0)
-        return found
+    def agreed(tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        dist.broadcast(tensor, 0)
+        return tensor
 
     return agreed if shares(lm) > 1 else lambda found: found
 
@@ -58,6 +58,6 @@ def failing_together(lm: PreTrainedModel) -> Iterator[None]:
     if shares(lm) > 1:
         errors *= shares(lm)
         dist.all_gather_object(errors, error)
-    for one in errors:
-        if one is not None:
-            raise one
+    for error in errors:
+        if error is not None:
+            raise error

@@ -72,8 +72,8 @@ def check_tree(lm: PreTrainedModel) -> None:
     except Exception as error:  # whatever an architecture's own code raises
         if is_out_of_memory(error):
             raise
-        told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise _refused(lm.config, f", which could not be tried with a tree ({told})") from error
+        message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise _refused(lm.config, f", which could not be tried with a tree ({message})") from error
     apart = float((ours.double() - theirs.double()).abs().max())
     limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
     if not apart <= limit:

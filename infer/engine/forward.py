@@ -362,9 +362,9 @@ class Graph:
             self.logits = Logits(target.head, hidden.flatten(0, 1), logits.flatten(0, 1))
 
         def rows(which: slice) -> tuple[Logits, Sampling, Tensor, Tensor]:
-            some = Logits(target.head, hidden[:, which].flatten(0, 1), logits[:, which].flatten(0, 1))
+            logits_of = Logits(target.head, hidden[:, which].flatten(0, 1), logits[:, which].flatten(0, 1))
             places = given.positions[:, which] + 1
-            return some, sampling, places.flatten(), given.seeds[:, None].expand_as(places).flatten()
+            return logits_of, sampling, places.flatten(), given.seeds[:, None].expand_as(places).flatten()
 
         parts = []
         if not self._shape.draws:

@@ -97,8 +97,8 @@ def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
     ids = (chosen[..., None] * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)
     rest = torch.arange(blocks * BLOCK, V, device=device).expand(n, -1)
     ids = torch.cat([ids, rest], dim=1)
-    found = values_nV.gather(1, ids).topk(m, dim=1)
-    return found.values, ids.gather(1, found.indices)
+    result = values_nV.gather(1, ids).topk(m, dim=1)
+    return result.values, ids.gather(1, result.indices)
 
 
 WIDE = 128  # tokens looked at first where no top_k cuts
@@ -150,8 +150,8 @@ def likeliest(
         return top(logits.chances(), min(m, logits.vocabulary))
     values, ids = kept(logits, sampling, most=WIDE)
     noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
-    found, ids = _best(noisy, ids, m)
-    return (found - noisy.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0), ids
+    result, ids = _best(noisy, ids, m)
+    return (result - noisy.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0), ids
 
 
 def probabilities(logits: Logits, sampling: Sampling) -> Tensor:

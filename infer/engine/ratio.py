@@ -43,17 +43,17 @@ def law(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
     first tokens, where the draft model lacks the others.
     """
     r, q = p_nV.double(), F.pad(q_nV.double(), (0, p_nV.shape[1] - q_nV.shape[1]))
-    found, rejected = torch.zeros_like(r), torch.ones_like(r[:, :1])  # (n, 1) the chance that all were
+    result, rejected = torch.zeros_like(r), torch.ones_like(r[:, :1])  # (n, 1) the chance that all were
     for c in ids_nk.split(1, dim=1):
         tried, c = c >= 0, c.clamp(min=0)
         chance = torch.where(tried, r.gather(1, c) / q.gather(1, c), 0).clamp(max=1)
-        found.scatter_add_(1, c, rejected * chance)
+        result.scatter_add_(1, c, rejected * chance)
         rejected = rejected * (1 - chance)
         r, q = (
             torch.where(tried, _norm((r - q).clamp(min=0)), r),
             torch.where(tried, _norm(q.scatter(1, c, 0)), q),
         )
-    return found + rejected * r
+    return result + rejected * r
 
 
 def _norm(x_nV: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class LazyReading:
         trees: Sequence[Tree],
         requests: Sequence[Request],
         sampling: Sampling,
-        agree: Callable[[Tensor], Tensor] = lambda found: found,
+        agree: Callable[[Tensor], Tensor] = lambda picked: picked,
     ) -> None:
         self._agree = agree
         self.logits, self.layout, self.trees = logits, layout, trees
@@ -109,8 +109,8 @@ class LazyReading:
         if not probes:
             return None
         rows = self._rows(b, probes)
-        found = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
-        ids, weights = map(self._agree, found)
+        best = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        ids, weights = map(self._agree, best)
         return Candidates(ids.tolist(), weights.tolist())
 
     def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
@@ -136,8 +136,8 @@ class LazyReading:
         rows = [b * q + row for b in range(n) for row in range(shown)] if n > 1 else slice(0, shown)
         positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
-        found = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
-        return self._agree(found).view(n, shown).tolist()
+        picks = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
+        return self._agree(picks).view(n, shown).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
         """Picks with the library's processors, which see the tokens before each place."""

@@ -147,10 +147,10 @@ class Runners:
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
         """One that nobody uses and that fits, or a new one."""
         with self._lock:  # or two threads take the same
-            kept, self._kept = self._kept, None
-        if kept is not None and kept.fits(batch=batch, capacity=capacity, max_rows=max_rows):
-            return kept
-        del kept  # its memory makes room for the new one's
+            runner, self._kept = self._kept, None
+        if runner is not None and runner.fits(batch=batch, capacity=capacity, max_rows=max_rows):
+            return runner
+        del runner  # its memory makes room for the new one's
         return Runner(
             self._lm,
             capacity=capacity,

@@ -91,23 +91,23 @@ def mask(layout: Layout, lengths: Sequence[int], columns: int, *, window: int | 
     columns follow, and to those it sees; with a window, to no token `window` or more positions before it.
     """
     q, width = layout.seen.shape[1:]
-    found = np.zeros((len(lengths), 1, q, columns), bool)
+    result = np.zeros((len(lengths), 1, q, columns), bool)
     for b, length in enumerate(lengths):
         w = min(width, columns - length)
-        found[b, 0, :, :length] = True
-        found[b, 0, :, length : length + w] = layout.seen[b, :, :w]
+        result[b, 0, :, :length] = True
+        result[b, 0, :, length : length + w] = layout.seen[b, :, :w]
     if window is not None and max(lengths) + width > window:
         at = key_positions(layout, lengths, columns)
-        found &= (at[:, None] > layout.positions[..., None] - window)[:, None]
-    return found
+        result &= (at[:, None] > layout.positions[..., None] - window)[:, None]
+    return result
 
 
 def key_positions(layout: Layout, lengths: Sequence[int], columns: int) -> np.ndarray:
     """(B, columns) int64, the position of the token in each column: in the cache the column itself, in the
     tree's columns its node's. What lies behind those is attended by no row.
     """
-    found = np.tile(np.arange(columns), (len(lengths), 1))
+    positions = np.tile(np.arange(columns), (len(lengths), 1))
     for b, length in enumerate(lengths):
         w = min(layout.places.shape[1], columns - length)
-        found[b, length : length + w] = layout.places[b, :w]
-    return found
+        positions[b, length : length + w] = layout.places[b, :w]
+    return positions

@@ -97,19 +97,19 @@ class Drafts:
 
     def shared(self, graph: TokenGraph) -> frozenset[int]:
         """The nodes that a path comes to through a merged node."""
-        found = set[int]()
+        result = set[int]()
         for node in range(1, len(self.nodes)) if graph.merged else ():
             parent = self.parents[node]
-            if parent in found or graph.parents[self.nodes[node]] != self.nodes[parent]:
-                found.add(node)
-        return frozenset(found)
+            if parent in result or graph.parents[self.nodes[node]] != self.nodes[parent]:
+                result.add(node)
+        return frozenset(result)
 
     def endings(self) -> list[float]:
         """The chance of each node to be the last accepted one."""
-        found = list(self.chances)
+        chances = list(self.chances)
         for node, parent in enumerate(self.parents[1:], 1):
-            found[parent] -= self.chances[node]
-        return found
+            chances[parent] -= self.chances[node]
+        return chances
 
 
 def unroll(
