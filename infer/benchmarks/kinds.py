@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from infer.benchmarks import code, lines, texts
 from infer.benchmarks.config import SourceConfig
-from infer.benchmarks.hub import Dataset
 from infer.benchmarks.problem import Problem
-from infer.benchmarks.rows import Row
+from infer.benchmarks.rows import Dataset, Row
 
 PAPER = ("cpp", "java", "php", "ts", "cs", "sh")  # of MultiPL-E: the languages of SDSAT, Table 2
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from conf import UserError
 from infer.benchmarks.code import language_named
 from infer.benchmarks.config import BenchmarkConfig, SourceConfig
-from infer.benchmarks.hub import hub_rows
 from infer.benchmarks.kinds import KINDS, Kind
 from infer.benchmarks.problem import Problem
-from infer.benchmarks.rows import PACKED, SUFFIXES, Row, rows_of
+from infer.benchmarks.rows import PACKED, SUFFIXES, Row, hub_rows, rows_of
 
 OPTIONAL = ("languages", "order", "shots", "key", "share")  # that only some kinds have
 

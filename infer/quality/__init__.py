@@ -3,8 +3,7 @@
 config.py    the settings
 run.py       from the settings to the report: answers, verdicts, result
 work.py      which problems can be judged here, and whose answers are wanted
-batches.py   which answers are wanted, in batches; how each is seeded
-answers.py   a model's answers to a batch, and who produced each token
+answers.py   which answers are wanted, in batches; a model's answers, and who produced each token
 verdicts.py  every distinct answer judged once: executed in the sandbox, or matched exactly
 scores.py    pass@k, intervals, differences of two models
 result.py    units of work -> quality.json

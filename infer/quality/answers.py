@@ -1,14 +1,104 @@
-"""A model's answers to problems, and who produced each of their tokens."""
+"""A model's answers to problems, and who produced each of their tokens.
 
-from collections.abc import Sequence
+A unit of the work is a batch: which answers are wanted, and of which model.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from infer.api import Model, TextStep, generate
+from infer.benchmarks.problem import Problem
 from infer.config import DecodeConfig
+from infer.engine.sampling import seed_from
 from infer.output import in_pieces
-from infer.quality.batches import Batch
 from infer.quality.config import QualityConfig
 from infer.text import Text
+
+Ask = tuple[Problem, int]  # a problem, and which of its answers
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Answers that are decoded side by side and kept together; all end with the same texts."""
+
+    who: str  # "model" or "base"
+    decoder: str
+    benchmark: str
+    language: str
+    temperature: float  # 0: the likeliest answer
+    asks: tuple[Ask, ...]
+    index: int
+
+    @property
+    def name(self) -> str:
+        """That of the unit."""
+        kind = f"sampled{self.temperature:g}" if self.temperature else "greedy"
+        parts = (self.benchmark, self.language, self.who, self.decoder, kind, f"{self.index:04}")
+        return "-".join(part for part in parts if part)
+
+    @property
+    def facts(self) -> dict[str, str | float]:
+        """What the answers have in common, as it is kept beside them."""
+        return {
+            "benchmark": self.benchmark,
+            "language": self.language,
+            "who": self.who,
+            "decoder": self.decoder,
+            "temperature": self.temperature,
+        }
+
+    def decode(self, config: QualityConfig) -> DecodeConfig:
+        """How it is decoded."""
+        return DecodeConfig(
+            method=self.decoder,
+            temperature=self.temperature,
+            top_p=config.top_p if self.temperature else 1.0,
+            max_new_tokens=config.max_new_tokens,
+            stop=list(self.asks[0][0].stop),
+        )
+
+    def seeds(self, seed: int) -> list[int]:
+        """One for each answer, whatever stands beside it: the same for every model and decoder."""
+        return [seed_from(seed, self.benchmark, self.language, problem.id, n) for problem, n in self.asks]
+
+
+def plan(
+    benchmarks: Mapping[str, Sequence[Problem]],
+    config: QualityConfig,
+    decoders: Sequence[str],
+    apart: Collection[tuple[str, str]] = (),
+) -> list[Batch]:
+    """All of them: the model's by each of the decoders, then the base's by plain decoding, but on the
+    benchmarks and languages `apart`. Sampled answers are wanted of problems that are executed.
+    """
+    ways = [("model", decoder) for decoder in decoders] + [("base", "plain")] * (config.base is not None)
+    found = list[Batch]()
+    for (who, decoder), (benchmark, problems) in product(ways, benchmarks.items()):
+        executed = [problem for problem in problems if problem.tests]
+        kinds = ((0.0, _asks(problems, 1)), (config.temperature, _asks(executed, config.samples)))
+        for temperature, asks in kinds:
+            for language, part in _parts(asks, config.batch):
+                if who == "base" and (benchmark, language) in apart:
+                    continue
+                found.append(Batch(who, decoder, benchmark, language, temperature, part, len(found)))
+    return found
+
+
+def _asks(problems: Iterable[Problem], answers: int) -> list[Ask]:
+    return [(problem, n) for problem in problems for n in range(answers)]
+
+
+def _parts(asks: Iterable[Ask], size: int) -> Iterator[tuple[str, tuple[Ask, ...]]]:
+    """By language, up to `size` that end with the same texts."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Ask]] = {}
+    for ask in asks:
+        groups.setdefault((ask[0].language, ask[0].stop), []).append(ask)
+    for (language, _), alike in groups.items():
+        for at in range(0, len(alike), size):
+            yield language, tuple(alike[at : at + size])
+
 
 Answer = dict[str, Any]
 

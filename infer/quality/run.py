@@ -22,8 +22,7 @@ from infer.measure.crew import Members, Units
 from infer.measure.unfinished import HEADER, UNITS, read_header
 from infer.models.checkpoint import is_gated
 from infer.models.draft import told_as
-from infer.quality.answers import answer
-from infer.quality.batches import Batch
+from infer.quality.answers import Batch, answer
 from infer.quality.config import QualityConfig
 from infer.quality.result import RESULT, result
 from infer.quality.verdicts import cases, digest, judge, late_ones

@@ -14,8 +14,7 @@ from infer.config import Infill
 from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.models.directory import decontaminated
-from infer.quality.answers import ids_of
-from infer.quality.batches import Batch, plan
+from infer.quality.answers import Batch, ids_of, plan
 from infer.quality.config import QualityConfig
 from infer.sandbox import missing_toolchain
 from infer.text import Text

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from conf import characters
-from infer.study.ablation import CHILDREN
+from infer.study.measurements import CHILDREN
 
 Row = Mapping[str, Any]
 SHADES = {

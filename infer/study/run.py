@@ -18,14 +18,19 @@ from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
 from infer.measure.crew import Members, muster, of_one_model, told_by_its_rank
 from infer.models.parallel import place
-from infer.study.ablation import measure_ablation, measure_ranks
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
-from infer.study.merging import measure_merging
-from infer.study.methods import lossy, measure_methods, measure_sampling
+from infer.study.measurements import (
+    lossy,
+    measure_ablation,
+    measure_merging,
+    measure_methods,
+    measure_ranks,
+    measure_recurrence,
+    measure_sampling,
+    measure_time,
+)
 from infer.study.plots import PLOTS
-from infer.study.recurrence import measure_recurrence
-from infer.study.step_time import measure_time
 from infer.study.tables import print_study
 
 MEASUREMENTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {

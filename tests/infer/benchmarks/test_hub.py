@@ -13,9 +13,9 @@ import pytest
 
 from conf import UserError
 from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
-from infer.benchmarks.hub import Dataset
 from infer.benchmarks.kinds import KINDS
 from infer.benchmarks.reading import read_problems
+from infer.benchmarks.rows import Dataset
 from tests.infer.benchmarks.test_kinds import CPP, task
 
 CARD = """---
@@ -82,8 +82,8 @@ def test_a_dataset_out_of_reach_is_one_sentence_that_asks_for_a_file(name: str) 
 def test_a_line_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library tries again and again, each time with a long timeout."""
     over = threading.Event()
-    monkeypatch.setattr("infer.benchmarks.hub._load", lambda dataset: over.wait(60))
-    monkeypatch.setattr("infer.benchmarks.hub.PATIENCE", 0.1)
+    monkeypatch.setattr("infer.benchmarks.rows._load", lambda dataset: over.wait(60))
+    monkeypatch.setattr("infer.benchmarks.reading.PATIENCE", 0.1)
     began = time.monotonic()
     with pytest.raises(UserError, match=r"gsm8k from the hub, found TimeoutError: no answer in 0\.1 s: give"):
         read_problems("gsm8k", PromptSetConfig())

@@ -14,15 +14,13 @@ from infer.config import DecodeConfig
 from infer.draft_methods import rules_of
 from infer.drafters.protocol import Outcome
 from infer.measure.runs import Measured
-from infer.study import methods, rates
+from infer.study import measurements, rates
 from infer.study.__main__ import main
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
 from infer.study.counts import Counts
-from infer.study.merging import divergences, log_q
-from infer.study.methods import lossy
-from infer.study.recurrence import recurring
-from infer.study.step_time import PARTS as TIMES
+from infer.study.measurements import PARTS as TIMES
+from infer.study.measurements import divergences, log_q, lossy, recurring
 from infer.trees.token_graph import TokenGraph, unroll
 from tests import warm
 
@@ -213,10 +211,10 @@ def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
 def test_a_lossy_method_fails_the_study_and_every_later_one(
     given_settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = methods.measure
-    monkeypatch.setattr(methods, "measure", lambda *args, **kwargs: spoiled(real(*args, **kwargs)))
+    real = measurements.measure
+    monkeypatch.setattr(measurements, "measure", lambda *args, **kwargs: spoiled(real(*args, **kwargs)))
 
-    def spoiled(found: dict[methods.Key, Measured]) -> dict[methods.Key, Measured]:
+    def spoiled(found: dict[measurements.Key, Measured]) -> dict[measurements.Key, Measured]:
         key = next(key for key in found if key.method == "gsd")
         found[key].rounds[0][0].tokens.append(1)
         return found

@@ -21,9 +21,8 @@ from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import partitions
-from train.engine.checkpoint import Checkpoint
+from train.engine.checkpoints import Checkpoint, write_file
 from train.engine.engine import Abandoned, Engine, start
-from train.engine.files import write_file
 from train.engine.settings import deepspeed_config, parameter_groups
 from train.engine.universal import to_universal
 from train.model.assemble import assemble, describe

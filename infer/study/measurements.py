@@ -1,0 +1,320 @@
+"""The measurements of the GSD paper's tables and figures, a function each.
+
+`measure_methods`, `measure_sampling` (Tables 1, 2 and 6 to 8): SSD, TSD, GSD and Self-SSD take turns with plain
+decoding on every prompt in the one loop, greedily and by top-p sampling as in Appendix A; every output of keyed
+draws is compared with plain decoding, token by token.
+
+`measure_time` (Table 3): draft is the drafter's `propose`, verification lasts from the model's forward until
+the path is chosen, others is what is left of the step. Medians over all steps but a text's first, which waits
+for the prompt's forward, and its last, after which nothing is learned.
+
+`measure_ablation`, `measure_ranks` (Figures 5 and 8): one setting at a time, all others as in Appendix A.
+
+`measure_recurrence` (Figure 3): an n-gram is n drafts, each behind the one before it. It recurs where it stands
+in another branch too, neither above nor below: what repeats along one path is no other hypothesis.
+
+    y - a - b - c        n = 1: a, b, c in both branches, not d: 6 of 7 tokens
+      ` d - a - b - c    n = 2: a b and b c: 6 of 7
+                         n = 4: none
+
+`measure_merging` (Table 5): a merged node goes on as the node that it was merged into. By itself it would have
+gone on by its own path: with q the draft model's distribution of the next token behind a path,
+
+    KL(q(· | own path) ‖ q(· | path of the node merged into)), in nats.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from infer.benchmarks.prompts import TokenPrompt
+from infer.config import BY_DRAFT_MODEL, DecodeConfig
+from infer.engine.reading import LazyReading, Request
+from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
+from infer.measure.runs import Measured, measure
+from infer.speed.profile import Spent, timed
+from infer.study.bench import Bench, Way
+from infer.study.rates import (
+    DraftedRun,
+    acceptance_rate,
+    accepted_per_step,
+    counts_of,
+    drafted_per_token,
+    drafted_share,
+    fed_per_token,
+    graph_success,
+    rank_shares,
+)
+from infer.trees.token_graph import TokenGraph
+from infer.trees.tree import Tree
+
+DECODINGS: Mapping[str, dict[str, float]] = {
+    "greedy": {},
+    "top-p": {"temperature": 0.7, "top_p": 0.7},
+}
+FIXED, MEASURED, WIDE = "fixed", "measured", "wide"
+WIDELY = {
+    "theta_prob": 0.1,
+    "theta_sib": 0.1,
+}  # where the paper's thresholds leave a small model little to merge
+
+
+class Key(NamedTuple):
+    """A row of the table."""
+
+    decoding: str
+    method: str
+    budget: str | None  # of verified nodes
+    verify: str | None
+
+
+def measure_methods(bench: Bench) -> list[dict[str, Any]]:
+    """Table 1: the nodes of the study, and as many as pay by measurement; and with lower thresholds, where
+    trees are as large as the paper's.
+    """
+    ways = dict[Key, Way]()
+    for decoding, sampling in DECODINGS.items():
+        ways[Key(decoding, "plain", None, None)] = Way(bench.decode("plain", **sampling))
+        for budget, nodes in ((FIXED, {}), (MEASURED, {"nodes": None})):
+            for method in BY_DRAFT_MODEL:
+                way = Way(bench.decode(method, **sampling, **nodes))
+                ways[Key(decoding, method, budget, "pick")] = way
+            if bench.config.draft.layers != bench.config.self_layers:
+                way = Way(bench.decode("ssd", **sampling, **nodes), own=True)
+                ways[Key(decoding, "self-ssd", budget, "pick")] = way
+    ways[Key("greedy", "tsd", WIDE, "pick")] = Way(bench.decode("tsd", **WIDELY))
+    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1, tau_reading="gram"))
+    return _rows(bench, ways)
+
+
+def measure_sampling(bench: Bench) -> list[dict[str, Any]]:
+    """Table 2: keyed draws, whose output is plain decoding's, against ratios, whose distribution is."""
+    sampling = DECODINGS["top-p"]
+    ways = {Key("top-p", "plain", None, None): Way(bench.decode("plain", **sampling))}
+    for verify in ("pick", "ratio"):
+        for method in BY_DRAFT_MODEL:
+            way = Way(bench.decode(method, **sampling, verify=verify))
+            ways[Key("top-p", method, FIXED, verify)] = way
+    return _rows(bench, ways)
+
+
+def lossy(rows: list[dict[str, Any]]) -> list[str]:
+    """What promised plain decoding's tokens and gave others."""
+    return [
+        f"{row['decoding']} {row['method']} on {row['prompt_set']}"
+        for row in rows
+        if row["verify"] != "ratio" and row["identical"] < row["prompts"]
+    ]
+
+
+def _rows(bench: Bench, ways: Mapping[Key, Way]) -> list[dict[str, Any]]:
+    decoders, rows = bench.decoders(ways), []
+    for name, prompts in bench.prompts.items():
+        shares = measure(decoders, bench.members.share(prompts), rounds=bench.config.rounds)
+        found = {
+            key: Measured([bench.members.gather(runs) for runs in share.rounds])
+            for key, share in shares.items()
+        }
+        for key, measured in found.items():
+            plain = found[Key(key.decoding, "plain", None, None)]
+            rows.append({"prompt_set": name, **key._asdict(), **_figures(measured, plain)})
+    return rows
+
+
+def _figures(measured: Measured, plain: Measured) -> dict[str, Any]:
+    runs = [run for run in chain.from_iterable(measured.rounds) if isinstance(run, DraftedRun)]
+    speedups = measured.speedups(plain)
+    return {
+        "acceptance_rate": acceptance_rate(runs),
+        "drafted_share": drafted_share(runs),
+        "accepted_per_step": accepted_per_step(runs),
+        "drafted_per_token": drafted_per_token(runs),
+        "fed_per_token": fed_per_token(runs),
+        "graph_success": graph_success(runs),
+        "speedup": median(speedups),
+        "speedup_range": [min(speedups), max(speedups)],
+        "tokens_per_second": measured.median_rate(),
+        "identical": sum(a == b for a, b in zip(measured.outputs, plain.outputs, strict=True)),
+        "prompts": len(plain.outputs),
+        "tokens": sum(len(run.tokens) for run in runs),
+    }
+
+
+SETTINGS = (("ssd", 1), ("tsd", 2), ("gsd", 2), ("tsd", 4), ("gsd", 4))
+PARTS = ("draft", "verification", "others")
+
+
+def measure_time(bench: Bench) -> list[dict[str, Any]]:
+    """A row for each of Table 3's."""
+    drafters = {(method, k): bench.drafters(Way(bench.decode(method, k=k))) for method, k in SETTINGS}
+    runner = bench.runner(drafters.values())
+    share = bench.members.share(bench.all_prompts)
+    spent_by = {setting: [list[Spent]() for _ in share] for setting in SETTINGS}
+    for round_ in range(1 + bench.config.rounds):  # the first warms up
+        for index, prompt in enumerate(share):
+            for setting, one in drafters.items():
+                steps = timed(runner, one, Request(prompt.ids), bench.limits())
+                drafted = [spent for step, spent in steps[1:-1] if step.drafted]
+                spent_by[setting][index] += drafted if round_ else []
+    gathered = {setting: bench.members.gather(spent) for setting, spent in spent_by.items()}
+    found = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
+    return [
+        {"method": method, "k": k, "steps": len(rows), **_medians(rows)} for (method, k), rows in found.items()
+    ]
+
+
+def _medians(rows: Sequence[Spent]) -> dict[str, float | None]:
+    return dict(zip(PARTS, map(median, zip(*rows)))) if rows else dict.fromkeys(PARTS)
+
+
+VALUES: dict[str, tuple[float, ...]] = {
+    "k": (1, 2, 3, 4, 5, 6),
+    "tau": (0, 1, 2, 3, 4),
+    "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
+}
+RANKED = (0.0, 0.1, 0.3, 0.5, 0.7)  # θ_sib of Figure 8
+CHILDREN = 4
+
+
+def measure_ablation(bench: Bench) -> list[dict[str, Any]]:
+    """GSD against each setting, and TSD against k."""
+    rows = []
+    for setting, values in VALUES.items():
+        for method in ("gsd", "tsd") if setting == "k" else ("gsd",):
+            for value in values:
+                if setting == "tau" and value == 0 and bench.config.tau_reading == "gram":
+                    continue
+                figures = _ablation_figures(bench, bench.decode(method, **{setting: value}))
+                rows.append({"setting": setting, "value": value, "method": method, **figures})
+    return rows
+
+
+def measure_ranks(bench: Bench) -> list[dict[str, Any]]:
+    """Which child was accepted, by method and by θ_sib of GSD (Figures 7 and 8)."""
+    ways = {("method", method): bench.decode(method) for method in ("ssd", "tsd", "gsd")}
+    ways |= {("theta_sib", str(value)): bench.decode("gsd", theta_sib=value) for value in RANKED}
+    rows = []
+    for (by, value), decode in ways.items():
+        counts = counts_of(bench.run(decode))
+        accepted = sum(len(one.ranks) for one in counts)
+        rows.append({"by": by, "value": value, "accepted": accepted, "shares": rank_shares(counts, CHILDREN)})
+    return rows
+
+
+def _ablation_figures(bench: Bench, decode: DecodeConfig) -> dict[str, Any]:
+    runs = bench.run(decode)
+    return {
+        "acceptance_rate": acceptance_rate(runs),
+        "drafted_share": drafted_share(runs),
+        "drafted_per_token": drafted_per_token(runs),
+        "fed_per_token": fed_per_token(runs),
+    }
+
+
+LENGTHS = (1, 2, 3, 4, 5)
+
+
+def measure_recurrence(bench: Bench) -> list[dict[str, Any]]:
+    """By n, over the trees of all prompts: TSD's by the paper's settings."""
+    decode = bench.decode("tsd")
+
+    def counts(prompt: TokenPrompt) -> list[tuple[int, dict[int, int]]]:
+        """The tokens of each tree, and by n those that recur."""
+        graphs = [outcome.graph for outcome in bench.outcomes(decode, prompt)]
+        return [(len(one.tokens) - 1, {n: len(recurring(one, n)) for n in LENGTHS}) for one in graphs]
+
+    trees = list(chain.from_iterable(bench.each(counts)))
+    tokens = sum(size for size, _ in trees)
+    recur = {n: sum(by_length[n] for _, by_length in trees) for n in LENGTHS}
+    return [
+        {"n": n, "share": recur[n] / tokens if tokens else None, "tokens": tokens, "trees": len(trees)}
+        for n in LENGTHS
+    ]
+
+
+def recurring(tree: TokenGraph, n: int) -> set[int]:
+    """The nodes that are part of an n-gram which stands in another branch too; `tree` has no merged nodes."""
+    paths = {node: _ending(tree, node, n) for node in range(1, len(tree.tokens))}
+    grams = {end: tuple(tree.tokens[node] for node in path) for end, path in paths.items() if path}
+    count, own = Counter(grams.values()), Counter(grams.keys())  # own: those of its path, above and below
+    for end, gram in grams.items():
+        for above in islice(_upwards(tree, end), 1, None):
+            if grams.get(above) == gram:
+                own[end] += 1
+                own[above] += 1
+    return {node for end, gram in grams.items() if count[gram] > own[end] for node in paths[end]}
+
+
+def _ending(tree: TokenGraph, node: int, n: int) -> list[int]:
+    """The n nodes of the path that ends there; none where it is shorter."""
+    found = list(islice(_upwards(tree, node), n))
+    return found if len(found) == n else []
+
+
+def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
+    """A node and those above it, but for the root."""
+    while node > 0:
+        yield node
+        node = tree.parents[node]
+
+
+TAUS, WIDTHS = (0, 1, 2, 3, 4), (3, 5, 16)
+
+
+def measure_merging(bench: Bench) -> list[dict[str, Any]]:
+    """By out-degree and τ, over all merged nodes of all graphs of GSD.
+
+    τ is the authors' (the preceding tokens that must agree), since Table 5 has τ=0. k=16 stands for the table's
+    k=∞: merged nodes are no leaves, and at θ_prob of 1/16 or more a node has at most 16 children that are none.
+    """
+    rows = []
+    for k in WIDTHS:
+        for tau in TAUS:
+            found = _divergences(bench, k=k, tau=tau)
+            mean, middle = (fmean(found), median(found)) if found else (None, None)
+            rows.append({"k": k, "tau": tau, "mean_kl": mean, "median_kl": middle, "merged": len(found)})
+    return rows
+
+
+def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
+    """Of each merged node; row n is of what follows node n by its own path."""
+    if not graph.merged:
+        return []
+    own, into = (log_q_nV[list(nodes)] for nodes in (graph.merged.keys(), graph.merged.values()))
+    return (own.exp() * (own - into)).sum(-1).tolist()
+
+
+@torch.inference_mode()
+def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
+    decode, draft = bench.decode("gsd", k=k, tau=tau, tau_reading="preceding"), bench.draft
+
+    def of_prompt(prompt: TokenPrompt) -> list[float]:
+        context, found = list(prompt.ids), list[float]()
+        for outcome in bench.outcomes(decode, prompt):
+            if outcome.graph.merged:
+                found += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
+            context += outcome.tokens
+        return found
+
+    return list(chain.from_iterable(bench.each(of_prompt)))
+
+
+def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Tensor:
+    """(n, V) float64 log-probabilities of what follows each node by its own path, behind a context that ends
+    with the root.
+    """
+    n = len(graph.tokens)
+    runner = Runner(lm, capacity=len(context), max_rows=n, static=False)
+    runner.prefill([context[:-1]])
+    tree = Tree((context[-1], *graph.tokens[1:]), tuple(graph.parents), n)
+    reading = runner.forward([tree], [Request(context)], GREEDY)
+    assert isinstance(reading, LazyReading)
+    return reading.logits[:n].whole().double().log_softmax(-1)
