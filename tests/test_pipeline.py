@@ -65,7 +65,7 @@ def test_a_model_is_trained_on_its_own_text(folders: dict[str, Path], tmp_path: 
     sizes = ["documents=40", "prefix_min=4", "decode.max_new_tokens=60", "batch=8", "dtype=float32"]
     source = [f"model={folders['base_model']}", f"data.path={folders['data']}"]
     assert "40 documents" in command("infer.regenerate", *source, *sizes, f"out={text}", ranks=2)
-    vocab = ["vocab=demo", "vocab.train_size=null", f"tokenizer={folders['data'] / 'tokenizer'}", "seq_len=128"]
+    vocab = ["vocab=demo", f"tokenizer={folders['data'] / 'tokenizer'}", "seq_len=128"]
     command("data_prep", "experiment=own", f"data.path={text}", *vocab, "workers=1", f"out={own}")
     recipe = ["experiment=demo", f"data.path={folders['data']}", f"model.path={folders['base_model']}"]
     command("train", *recipe, f"data.own={own}", f"out={tuned}", *SHORT, *BATCH)
