@@ -90,8 +90,9 @@ def asks_to_sample(config: GenerationConfig | None, default: GenerationConfig | 
 
 
 def within_context(limits: Limits, *, longest: int, context: int, explicit: bool) -> Limits:
-    """Return limits whose new tokens behind the longest prompt fit into the model's context, with a warning where
-    they did not.
+    """Return limits whose new tokens behind the longest prompt fit into the model's context.
+
+    Logs a warning where they did not.
 
     Raises ValueError where the caller gave the length as an argument (`explicit`), and for a prompt that fills
     the context. There the library goes on with a warning, and with learned positions fails in the middle of a
@@ -107,7 +108,8 @@ def within_context(limits: Limits, *, longest: int, context: int, explicit: bool
             f"{context}, found {longest} + {new}"
         )
     getLogger(__name__).warning(
-        "max_new_tokens=%d behind a prompt of %d tokens exceeds the model's context of %d: the text ends after %d",
+        "max_new_tokens=%d behind a prompt of %d tokens exceeds the model's context of %d: "
+        "the text ends after %d",
         new,
         longest,
         context,

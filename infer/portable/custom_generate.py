@@ -168,10 +168,10 @@ def generate(
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to near-ties. Logits processors
     are to be functions of the ids and scores alone: of several sequences each goes on at its own pace.
-    A temperature or top_p in `generation_config` samples where do_sample is not set, as requests to `transformers
-    serve` have it; a length in it that leads beyond the context ends there.
-    Raises ValueError for what it cannot do, such as beams or an argument's length beyond the context (the library
-    warns).
+    A temperature or top_p in `generation_config` samples where do_sample is not set, as in requests to
+    `transformers serve`; a length in it that leads beyond the context ends there.
+    Raises ValueError for what it cannot do, such as beams or, as an argument, a length beyond the context (the
+    library warns).
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
     if custom_generate is not None:  # where `model.generate` is this function, and another is wanted

@@ -18,6 +18,8 @@ class ExportConfig:
     data: DataConfig = field(default_factory=DataConfig)  # where the shards are now, if not where they were
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged where that is possible: not for gated LoRA
+    # a Jinja file for chats; by default the base tokenizer's, else one that completes the messages as one text
+    chat_template: str | None = field(default=None, metadata=PATH)
     shard_size: str = "5GB"  # largest file of weights: digits and KB, MB, GB or TB, powers of 1000
     verify: bool = True  # read the result back: weights, logits and held-out acceptance must be the training's
     verify_sequences: int | None = None  # to measure acceptance on; by default what a few minutes allow

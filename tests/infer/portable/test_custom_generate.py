@@ -301,8 +301,8 @@ def test_k_of_training_fits_the_context(lm: PreTrainedModel, ours: Generate) -> 
 
 
 def test_a_request_s_temperature_samples(ours: Generate, lm: PreTrainedModel) -> None:
-    """`transformers serve` puts a request's temperature into a config and leaves do_sample unset: a temperature of
-    0.8 was decoded greedily, without a word.
+    """`transformers serve` puts a request's temperature into a config and leaves do_sample unset: 0.8 was
+    decoded greedily, without a word.
     """
     prompt, asked = torch.tensor([PROMPT]), {"max_new_tokens": 20, "top_k": 0}
     greedy = ours(prompt, max_new_tokens=20, do_sample=False)

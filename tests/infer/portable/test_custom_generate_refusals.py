@@ -81,8 +81,8 @@ def test_the_context_may_be_filled_to_its_end(lm: PreTrainedModel, ours: Generat
 def test_a_config_s_length_ends_at_the_context(
     lm: PreTrainedModel, ours: Generate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`transformers serve` asks for 1,024 new tokens by default: every request to a model with a context of that
-    length was refused.
+    """`transformers serve` asks for 1,024 new tokens by default: every request to a model with such a context
+    was refused.
     """
     prompt = torch.tensor([PROMPT])
     config = GenerationConfig(max_new_tokens=1024, do_sample=False)
