@@ -41,6 +41,14 @@ from train.provenance import base_model, own_text, trained_on
 from train.schedule import learning_rate, objective_at
 from train.validation import Validation
 
+# What W&B keeps of a whole run, beside the last value
+BEST = {
+    "validation/standard_loss": "min",
+    "validation/masked_loss": "min",
+    "validation/accepted": "max",
+    "validation/accuracy_*": "max",
+}
+
 
 def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
     """One rank of a run, from its start, or from its newest checkpoint; returns the validations, oldest first.
@@ -109,6 +117,7 @@ class Trainer:
             speaks=self.rank == 0,
             run_id=state["run_id"],
         )
+        self.tracker.define("tokens_seen", BEST)
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; returns the validations, oldest first.
@@ -153,7 +162,7 @@ class Trainer:
                     metrics = self.train_step()
                 except Abandoned:
                     break
-                self.tracker.log(self.step, metrics)
+                self._track("train", metrics)
                 if self.log:
                     self.log.append(self.step, metrics)
                 show(self.step, describe_step(metrics))
@@ -252,7 +261,7 @@ class Trainer:
     def _validate(self) -> None:
         metrics, drafts = self.held_out.run(self.engine.forward)
         self.validation.append({"step": self.step, **metrics})
-        self.tracker.log(self.step, {f"validation/{name}": value for name, value in metrics.items()})
+        self._track("validation", metrics)
         self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1
@@ -261,6 +270,12 @@ class Trainer:
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
+
+    def _track(self, prefix: str, metrics: dict[str, float]) -> None:
+        seen = self.step * self.config.global_batch * self.seq_len
+        self.tracker.log(
+            self.step, {"tokens_seen": seen} | {f"{prefix}/{name}": value for name, value in metrics.items()}
+        )
 
     def _metrics(self, tally: torch.Tensor) -> dict[str, float]:
         """A tally, summed over ranks, as named means."""

@@ -39,7 +39,7 @@ FACTS = {
     "commit": str,
 }
 # What says where things are, how much of them is looked at or what becomes of the result: it is the same.
-CHANGEABLE = ("data", "verify_sequences", "report", "push", "private")
+CHANGEABLE = ("data", "verify_sequences", "report", "push", "private", "tracker", "artifact")
 
 
 def main(config: ExportConfig) -> None:
@@ -68,9 +68,13 @@ def main(config: ExportConfig) -> None:
         trained = open_trained(config.checkpoint)
         check_described(trained)
         write(config, trained, made, kept=kept)
-    elif not (config.report or config.push):
+    elif not (config.report or config.push or config.artifact):
         print_line(f"export: {config.out} is finished: nothing to do")
     publish(config, manifest)
+    if config.tracker.mode != "disabled" and (config.artifact or not finished):
+        from train.export.track import track
+
+        track(config)
 
 
 def _template_hash(path: str | None) -> str | None:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from conf.tracker import TrackerConfig
 from conf.typed import PATH
 from train.config import DataConfig
 
@@ -26,7 +27,9 @@ class ExportConfig:
     # infer.report's folder of the finished `out`: its figures go into the model card
     report: str | None = field(default=None, metadata=PATH)
     push: str | None = None  # upload the finished `out` to the hub as ORG/NAME
+    artifact: bool = False  # log the finished `out` to Weights & Biases
     private: bool = True  # on the hub, those alone see it who may
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         self.dtype = DTYPES.get(self.dtype, self.dtype)
@@ -36,6 +39,10 @@ class ExportConfig:
             raise ValueError(f"dtype: wanted bfloat16, float16 or float32, found {self.dtype}")
         if not re.fullmatch(r"[1-9]\d*[KMGT]B", self.shard_size, re.IGNORECASE):
             raise ValueError(f"shard_size: wanted digits and KB, MB, GB or TB, found {self.shard_size}")
+        if self.artifact and self.tracker.mode == "disabled":
+            raise ValueError(
+                "artifact must be false with tracker.mode=disabled, got true. Use offline or online."
+            )
         if self.verify_sequences is not None and self.verify_sequences < 2:
             raise ValueError(f"verify_sequences: wanted at least 2, found {self.verify_sequences}")
         if self.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.push, re.ASCII):
