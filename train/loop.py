@@ -32,7 +32,7 @@ from train.monitor.divergence import WINDOW, why_diverged
 from train.monitor.drafts import COLUMNS
 from train.monitor.exit_code import Stopped
 from train.monitor.log import StepLog
-from train.monitor.metrics import describe_step, describe_validation, summarise
+from train.monitor.metrics import best, describe_step, describe_validation, summarise
 from train.monitor.pulse import Pulse, shared_store
 from train.monitor.stop import StopSignals
 from train.monitor.tracker import Tracker
@@ -40,14 +40,6 @@ from train.plan.flops import peak_flops, step_flops
 from train.provenance import base_model, own_text, trained_on
 from train.schedule import learning_rate, objective_at
 from train.validation import Validation
-
-# What W&B keeps of a whole run, beside the last value
-BEST = {
-    "validation/standard_loss": "min",
-    "validation/masked_loss": "min",
-    "validation/accepted": "max",
-    "validation/accuracy_*": "max",
-}
 
 
 def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
@@ -117,7 +109,7 @@ class Trainer:
             speaks=self.rank == 0,
             run_id=state["run_id"],
         )
-        self.tracker.define("tokens_seen", BEST)
+        self.tracker.define_axis("tokens_seen")
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; returns the validations, oldest first.
@@ -262,6 +254,8 @@ class Trainer:
         metrics, drafts = self.held_out.run(self.engine.forward)
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
+        # By ourselves: W&B's own min and max forget what was before a resume in offline files.
+        self.tracker.summarise({f"best/{name}": value for name, value in best(self.validation).items()})
         self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1

@@ -57,7 +57,7 @@ def main(config: ExportConfig) -> None:
     made = made_from(settled, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
     finished = is_finished(config.out, "model", made)
     # Imported late: a mistake in the settings is told without waiting for PyTorch and Transformers.
-    from train.export.publish import check_asked, publish
+    from train.export.publish import check_asked, publish, track
 
     check_asked(config, manifest, finished=finished)
     if not finished:  # only then are checkpoints read, which may be large, or gone since
@@ -72,8 +72,6 @@ def main(config: ExportConfig) -> None:
         print_line(f"export: {config.out} is finished: nothing to do")
     publish(config, manifest)
     if config.tracker.mode != "disabled" and (config.artifact or not finished):
-        from train.export.track import track
-
         track(config)
 
 

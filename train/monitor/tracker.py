@@ -58,16 +58,9 @@ class Tracker:
             )
             self.run_id = self._run.id
 
-    def define(self, axis: str, best: Mapping[str, str]) -> None:
-        """Draw all metrics over `axis`, and summarise those in `best` by "min" or "max" beside the last."""
-
-        def define(run: Any) -> None:
-            run.define_metric(axis, summary="last")
-            run.define_metric("*", step_metric=axis)
-            for name, which in best.items():
-                run.define_metric(name, step_metric=axis, summary=f"{which},last")
-
-        self._send(define)
+    def define_axis(self, name: str) -> None:
+        """Draw all metrics over this one, which is logged with them."""
+        self._send(lambda run: (run.define_metric(name), run.define_metric("*", step_metric=name)))
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Record figures of the whole run."""
