@@ -1,4 +1,4 @@
-"""What becomes of a finished model directory: a card with a report's figures, a copy on the hub, a run of W&B."""
+"""What becomes of a finished model directory: a card with a report's figures, the hub, Weights & Biases."""
 
 from dataclasses import asdict
 from pathlib import Path
