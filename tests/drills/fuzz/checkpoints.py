@@ -136,7 +136,8 @@ def exported(training: Path, folder: Path, rng: random.Random) -> str:
 def by_command(training: Path, folder: Path, rng: random.Random) -> str:
     """`python -m train.export`: nothing is written, or a whole directory."""
     out = folder / "model"
-    ended = call("train.export", [f"checkpoint={training}", f"out={out}", "dtype=float32", "verify=false"], rng)
+    given = [f"checkpoint={training}", f"out={out}", "dtype=float32", "verify=false", "tracker.mode=disabled"]
+    ended = call("train.export", given, rng)
     if ended.told:
         assert not out.exists(), "a refusal left a directory"
         return "refused"
