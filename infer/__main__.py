@@ -1,6 +1,10 @@
-"""python -m infer: continue one prompt, or write what lies between a prefix and a suffix."""
+"""python -m infer: continue one prompt, write what lies between a prefix and a suffix, or talk in a session."""
 
-from conf import run
+import os
+import sys
+from pathlib import Path
+
+from conf import UserError, run
 from conf.characters import print_line
 from conf.files import file_to_write
 from infer.config import InferConfig
@@ -11,30 +15,57 @@ def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
     page = file_to_write("html", config.html)
     check_directory(config.model)
+    infill = bool(config.infill.prefix or config.infill.suffix)
+    prompt = "" if infill else read_prompt(config)
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print_line(f"loading {config.model} ...", error=True)
     # Imported late: a mistake in the settings is told without waiting for PyTorch.
     import torch
     from rich.console import Console
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view.live import View
+    from infer.view.live import complete
     from infer.view.page import write_page
-    from infer.view.summary import Summary
+    from infer.view.session import Session
 
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(config.model, config.dtype, config.device, draft=config.draft, compile=config.compile)
-    before, after = config.prompt or config.infill.prefix, config.infill.suffix
-    steps = generate(model, config.prompt or config.infill, config.decode)
-    summary, shown, view = Summary(), [], View(Console(quiet=not parallel.is_first()), before, after)
-    for step in steps:
-        summary.add(step)
-        shown.append(step)
-        view.step(step)
-    view.close(summary)
+    console = Console(quiet=not parallel.is_first())
+    if prompt is None:
+        Session(model, config.decode, console).run()
+        return
+    before, after = prompt or config.infill.prefix, config.infill.suffix
+    steps = generate(model, config.infill if infill else prompt, config.decode)
+    shown, summary = complete(steps, console, before, after)
     if page and parallel.is_first():
         write_page(page, title=config.model, before=before, after=after, steps=shown, summary=summary)
         print_line(f"wrote {page}", error=True)
+
+
+def read_prompt(config: InferConfig) -> str | None:
+    """Return the text to continue; None for a session. Raises UserError for no text."""
+    if config.prompt not in ("", "-"):
+        return config.prompt
+    if config.prompt_file:
+        source, text = config.prompt_file, _read(Path(config.prompt_file))
+    elif config.prompt == "" and sys.stdin.isatty():
+        return None
+    else:
+        source, text = "standard input", sys.stdin.read()
+    if not text:
+        raise UserError(f"prompt must be text, got none from {source}. Give prompt=TEXT or prompt_file=FILE.")
+    return text
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"prompt_file must be a file, got {path}: {error.strerror}. Give its path.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompt_file must be text in UTF-8, got {path}. Convert it.") from error
 
 
 if __name__ == "__main__":

@@ -284,10 +284,14 @@ def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
 
 @dataclass
 class InferConfig:
-    """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix."""
+    """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix.
+
+    Without a prompt it is a session on a terminal, and elsewhere reads standard input.
+    """
 
     model: str = field(metadata=PATH)  # a Transformers directory, best an export
-    prompt: str = ""  # the text to continue; else infill
+    prompt: str = ""  # the text to continue; -: standard input
+    prompt_file: str | None = field(default=None, metadata=PATH)  # the text to continue, in a file
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
@@ -302,11 +306,15 @@ class InferConfig:
         check_dtype(self.dtype)
         check_at_least(self, {"threads": 1})
         _check_used(self.draft, self.decode)
-        asked = bool(self.infill.prefix or self.infill.suffix)
-        if bool(self.prompt) == asked:
-            found = "both" if asked else "an empty prompt"
+        texts = {
+            "prompt": self.prompt,
+            "prompt_file": self.prompt_file,
+            "infill": self.infill.prefix or self.infill.suffix,
+        }
+        given = [name for name, text in texts.items() if text]
+        if len(given) > 1:
             raise ValueError(
-                f"prompt: wanted a text to continue, or infill.prefix and infill.suffix, found {found}"
+                f"prompt must be given once, got {' and '.join(given)}. Leave all but one of them away."
             )
 
 

@@ -5,6 +5,7 @@ colours; the line of figures goes to standard error.
 """
 
 import re
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -22,6 +23,19 @@ STYLES = {
     name: Style(color="#000000", bgcolor=kind.strong, underline=kind.line == "solid" or None)
     for name, kind in KINDS.items()
 }
+
+
+def complete(
+    steps: Iterable[TextStep], console: Console, before: str, after: str = ""
+) -> tuple[list[TextStep], Summary]:
+    """Show a text as its steps come, and return what was shown, with its figures."""
+    summary, shown, view = Summary(), list[TextStep](), View(console, before, after)
+    for step in steps:
+        summary.add(step)
+        shown.append(step)
+        view.step(step)
+    view.close(summary)
+    return shown, summary
 
 
 class View:

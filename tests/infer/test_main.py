@@ -193,9 +193,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "wanted a text to continue, or infill.prefix and infill.suffix, found an empty prompt"),
-        (["prompt="], "wanted a text to continue, or infill.prefix and infill.suffix, found an empty prompt"),
-        (["prompt=x", "infill.suffix=y"], "infill.prefix and infill.suffix, found both"),
+        (["prompt=x", "infill.suffix=y"], "prompt must be given once, got prompt and infill. Leave"),
         (["infill.prefix=x", "infill.order=mps"], "infill.order: wanted psm or spm, found mps"),
         (["prompt=x", "decode=tree"], "decode: wanted one of gsd, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
