@@ -5,7 +5,7 @@ from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
-from data_prep.tables import print_summary
+from data_prep.tables import print_summary, warnings
 from data_prep.vocab import Vocab
 
 
@@ -20,6 +20,8 @@ def main(config: DataPrepConfig) -> None:
     print_summary(manifest, console)
     if config.fim_rate and not Vocab.from_json(manifest["vocab"]).infilling:
         console.print("data_prep: infilling is off: the model has no pieces for it")
+    for warning in warnings(manifest):
+        console.print(f"data_prep: warning: {warning}")
     console.print(f"data_prep: wrote {config.out}")
 
 

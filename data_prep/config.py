@@ -162,7 +162,8 @@ class DataPrepConfig:
     seq_len: int = 16384  # tokens of a packed sequence
     fim_rate: float = 0.5  # share of documents laid out for infilling
     spm_rate: float = 0.5  # share of those in suffix-prefix-middle order
-    held_out: float = 0.01  # share of files kept out of training, for validation
+    held_out: float = 0.01  # share of files kept out of training, for validation; 0: none
+    held_out_min: int = 4  # of source files so many are kept out, but at most a fifth of them
     max_unreadable: float = 0.05  # share of rows, or of files, that may be unreadable
     shard_tokens: int = 2**26  # tokens of a shard at most; a worker holds one in memory
     executor: str = "local"  # who runs the tasks: local (this machine), slurm or ray
@@ -172,6 +173,8 @@ class DataPrepConfig:
     def __post_init__(self) -> None:
         for name in ("fim_rate", "spm_rate", "held_out", "max_unreadable"):
             share(name, getattr(self, name))
+        if self.held_out_min < 0:
+            raise ValueError(f"held_out_min must be at least 0, got {self.held_out_min}. 0 sets no minimum.")
         if self.seq_len < 16:
             raise ValueError(f"seq_len: wanted at least 16 tokens, found {self.seq_len}")
         if self.shard_tokens < self.seq_len:

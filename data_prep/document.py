@@ -5,6 +5,7 @@ id, so that neither the number of workers nor their order changes a byte of the 
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -70,6 +71,13 @@ def generator(*names: object) -> np.random.Generator:
 def is_held_out(id: str, *, seed: int, share: float) -> bool:
     """Whether a document of this id is kept out of training, where `share` of all are."""
     return unit(seed, "held_out", id) < share
+
+
+def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -> float:
+    """Return the share of documents to keep out so that of these ids `least` are, but at most a fifth."""
+    numbers = sorted(unit(seed, "held_out", id) for id in ids)
+    least = min(least, len(numbers) // 5) if share else 0
+    return max(share, math.nextafter(numbers[least - 1], 1.0)) if least else share
 
 
 def order(id: str, *, seed: int) -> int:

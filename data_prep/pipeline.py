@@ -22,7 +22,7 @@ from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.config import DataPrepConfig
-from data_prep.document import hash64, is_held_out, order, split, told
+from data_prep.document import hash64, held_out_share, is_held_out, order, split, told
 from data_prep.encode.encoder import Encoder
 from data_prep.select.benchmarks import entries, sources_hash
 from data_prep.select.decontaminate import index_entries
@@ -115,8 +115,9 @@ def _data_fingerprint(parts: list[Part], place: str) -> str:
 def _plan(job: Job, parts: list[Part], place: str) -> None:
     """Put the tools that every task needs into the folder, and the plan when they are there."""
     config, folder = job.config, job.folder
+    held_out = _held_out(config, parts)
     if config.tokenizer is None:
-        tokenizer = train_bpe(_sample(config, parts, place), config.vocab)
+        tokenizer = train_bpe(_sample(config, parts, place, held_out), config.vocab)
     else:
         tokenizer = load_tokenizer(config.tokenizer)
     rows = read_model(config.tokenizer).get("vocab_size") if config.tokenizer else None
@@ -127,18 +128,26 @@ def _plan(job: Job, parts: list[Part], place: str) -> None:
     save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / TOKENIZER)
     write_json(folder / INDEX, index_entries(entries(config.decontaminate)))
     shares = read_table(config) if config.proportion.table else None
-    job.write_plan(parts, place, vocab, shares)
+    job.write_plan(parts, place, vocab, shares, held_out)
 
 
-def _sample(config: DataPrepConfig, parts: list[Part], place: str) -> Iterator[str]:
+def _held_out(config: DataPrepConfig, parts: list[Part]) -> float:
+    """The share of documents that are kept out: of a few source files more than `config.held_out`."""
+    if config.data.kind != "source":
+        return config.held_out
+    files = [file for part in parts for file in part.files]
+    return held_out_share(files, seed=config.seed, share=config.held_out, least=config.held_out_min)
+
+
+def _sample(config: DataPrepConfig, parts: list[Part], place: str, held_out: float) -> Iterator[str]:
     """Texts of training documents, by the hash that orders them, up to a limit."""
     heap: list[tuple[int, str]] = []  # the last of them first
     size = 0
     drops: Counter[str] = Counter()
     for part in parts:
         for document in documents_of(read(part, place, config.data), drops):
-            held_out = is_held_out(document.id, seed=config.seed, share=config.held_out)
-            if held_out or reason_to_drop(document, config.filters):
+            aside = is_held_out(document.id, seed=config.seed, share=held_out)
+            if aside or reason_to_drop(document, config.filters):
                 continue
             for piece in split(document, config.data.split_chars):
                 heapq.heappush(heap, (-order(piece.id, seed=config.seed), piece.text))

@@ -1,5 +1,6 @@
 """A data folder's manifest as tables."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,6 +10,8 @@ from rich.table import Table
 from data_prep.encode.fim import Mode
 from data_prep.shards import SPLITS
 
+FEW = 4  # sequences of a split below which a warning is due
+
 
 def print_summary(manifest: dict[str, Any], console: Console) -> None:
     """Print languages, modes, utilisation and drops."""
@@ -16,6 +19,24 @@ def print_summary(manifest: dict[str, Any], console: Console) -> None:
         console.print(table)
     if "ngrams" in manifest:
         console.print(describe_ngrams(manifest["ngrams"]))
+
+
+def warnings(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield what training will miss: a split without sequences, or next to none."""
+    seq_len = manifest["seq_len"]
+    remedies = {
+        "train": "Give more files, or a smaller seq_len",
+        "held_out": "Raise held_out, or lower seq_len",
+    }
+    for name, remedy in remedies.items():
+        count = manifest[name]["sequences"]
+        if name == "held_out" and not manifest["settings"]["held_out"]:
+            continue
+        if count < FEW:
+            yield (
+                f"{name} must have at least {FEW} sequences of {seq_len} tokens to be of use, got {count}. "
+                f"{remedy}."
+            )
 
 
 def describe_ngrams(table: dict[str, Any]) -> str:

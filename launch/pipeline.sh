@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every stage with the experiments of one name: launch/pipeline.sh NAME OUT [SETTINGS of data_prep]
 #   data -> base model -> its own text -> fine-tune and a draft model -> export -> decode -> report.
-# VOCAB names the vocabulary's settings where they are not those of NAME.
+# VOCAB names the vocabulary's settings where they are not the demo's.
 # Finished stages are skipped; an interrupted run continues where it stopped. demo.sh and small.sh call this.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -33,7 +33,7 @@ python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
 torchrun --standalone --nproc_per_node "$ranks" -m infer.regenerate model="$out/base/model_directory" \
     data.path="$out/data" dtype=float32 documents=512 out="$out/own_text"
 python -m data_prep experiment=own data.path="$out/own_text" tokenizer="$out/data/tokenizer" \
-    vocab="${VOCAB:-$name}" vocab.train_size=null seq_len=512 out="$out/own"
+    vocab="${VOCAB:-demo}" seq_len=512 out="$out/own"
 train experiment="$name" data.path="$out/data" data.own="$out/own" model.path="$out/base/model_directory" out="$out/tuned"
 train experiment="${name}_draft" data.path="$out/data" out="$out/draft_training"
 python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core

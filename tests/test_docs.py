@@ -179,7 +179,7 @@ def _of_entry(module: str, given: list[str]) -> str | None:
 
 
 def test_the_quick_start_s_drill_runs_its_page() -> None:
-    page = quick_start.PAGE.read_text(encoding="utf-8")
+    page = quick_start.read_pages()
     whole, spared = (quick_start.script(page, demo=demo) for demo in (None, Path("/demo")))
     assert "bash launch/demo.sh" in whole and "bash launch/demo.sh" not in spared
     assert f"git clone '{ROOT}' adaptive-tokens" in whole and "cp -rL '/demo' runs/demo" in spared

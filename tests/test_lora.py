@@ -50,7 +50,7 @@ def test_gated_lora_from_training_to_decoding(
     assert len({row["standard_loss"] for row in validation}) == 1
     assert validation[-1]["masked_loss"] < validation[0]["masked_loss"]
 
-    export(settings("export", ExportConfig, [f"checkpoint={tuned}", f"out={model}"]))
+    export(settings("export", ExportConfig, [f"checkpoint={tuned}", f"out={model}", "tracker.mode=disabled"]))
     assert json.loads((model / "adaptive.json").read_text())["gated"] is True
     weights, theirs = load_file(model / "model.safetensors"), load_file(base_model / "model.safetensors")
     assert weights.keys() == theirs.keys()

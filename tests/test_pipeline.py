@@ -25,7 +25,8 @@ TINY = [
     "model.shape.num_key_value_heads=2",
 ]
 SHORT = ["steps=4", "save_every=2", "validate_every=2", "validate_sequences=4", "optimizer.warmup_steps=1"]
-BATCH = ["global_batch=4", "micro_batch=2", "tracker.mode=disabled"]
+QUIET = "tracker.mode=disabled"
+BATCH = ["global_batch=4", "micro_batch=2", QUIET]
 
 
 def command(module: str, *arguments: object, ranks: int = 1, code: int = 0, cold: bool = False) -> str:
@@ -49,12 +50,12 @@ def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     data = f"data.path={data_folder}"
     recipe = ["experiment=demo_base", data, f"out={found['base']}"]
     command("train", *recipe, *TINY, *SHORT, *BATCH, ranks=2)
-    command("train.export", f"checkpoint={found['base']}", f"out={found['base_model']}")
+    command("train.export", f"checkpoint={found['base']}", f"out={found['base_model']}", QUIET)
     recipe = ["experiment=demo", data, f"model.path={found['base_model']}", f"out={found['tuned']}"]
     command("train", *recipe, *SHORT, *BATCH, ranks=2)
-    command("train.export", f"checkpoint={found['tuned']}", f"out={found['model']}", "dtype=float32")
+    command("train.export", f"checkpoint={found['tuned']}", f"out={found['model']}", "dtype=float32", QUIET)
     command("train", "experiment=demo_draft", data, f"out={found['draft_training']}", *TINY, *SHORT, *BATCH)
-    draft = [f"checkpoint={found['draft_training']}", f"out={found['draft']}", "dtype=float32"]
+    draft = [f"checkpoint={found['draft_training']}", f"out={found['draft']}", "dtype=float32", QUIET]
     command("train.export", *draft, cold=True)
     return found
 
@@ -65,14 +66,14 @@ def test_a_model_is_trained_on_its_own_text(folders: dict[str, Path], tmp_path: 
     sizes = ["documents=40", "prefix_min=4", "decode.max_new_tokens=60", "batch=8", "dtype=float32"]
     source = [f"model={folders['base_model']}", f"data.path={folders['data']}"]
     assert "40 documents" in command("infer.regenerate", *source, *sizes, f"out={text}", ranks=2)
-    vocab = ["vocab=demo", "vocab.train_size=null", f"tokenizer={folders['data'] / 'tokenizer'}", "seq_len=128"]
+    vocab = ["vocab=demo", f"tokenizer={folders['data'] / 'tokenizer'}", "seq_len=128"]
     command("data_prep", "experiment=own", f"data.path={text}", *vocab, "workers=1", f"out={own}")
     recipe = ["experiment=demo", f"data.path={folders['data']}", f"model.path={folders['base_model']}"]
     command("train", *recipe, f"data.own={own}", f"out={tuned}", *SHORT, *BATCH)
     described = json.loads((tuned / "manifest.json").read_text())
     assert described["data"]["own"]["share"] == 0.25 and described["data"]["own"]["documents"] > 5
     assert described["inputs"].keys() == {"data.path", "data.own", "model.path"}
-    command("train.export", f"checkpoint={tuned}", f"out={tmp_path / 'model'}", "dtype=float32")
+    command("train.export", f"checkpoint={tuned}", f"out={tmp_path / 'model'}", "dtype=float32", QUIET)
     assert "25 % of the sequences, for the drafts alone" in (tmp_path / "model" / "README.md").read_text()
 
 

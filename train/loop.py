@@ -32,7 +32,7 @@ from train.monitor.divergence import WINDOW, why_diverged
 from train.monitor.drafts import COLUMNS
 from train.monitor.exit_code import Stopped
 from train.monitor.log import StepLog
-from train.monitor.metrics import describe_step, describe_validation, summarise
+from train.monitor.metrics import best, describe_step, describe_validation, summarise
 from train.monitor.pulse import Pulse, shared_store
 from train.monitor.stop import StopSignals
 from train.monitor.tracker import Tracker
@@ -109,6 +109,7 @@ class Trainer:
             speaks=self.rank == 0,
             run_id=state["run_id"],
         )
+        self.tracker.define_axis("tokens_seen")
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; returns the validations, oldest first.
@@ -153,7 +154,7 @@ class Trainer:
                     metrics = self.train_step()
                 except Abandoned:
                     break
-                self.tracker.log(self.step, metrics)
+                self._track("train", metrics)
                 if self.log:
                     self.log.append(self.step, metrics)
                 show(self.step, describe_step(metrics))
@@ -252,7 +253,9 @@ class Trainer:
     def _validate(self) -> None:
         metrics, drafts = self.held_out.run(self.engine.forward)
         self.validation.append({"step": self.step, **metrics})
-        self.tracker.log(self.step, {f"validation/{name}": value for name, value in metrics.items()})
+        self._track("validation", metrics)
+        # By ourselves: W&B's own min and max forget what was before a resume in offline files.
+        self.tracker.summarise({f"best/{name}": value for name, value in best(self.validation).items()})
         self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1
@@ -261,6 +264,12 @@ class Trainer:
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
+
+    def _track(self, prefix: str, metrics: dict[str, float]) -> None:
+        seen = self.step * self.config.global_batch * self.seq_len
+        self.tracker.log(
+            self.step, {"tokens_seen": seen} | {f"{prefix}/{name}": value for name, value in metrics.items()}
+        )
 
     def _metrics(self, tally: torch.Tensor) -> dict[str, float]:
         """A tally, summed over ranks, as named means."""

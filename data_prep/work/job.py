@@ -52,13 +52,26 @@ class Job:
         """What was written by `write_plan`."""
         return json.loads((self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape"))
 
-    def write_plan(self, parts: list[Part], place: str, vocab: Vocab, shares: dict[str, float] | None) -> None:
+    def write_plan(
+        self,
+        parts: list[Part],
+        place: str,
+        vocab: Vocab,
+        shares: dict[str, float] | None,
+        held_out: float,
+    ) -> None:
         """Make the plan, the sign that all the tools are in the folder.
 
-        `shares` are the sizes of the languages in the user's table, where there is one.
+        `shares` are the sizes of the languages in the user's table, where there is one; `held_out` is the share
+        of documents that are kept out of training.
         """
-        listed = [asdict(part) for part in parts]
-        plan = {"place": place, "parts": listed, "vocab": vocab.to_json(), "shares": shares}
+        plan = {
+            "place": place,
+            "parts": [asdict(part) for part in parts],
+            "vocab": vocab.to_json(),
+            "shares": shares,
+            "held_out": held_out,
+        }
         write_json(self.folder / PLAN, plan)
 
     @cached_property

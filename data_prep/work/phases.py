@@ -152,7 +152,7 @@ def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> It
         counts["documents"] += 1
         counts["documents with control pieces"] += job.encoder.spells_control(document.text)
         # By file, so that no part of a held-out file is ever trained on.
-        held_out = is_held_out(document.id, seed=job.config.seed, share=job.config.held_out)
+        held_out = is_held_out(document.id, seed=job.config.seed, share=job.plan["held_out"])
         yield from split(replace(document, held_out=held_out), job.config.data.split_chars)
 
 

@@ -4,6 +4,8 @@ B sequences, prompts of P columns, filled up on the left
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from logging import getLogger
 from operator import index
 from typing import Any
 
@@ -30,6 +32,7 @@ WARPERS = ((TopPLogitsWarper, "top_p"), (TopKLogitsWarper, "top_k"), (Temperatur
 # Their scores depend on the calls before, and sequences go on at paces of their own.
 REMEMBERING = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 TOLD = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+LENGTHS = ("max_new_tokens", "max_length")  # arguments that say how long a text may become
 HARMLESS = {"use_cache", "logits_to_keep"}  # they change what the library's forwards cost
 
 
@@ -72,18 +75,47 @@ def check_healing(asked: Mapping[str, Any], configs: Sequence[GenerationConfig])
         raise _refused("token_healing: wanted none, found it asked for")
 
 
-def check_length(prompts: Sequence[Sequence[int]], new: int, context: int) -> None:
-    """Raises ValueError where `new` tokens behind a prompt lead beyond the model's context.
+def asks_to_sample(config: GenerationConfig | None, default: GenerationConfig | None) -> bool:
+    """Return whether a call's config has a temperature or top_p of its own, and nothing for do_sample.
 
-    There the library goes on with a warning, and with learned positions fails in the middle of a text. This
-    decoder's cache has its whole length from the start: one meant as "without end" would fill the memory.
+    `transformers serve` makes such a config of a request. The library's own generate then decodes greedily and
+    warns: a temperature of 0.8 changes nothing.
     """
-    longest = max(map(len, prompts))
-    if longest + new > context:
+    if config is None or config is default or config.do_sample is not None:
+        return False
+    return any(
+        (value := getattr(config, name)) is not None and value != getattr(default, name, None)
+        for name in ("temperature", "top_p")
+    )
+
+
+def within_context(limits: Limits, *, longest: int, context: int, explicit: bool) -> Limits:
+    """Return limits whose new tokens behind the longest prompt fit into the model's context.
+
+    Logs a warning where they did not.
+
+    Raises ValueError where the caller gave the length as an argument (`explicit`), and for a prompt that fills
+    the context. There the library goes on with a warning, and with learned positions fails in the middle of a
+    text. This decoder's cache has its whole length from the start: one meant as "without end" would fill the
+    memory. `transformers serve` asks for 1,024 new tokens where a request names no number.
+    """
+    new, left = limits.max_new_tokens, context - longest
+    if new <= left:
+        return limits
+    if explicit or left < 1:
         raise _refused(
             f"max_new_tokens (max_length): wanted the prompt and the new tokens within the model's context of "
             f"{context}, found {longest} + {new}"
         )
+    getLogger(__name__).warning(
+        "max_new_tokens=%d behind a prompt of %d tokens exceeds the model's context of %d: "
+        "the text ends after %d",
+        new,
+        longest,
+        context,
+        left,
+    )
+    return replace(limits, max_new_tokens=left)
 
 
 def whole(name: str, value: Any) -> int:

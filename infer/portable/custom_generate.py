@@ -36,15 +36,17 @@ from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Limits, decode
 from infer.ngrams import Ngrams, NgramTable, NgramWeights
 from infer.portable.asked import (
+    LENGTHS,
+    asks_to_sample,
     check_asked,
     check_healing,
-    check_length,
     limits_of,
     padded,
     prompts_of,
     row_processors,
     sampling_of,
     whole,
+    within_context,
 )
 from infer.portable.kept import Kept, kept_for
 
@@ -166,7 +168,10 @@ def generate(
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to near-ties. Logits processors
     are to be functions of the ids and scores alone: of several sequences each goes on at its own pace.
-    Raises ValueError for what it cannot do, such as beams or a length beyond the context (the library warns).
+    A temperature or top_p in `generation_config` samples where do_sample is not set, as in requests to
+    `transformers serve`; a length in it that leads beyond the context ends there.
+    Raises ValueError for what it cannot do, such as beams or, as an argument, a length beyond the context (the
+    library warns).
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
     if custom_generate is not None:  # where `model.generate` is this function, and another is wanted
@@ -179,6 +184,8 @@ def generate(
     configs = [one for one in (generation_config, model.generation_config) if one]
     check_healing(asked, configs)
     _take_stop_strings(asked, configs)
+    if "do_sample" not in asked and asks_to_sample(generation_config, model.generation_config):
+        asked["do_sample"] = True
     # The library gives a streamer the prompt, and keeps it from a callable.
     decoder = partial(_decode, drafting=drafting, streamer=asked.get("streamer"), given=frozenset(asked))
     return library(custom_generate=decoder, **asked)
@@ -204,7 +211,7 @@ def _decode(
     *,
     drafting: Drafting,
     streamer: BaseStreamer | None,
-    given: Collection[str],
+    given: frozenset[str],
     **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """A decoding method as the library calls it: prompts (B, P) in, (B, P + n) out; `given` names the user's
@@ -220,7 +227,8 @@ def _decode(
     prompts, limits = prompts_of(input_ids, mask, positions), limits_of(stopping_criteria, input_ids)
     pad: Any = generation_config._pad_token_tensor
     context = context_length(lm.config)
-    check_length(prompts, limits.max_new_tokens, context)
+    explicit = not given.isdisjoint(LENGTHS)
+    limits = within_context(limits, longest=max(map(len, prompts)), context=context, explicit=explicit)
     drafting = drafting.within(context - max(map(len, prompts)))
     _check_together(lm, drafting, limits, pad, streamer, sequences=B)
     sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)

@@ -31,7 +31,7 @@ PATHS = {
     "data_prep": ["out", "data.path", "tokenizer", "proportion.table", *DECONTAMINATE],
     "inspect": ["out"],
     "train": ["out", "data.path", "data.own", "model.path"],
-    "export": ["out", "checkpoint", "data.path", "report"],
+    "export": ["out", "checkpoint", "data.path", "report", "chat_template"],
     "infer": ["model", "draft", "html"],
     "graph": ["model", "draft", "out"],
     "speed": ["model", "base", "draft", "out", "prompts.mine.path"],

@@ -33,7 +33,6 @@ def arguments(jsonl: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
     return [
         "data=jsonl",
         "vocab=demo",
-        "vocab.train_size=null",
         f"data.path={jsonl}",
         f"tokenizer={tokenizer}",
         "seq_len=512",

@@ -108,7 +108,7 @@ def run(
     hub: dict[str, str], out: Path, name: str, tokenizer: Path, *more: str
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "data_prep", "experiment=starcoder", f"data.path={name}", f"out={out}"]
-    command += [f"tokenizer={tokenizer}", "vocab=demo", "vocab.train_size=null", "seq_len=64", "workers=1"]
+    command += [f"tokenizer={tokenizer}", "vocab=demo", "seq_len=64", "workers=1"]
     command += ["held_out=0", "filters.alphanumeric=null", *more]
     root = Path(__file__).parents[2]
     return subprocess.run(command, cwd=root, env=hub, capture_output=True, text=True, timeout=120)

@@ -1,10 +1,10 @@
-"""The quick start, word for word, in a fresh clone: what a newcomer does in the first quarter of an hour.
+"""The quick start and the tutorial behind it, word for word, in a fresh clone: what a newcomer does first.
 
     python -m tests.drills.quick_start [--demo RUNS_DEMO] [--keep FOLDER]
 
-Takes the shell blocks of docs/quick_start.md in their order and runs them in one shell, in an empty folder,
-with REPOSITORY replaced by this checkout: what is not committed is not there. The shell has nothing of this
-process's virtual environment. Then what the page promises must lie where it says.
+Takes the shell blocks of docs/quick_start.md and docs/your_repository.md in their order and runs them in one
+shell, in an empty folder, with REPOSITORY replaced by this checkout: what is not committed is not there. The
+shell has nothing of this process's virtual environment. Then what the pages promise must lie where they say.
 
 With --demo a finished demo is copied into the clone, and this checkout's .venv linked, in place of running
 launch/demo.sh: that tries the other commands, in a minute. The last line is JSON.
@@ -23,9 +23,17 @@ from pathlib import Path
 from tests.markdown import blocks
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "quick_start.md"
+PAGES = [ROOT / "docs" / name for name in ("quick_start.md", "your_repository.md")]
 DEMO = "bash launch/demo.sh\n"
-PROMISED = ("model/config.json", "model/adaptive.json", "report/index.html", "text.html", "graph.svg")
+PROMISED = (
+    *(f"demo/{name}" for name in ("model/config.json", "report/index.html", "text.html", "graph.svg")),
+    *(f"mine/{name}" for name in ("model/adaptive.json", "report/index.html")),
+)
+
+
+def read_pages() -> str:
+    """Return both pages."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def script(page: str, *, demo: Path | None) -> str:
@@ -55,7 +63,7 @@ def main() -> None:
     parser.add_argument("--demo", type=Path)
     parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()
-    page, demo = PAGE.read_text(encoding="utf-8"), arguments.demo and arguments.demo.resolve()
+    page, demo = read_pages(), arguments.demo and arguments.demo.resolve()
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.keep or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +71,7 @@ def main() -> None:
         code = subprocess.run(
             ["bash", "-c", script(page, demo=demo)], cwd=folder, env=environment(os.environ), check=False
         ).returncode
-        results = folder / "adaptive-tokens" / "runs" / "demo"
+        results = folder / "adaptive-tokens" / "runs"
         missing = [one for one in PROMISED if not (results / one).is_file()]
         told = {
             "blocks": len(blocks(page)),

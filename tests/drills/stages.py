@@ -87,7 +87,7 @@ def _train(name: str, *settings: str, ranks: int = 1) -> Stage:
 
 def _export(name: str, of: str, *settings: str) -> Stage:
     def command(whole: Path) -> list[str]:
-        return ["train.export", f"checkpoint={whole}/{of}/out", "verify_sequences=2", *settings]
+        return ["train.export", f"checkpoint={whole}/{of}/out", "verify_sequences=2", QUIET, *settings]
 
     views = {"*/manifest.json": MANIFEST, "*/README.md": uncommitted, "*/custom_generate/*.py": uncommitted}
     return Stage(name, command, (of,), views=views)

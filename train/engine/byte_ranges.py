@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from conf import UserError
-from train.engine.checkpoints import why_unread
+from train.engine.checkpoint import why_unread
 
 BLOCK = 2**22  # numbers that are held beside the result while their type changes
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from conf import UserError
 from train.config import TrainConfig
 from train.engine.chance import reseed
-from train.engine.checkpoints import why_unread, write_file
+from train.engine.checkpoint import why_unread, write_file
 from train.engine.ranks import world_size
 from train.engine.settings import deepspeed_config, parameter_groups
 

@@ -22,7 +22,7 @@ from conf import UserError
 from conf.stage import ROOT
 from train.engine import engine  # noqa: F401 (before deepspeed: it sets what PyTorch may load)
 from train.engine.byte_ranges import index
-from train.engine.checkpoints import Checkpoint
+from train.engine.checkpoint import Checkpoint
 from train.engine.ranks import first_ranks, world_size
 
 # isort: split

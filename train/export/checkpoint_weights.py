@@ -29,7 +29,7 @@ from torch import Tensor
 from conf import UserError
 from conf.errors import Refusing
 from train.engine.byte_ranges import ByteRange, cut, index, locate, read
-from train.engine.checkpoints import SHARD
+from train.engine.checkpoint import SHARD
 
 MODEL = "model_states.pt"  # how the name of a file ends that holds the model's own copy, or a rank's share
 

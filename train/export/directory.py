@@ -60,7 +60,14 @@ def export(
     weights of n-grams, which need adaptive tokens.
     """
     dtype = getattr(torch, config.dtype)
-    write_sidecars(trained.folder, out, trained.manifest, step=trained.checkpoint.step, dtype=dtype)
+    write_sidecars(
+        trained.folder,
+        out,
+        trained.manifest,
+        step=trained.checkpoint.step,
+        dtype=dtype,
+        chat_template=config.chat_template,
+    )
     weights = _plain_weights(trained, out, dtype, kept=kept)
     write_weights(
         trained.config,

@@ -1,11 +1,13 @@
-"""What becomes of a finished model directory: its card with a report's figures, and a copy on the hub."""
+"""What becomes of a finished model directory: a card with a report's figures, the hub, Weights & Biases."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
 from conf.characters import print_line
 from conf.stage import read_manifest
+from conf.tracker import run_file
 from train.export.card import CARD, PLACE, named, render_card, write_card
 from train.export.config import ExportConfig
 from train.export.push import check_push, push
@@ -70,3 +72,40 @@ def _exported(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """What the directory's manifest says of the export; earlier versions took the last step and kept none."""
     made = read_manifest(out, "model", "out")
     return {"step": made.get("step", manifest["step"]), "verified": made.get("verified")}
+
+
+def track(config: ExportConfig) -> None:
+    """Log the finished directory, in the group of the training that it was made of.
+
+    W&B's files lie beside the directory, which holds nothing but the model.
+    """
+    from train.monitor.tracker import Tracker  # and with it W&B, for those alone who track
+
+    out = Path(config.out).resolve()
+    tracker = Tracker(
+        config.tracker,
+        out=out.parent,
+        name=f"{out.name}-export",
+        settings=asdict(config),
+        speaks=True,
+        job_type="export",
+        file=run_file(out.parent, out.name),
+        linked=run_file(Path(config.checkpoint)),
+    )
+    tracker.summarise(_figures(read_manifest(out, "model", "out")))
+    if config.artifact:
+        tracker.log_folder(out, out.name)
+    tracker.finish()
+
+
+def _figures(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what was measured of the directory, as read back."""
+    verified = manifest["verified"] or {}
+    names = ("weights", "logit_difference", "agreement", "sequences")
+    return {
+        "parameters": manifest["parameters"],
+        "step": manifest["step"],
+        **{f"verified/{name}": verified[name] for name in names if name in verified},
+        **{f"verified/{name}": value for name, value in verified.get("measured", {}).items()},
+        **{f"drafts/{name}": value for name, value in verified.get("drafts", {}).items()},
+    }

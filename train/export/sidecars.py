@@ -1,7 +1,7 @@
 """The files beside the weights of a model directory.
 
 config.json, generation_config.json     as training left them, under the names that other readers have too
-tokenizer.json and what goes with it    control ids marked special
+tokenizer.json and what goes with it    control ids marked special; a chat template
 adaptive.json                           what a decoder must know: absent for a model without adaptive tokens
 """
 
@@ -19,7 +19,7 @@ from conf.fingerprint import fingerprint
 from data_prep.vocab import FILES, INFILLING, Vocab
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
-from train.export.tokenizer import write_tokenizer
+from train.export.tokenizer import write_chat_template, write_tokenizer
 from train.folder import DESCRIBED
 
 # SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
@@ -30,9 +30,16 @@ ORDERS = {
 
 
 def write_sidecars(
-    checkpoint: Path, out: Path, manifest: dict[str, Any], *, step: int, dtype: torch.dtype
+    checkpoint: Path,
+    out: Path,
+    manifest: dict[str, Any],
+    *,
+    step: int,
+    dtype: torch.dtype,
+    chat_template: str | None = None,
 ) -> None:
-    """Write into `out` everything of a training folder's model but the weights, which are those of `step`.
+    """Write into `out` everything of a training folder's model but the weights, which are those of `step`;
+    `chat_template` is a file.
 
     The folder is one that train.export.trained opened. Raises UserError for a file that no training wrote.
     """
@@ -52,6 +59,7 @@ def write_sidecars(
     found = read_json(generation) if generation.is_file() else {}
     write_json(out / generation.name, served_generation(found, bos=vocab.bos, eos=vocab.eos))
     write_tokenizer(out, vocab, manifest["adaptive"])
+    write_chat_template(out, chat_template)
     if adaptive:
         write_json(out / "adaptive.json", adaptive)
 

@@ -1,4 +1,5 @@
-"""The tokenizer's files of a model directory: control ids marked special, and read by others as they stand.
+"""The tokenizer's files of a model directory: control ids marked special, read by others as they stand; a chat
+template.
 
 No id changes and none is added: an id without a piece decodes to nothing as it is. Knows no
 model.
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
-from conf.errors import TOKENIZING
+from conf.errors import TOKENIZING, UserError, in_one_line
 from conf.files import write_bytes, write_json
 from data_prep.vocab import Vocab, load_tokenizer
 
+CHAT = "chat_template.jinja"  # as Transformers names it
+COMPLETION = Path(__file__).with_name("chat_template.j2")  # for a model that completes text
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -36,6 +40,31 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     if opening != [vocab.bos]:
         value["post_processor"] = _opening(tokenizer, vocab.bos)
     write_bytes(file, json.dumps(value, ensure_ascii=False).encode())  # one line: merges are many
+
+
+def write_chat_template(folder: Path, given: str | None) -> None:
+    """Write the chat template of the file `given`. Without it keep the tokenizer's own, else write the one of a
+    model that completes text: servers refuse chats without any.
+
+    Raises UserError for a file that is no template, or that fails on one message.
+    """
+    described = folder / "tokenizer_config.json"
+    config = json.loads(described.read_text(encoding="utf-8"))
+    if given is None and ((folder / CHAT).is_file() or "chat_template" in config):
+        return
+    write_json(described, {name: value for name, value in config.items() if name != "chat_template"})
+    try:
+        write_bytes(folder / CHAT, Path(given or COMPLETION).read_text(encoding="utf-8").encode())
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        message = {"role": "user", "content": "x"}
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        if "x" not in text:
+            raise ValueError(f"{text!r} for the message 'x'")
+    except Exception as error:  # whatever the file system, Jinja or the template raises
+        raise UserError(
+            f"chat_template={given} must be a Jinja template of messages, got {in_one_line(error)}. Give "
+            "a file like Transformers' chat_template.jinja, or leave it out."
+        ) from error
 
 
 def marked(added: Collection[dict[str, Any]], pieces: dict[int, str]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from conf.stage import read_manifest
 from data_prep.ngrams import TABLE
 from data_prep.vocab import Vocab
 from train.config import LoraSettings, ObjectiveConfig
-from train.engine.checkpoints import Checkpoint, find_whole, list_checkpoints
+from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
 from train.export.adapter import trained_lora
 from train.export.checkpoint_weights import CheckpointWeights
 from train.folder import CHECKPOINTS, DESCRIBED

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from conf import UserError
 from train.config import LoraSettings
-from train.engine.checkpoints import write_safetensors
+from train.engine.checkpoint import write_safetensors
 
 ADAPTER = "default"  # peft's name for the only adapter
 PEFT = "base_model.model."  # where peft's files have the library's model

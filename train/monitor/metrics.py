@@ -47,6 +47,13 @@ def summarise(tally: torch.Tensor) -> dict[str, float]:
     return metrics
 
 
+def best(validation: list[dict[str, float]]) -> dict[str, float]:
+    """Return the least of each loss and the most of each other metric over the validations."""
+    names = [name for name in validation[0] if name.endswith("_loss") or name.startswith("acc")]
+    columns = {name: [row[name] for row in validation if name in row] for name in names}
+    return {name: min(values) if name.endswith("_loss") else max(values) for name, values in columns.items()}
+
+
 def describe_step(metrics: dict[str, float]) -> str:
     """A step beside its progress bar, within 80 columns."""
     parts = [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []

@@ -3,8 +3,9 @@
 Only rank 0 speaks. Knows no training; numbers come in by name.
 """
 
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,17 @@ import wandb
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conf.console import PlainConsole
-from conf.errors import visible
 from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, keep_within
+from conf.tracker import TrackerConfig, begin_run, run_file
 
-ONLINE_SECONDS = 30  # for W&B to answer, before the run goes on without it
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
 
 
 class Tracker:
-    """Logs metrics by step; silent on every rank but the first."""
+    """Logs metrics by step; silent on every rank but the first.
+
+    `file` has the run's id, so that a resumed run stays one run; `linked` is that of a run in the same group.
+    """
 
     def __init__(
         self,
@@ -33,37 +35,46 @@ class Tracker:
         name: str,
         settings: dict[str, Any],
         speaks: bool,
+        job_type: str = "train",
+        file: Path | None = None,
+        linked: Path | None = None,
         run_id: str | None = None,
     ) -> None:
         self._console = PlainConsole(quiet=not speaks)
         self._run: Any = None
-        self.run_id = run_id  # W&B's, so that a resumed run stays one run
+        self.run_id = run_id  # W&B's, which a checkpoint has as well
         if speaks and config.mode != "disabled":
             out.mkdir(parents=True, exist_ok=True)
-            self._run = self._begin(config, out=out, name=name, settings=settings, run_id=run_id)
+            self._run = begin_run(
+                config,
+                out,
+                file=file or run_file(out),
+                name=name,
+                job_type=job_type,
+                settings=settings | {"versions": versions(), "commit": commit()},
+                tell=self.tell,
+                linked=linked,
+                run_id=run_id,
+            )
             self.run_id = self._run.id
 
-    def _begin(
-        self, config: TrackerConfig, *, out: Path, name: str, settings: dict[str, Any], run_id: str | None
-    ) -> Any:
-        def begin(mode: Any) -> Any:
-            return wandb.init(
-                project=config.project,
-                name=visible(name),
-                id=run_id,
-                resume="allow" if run_id else None,
-                mode=mode,
-                dir=str(out),
-                config=settings | {"versions": versions(), "commit": commit()},
-                settings=wandb.Settings(silent=True, console="off", init_timeout=ONLINE_SECONDS),
-            )
+    def define_axis(self, name: str) -> None:
+        """Draw all metrics over this one, which is logged with them."""
+        self._send(lambda run: (run.define_metric(name), run.define_metric("*", step_metric=name)))
 
-        keep_within(out)
-        try:
-            return begin(config.mode)
-        except wandb.errors.Error as error:
-            self.tell(f"tracker.mode={config.mode}: {str(error).splitlines()[0]}; the run goes on offline")
-            return begin("offline")
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """Record figures of the whole run."""
+        self._send(lambda run: run.summary.update(dict(values)))
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Record a folder as an artifact of the type model; its files are read where they are."""
+
+        def send(run: Any) -> None:
+            artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name), type="model")
+            artifact.add_dir(str(folder), policy="immutable")
+            run.log_artifact(artifact)
+
+        self._send(send)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""

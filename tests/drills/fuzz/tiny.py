@@ -64,6 +64,7 @@ def _without_shape(arguments: list[str]) -> list[str]:
 
 def _export(folder: Path, training: str, model: str, *overrides: str) -> None:
     given = [f"checkpoint={folder / training}", f"out={folder / model}", "dtype=float32", "verify=false"]
+    given.append("tracker.mode=disabled")
     export(settings("export", ExportConfig, [*given, *overrides]))
 
 

@@ -25,7 +25,7 @@ def run(rng: random.Random, folder: Path) -> str:
     lines = [json.dumps({"content": text}) for text in (*TEXTS, tools.document(rng).replace("\0", ""))]
     (data / "a.jsonl").write_text("\n".join(lines))
     wanted = [*rows.options(rng), f"tokenizer={tokenizer}", f"data.path={data}", f"out={folder / 'out'}"]
-    groups = ("data=jsonl", "vocab=demo", "vocab.train_size=null", "tokenizer=t")
+    groups = ("data=jsonl", "vocab=demo", "tokenizer=t")
     ended = tools.prepared(groups, wanted, rng)
     if ended.told:
         assert not (folder / "out").exists(), "a refused folder is visible"

@@ -60,7 +60,7 @@ def tokenizer(rng: random.Random) -> tuple[str, ...]:
     """Settings of one: mostly the small one, else CodeLlama's, where it is beside the project."""
     if CODELLAMA.is_dir() and rng.random() < 0.1:
         return (f"tokenizer={CODELLAMA}", "vocab=codellama")
-    return (f"tokenizer={data_folder() / 'tokenizer'}", "vocab=demo", "vocab.train_size=null")
+    return (f"tokenizer={data_folder() / 'tokenizer'}", "vocab=demo")
 
 
 def prepared(groups: tuple[str, ...], asked: Sequence[str], rng: random.Random) -> Ended:

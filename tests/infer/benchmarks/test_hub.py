@@ -83,7 +83,7 @@ def test_a_line_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     """The library tries again and again, each time with a long timeout."""
     over = threading.Event()
     monkeypatch.setattr("infer.benchmarks.rows._load", lambda dataset: over.wait(60))
-    monkeypatch.setattr("infer.benchmarks.reading.PATIENCE", 0.1)
+    monkeypatch.setattr("infer.benchmarks.rows.PATIENCE", 0.1)
     began = time.monotonic()
     with pytest.raises(UserError, match=r"gsm8k from the hub, found TimeoutError: no answer in 0\.1 s: give"):
         read_problems("gsm8k", PromptSetConfig())

@@ -298,3 +298,21 @@ def test_k_of_training_fits_the_context(lm: PreTrainedModel, ours: Generate) -> 
         assert torch.equal(ours(prompt, **asked, probes=probes), lm.generate(prompt, **asked))
     with pytest.raises(ValueError, match="k: wanted at most the 2 tokens that the context has left, found 3"):
         ours(prompt, **asked, probes="root", k=3)
+
+
+def test_a_request_s_temperature_samples(ours: Generate, lm: PreTrainedModel) -> None:
+    """`transformers serve` puts a request's temperature into a config and leaves do_sample unset: 0.8 was
+    decoded greedily, without a word.
+    """
+    prompt, asked = torch.tensor([PROMPT]), {"max_new_tokens": 20, "top_k": 0}
+    greedy = ours(prompt, max_new_tokens=20, do_sample=False)
+    wanted = ours(prompt, **asked, do_sample=True, temperature=1.4, seed=5)
+    assert not torch.equal(wanted, greedy)
+    request = GenerationConfig(temperature=1.4, **asked)
+    assert torch.equal(ours(prompt, generation_config=request, seed=5), wanted)
+    for config in (
+        GenerationConfig(temperature=1.4, do_sample=False, **asked),
+        GenerationConfig(**asked),
+        lm.generation_config,
+    ):
+        assert torch.equal(ours(prompt, generation_config=config, max_new_tokens=20, seed=5), greedy)

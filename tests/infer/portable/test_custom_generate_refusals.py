@@ -78,6 +78,21 @@ def test_the_context_may_be_filled_to_its_end(lm: PreTrainedModel, ours: Generat
         ours(**asked, max_length=513)
 
 
+def test_a_config_s_length_ends_at_the_context(
+    lm: PreTrainedModel, ours: Generate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`transformers serve` asks for 1,024 new tokens by default: every request to a model with such a context
+    was refused.
+    """
+    prompt = torch.tensor([PROMPT])
+    config = GenerationConfig(max_new_tokens=1024, do_sample=False)
+    wanted = lm.generate(prompt, max_new_tokens=508, do_sample=False)
+    assert torch.equal(ours(prompt, generation_config=config), wanted)
+    assert "exceeds the model's context of 512: the text ends after 508" in caplog.text
+    with pytest.raises(ValueError, match=r"context of 512, found 512 \+ 1024"):
+        ours(torch.full((1, 512), 7), generation_config=config)
+
+
 def test_k_beyond_the_context_takes_no_memory(lm: PreTrainedModel) -> None:
     """One adaptive token serves any k: 2^32 drafts in a row took the memory of as many ids."""
     ours, asked = drafting(lm, 6), {"inputs": torch.tensor([PROMPT]), "max_new_tokens": 4, "do_sample": False}

@@ -19,18 +19,18 @@ from conf.sealed import sealed, unsealed
 from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.config import TrainConfig
-from train.engine.checkpoints import (
+from train.engine.checkpoint import (
     DESCRIBED,
     BrokenFile,
     Checkpoint,
     check_file,
     find_whole,
     list_checkpoints,
-    prune,
     read_checkpoint,
     write_checkpoint,
     write_file,
 )
+from train.engine.checkpoints import prune
 from train.engine.universal import _check_names
 from train.model.assemble import describe
 from train.monitor.log import StepLog
@@ -213,7 +213,7 @@ def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
 import resource, signal, torch
 from pathlib import Path
 from train.config import TrainConfig
-from train.engine.checkpoints import write_file
+from train.engine.checkpoint import write_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:

@@ -21,7 +21,7 @@ from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import partitions
-from train.engine.checkpoints import Checkpoint, write_file
+from train.engine.checkpoint import Checkpoint, write_file
 from train.engine.engine import Abandoned, Engine, start
 from train.engine.settings import deepspeed_config, parameter_groups
 from train.engine.universal import to_universal

@@ -44,7 +44,8 @@ def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -
 
 
 def export(checkpoint: Path, out: Path, *overrides: str) -> Path:
-    main(settings("export", ExportConfig, [f"checkpoint={checkpoint}", f"out={out}", *overrides]))
+    given = [f"checkpoint={checkpoint}", f"out={out}", "tracker.mode=disabled", *overrides]
+    main(settings("export", ExportConfig, given))
     return out
 
 

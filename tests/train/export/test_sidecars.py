@@ -90,6 +90,7 @@ def test_what_else_lies_in_the_folder_stays_there(tmp_path: Path) -> None:
     write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.float32)
     assert sorted(path.name for path in out.iterdir()) == [
         "adaptive.json",
+        "chat_template.jinja",
         "config.json",
         "generation_config.json",
         "tokenizer.json",

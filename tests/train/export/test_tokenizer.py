@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from conf import UserError
 from data_prep.config import VocabConfig
 from data_prep.encode.encoder import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
 from infer.text import Infilling, Text
-from train.export.tokenizer import marked, write_tokenizer
+from train.export.tokenizer import marked, write_chat_template, write_tokenizer
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 PIECES = [
@@ -190,6 +191,52 @@ def test_the_chat_template_comes_along(demo: Path, tmp_path: Path) -> None:
     exported(tmp_path / "data", tmp_path / "model", CONFIG, 1)
     tokenizer: Any = library(tmp_path / "model")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x!"
+
+
+def test_a_completion_model_gets_a_template(demo: Path, tmp_path: Path) -> None:
+    """Chats of a model without a template were an internal error of the server."""
+    exported(demo, tmp_path / "model", CONFIG, 1)
+    write_chat_template(tmp_path / "model", None)
+    tokenizer: Any = library(tmp_path / "model")
+    user, answer = {"role": "user", "content": " def f(x):\n"}, {"role": "assistant", "content": "    return x"}
+    chat = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=True)
+    assert chat["input_ids"] == tokenizer(" def f(x):\n").input_ids
+    text = tokenizer.apply_chat_template([user, answer, user], tokenize=False)
+    assert text == "<s> def f(x):\n    return x\n def f(x):\n"
+
+
+def test_one_message_is_its_completion_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -> None:
+    exported(shared_data / "tokenizers" / "codellama-7b", tmp_path / "model", VocabConfig(adaptive=DIVERSE), 1)
+    write_chat_template(tmp_path / "model", None)
+    tokenizer: Any = library(tmp_path / "model")
+    for text in ("def f(x):\n", "  x = 1", "<s>x"):
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=True)
+        assert chat["input_ids"] == tokenizer(text).input_ids
+
+
+def test_a_template_is_the_files_then_the_tokenizers(demo: Path, tmp_path: Path) -> None:
+    folder, given = tmp_path / "model", tmp_path / "chat.jinja"
+    exported(demo, folder, CONFIG, 1)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**config, "chat_template": "{{ messages[0].content }}!"})
+    )
+
+    def rendered() -> str:
+        tokenizer: Any = library(folder)
+        return tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+
+    write_chat_template(folder, None)
+    assert rendered() == "x!"
+    given.write_text("{{ messages[0].content }}?")
+    write_chat_template(folder, str(given))
+    assert rendered() == "x?"
+    for text in ("{% for", "{{ messages[0].content.absent() }}", "always the same"):
+        given.write_text(text)
+        with pytest.raises(
+            UserError, match=r"chat_template=.*chat\.jinja must be a Jinja template of messages, got"
+        ):
+            write_chat_template(folder, str(given))
 
 
 def test_what_is_marked_keeps_its_flags() -> None:

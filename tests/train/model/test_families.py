@@ -156,7 +156,7 @@ def test_a_grown_tied_model_is_trained_and_exported(tmp_path: Path) -> None:
         *("steps=2", "global_batch=2", "validate_sequences=2", "optimizer.warmup_steps=1"),
         "tracker.mode=disabled",
     ]
-    export = [f"checkpoint={tmp_path / 'tuned'}", f"out={tmp_path / 'model'}", "dtype=float32"]
+    export = [f"checkpoint={tmp_path / 'tuned'}", f"out={tmp_path / 'model'}", "dtype=float32", train[-1]]
     for module, arguments in (("train", train), ("train.export", export)):
         run = warm.run_ranks(module, *arguments, ranks=1)
         assert run.returncode == 0, run.stdout + run.stderr

@@ -1,0 +1,40 @@
+"""Runs of W&B as offline files hold them, read by wandb's own reader of its log."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """Return every record of a run's log."""
+    command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", file]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the runs below a folder by their id, each of all its offline files in their order."""
+    runs = dict[str, dict[str, Any]]()
+    for file in sorted(folder.rglob("offline-run-*/run-*.wandb")):
+        parts = records(file)
+        (begun,) = (one["run"] for one in parts if one["type"] == "run")
+        run = runs.setdefault(begun["run_id"], {"summary": {}, "history": [], "metrics": {}, "artifacts": []})
+        run |= {name: begun.get(name) for name in ("run_group", "job_type", "tags", "entity", "project")}
+        run["summary"] |= _merged(one["summary"] for one in parts if one["type"] == "summary")
+        run["history"] += [one["history"] for one in parts if one["type"] == "history"]
+        run["metrics"] |= {
+            one["metric"].get("name") or one["metric"]["glob_name"]: one["metric"]
+            for one in parts
+            if one["type"] == "metric"
+        }
+        run["artifacts"] += [one["artifact"] for one in parts if one["type"] == "artifact"]
+    return runs
+
+
+def _merged(updates: Any) -> dict[str, Any]:
+    found = dict[str, Any]()
+    for one in updates:
+        found |= one.get("update", {})
+    return found

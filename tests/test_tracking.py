@@ -1,0 +1,111 @@
+"""What Weights & Biases gets of a model: its training, export and report, as offline files have it."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.tracker import TrackerConfig
+from infer.report.write import write
+from tests import warm
+from tests.infer.report import report_fixture as fixture
+from tests.offline_runs import read_runs
+from tests.train.resume_worker import RECIPE
+
+TINY = [one for one in RECIPE if not one.startswith(("tracker", "steps", "save_every", "validate_every"))]
+TRACKED = ["tracker.tags=[tiny,test]", "tracker.entity=someone"]
+
+
+def command(module: str, *arguments: str) -> None:
+    # Without the process of W&B that other tests began: its files are written some time after a run has ended.
+    environment = {name: value for name, value in os.environ.items() if "WANDB" not in name}
+    done = warm.run([sys.executable, "-m", module, *arguments, *TRACKED], env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of a training that was resumed, its export, and a report that was made three times."""
+    folder = tmp_path_factory.mktemp("tracking")
+    tuned, model, report = (folder / name for name in ("tuned", "model", "report"))
+    training = [
+        *TINY,
+        "steps=2",
+        "save_every=1",
+        "validate_every=1",
+        f"data.path={data_folder}",
+        f"out={tuned}",
+    ]
+    command("train", *training)
+    (tuned / "manifest.json").unlink()  # as if it had been killed in its second step
+    shutil.rmtree(tuned / "checkpoints" / "step-000002")
+    command("train", *training)
+    export = [f"checkpoint={tuned}", f"out={model}", "verify_sequences=2"]
+    command("train.export", *export)
+    command("train.export", *export, "artifact=true")
+    command("train.export", *export)  # finished: tells W&B nothing
+    speed, quality = fixture.speed(sets=("humaneval",), temperatures=(0.0, 0.8)), fixture.quality()
+    speed["settings"] = {**speed["settings"], "model": str(model)}
+    fixture.write_parts(report, speed=speed, quality=quality)
+    for _ in range(3):
+        write(report, TrackerConfig("offline"))
+    return read_runs(folder)
+
+
+def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
+    (run,) = (run for run in runs.values() if run["job_type"] == job)
+    return run
+
+
+def test_three_runs_in_one_group(runs: dict[str, dict[str, Any]]) -> None:
+    """Each report made another run, five of them after one demo, and nothing linked them to their training."""
+    assert sorted(run["job_type"] for run in runs.values()) == ["export", "report", "train"]
+    (group,) = {run["run_group"] for run in runs.values()}
+    assert group.startswith("tuned-")
+    assert of(runs, "train")["tags"] == ["tiny", "test"] and of(runs, "train")["entity"] == "someone"
+
+
+def test_metrics_are_drawn_over_tokens(runs: dict[str, dict[str, Any]]) -> None:
+    run = of(runs, "train")
+    assert run["metrics"]["*"]["step_metric"] == "tokens_seen"
+    rows = [row["item"] for row in run["history"]]
+    seen = [row["tokens_seen"] for row in rows if "train/loss" in row]
+    assert seen == [8 * 128, 2 * 8 * 128, 2 * 8 * 128]  # the second step twice
+    assert {"train/lr", "train/tokens_per_second", "train/accepted"} <= rows[1].keys()
+    assert {"validation/standard_loss", "validation/accepted", "tokens_seen"} <= rows[0].keys()
+
+
+def test_the_best_validation_is_in_the_summary(runs: dict[str, dict[str, Any]]) -> None:
+    """Those before a resume count too."""
+    run = of(runs, "train")
+    losses = [row["item"].get("validation/standard_loss") for row in run["history"]]
+    assert run["summary"]["best/standard_loss"] == min(loss for loss in losses if loss is not None)
+    drafts = [row["item"].get("validation/accepted", 0) for row in run["history"]]
+    assert run["summary"]["best/accepted"] == max(drafts)
+
+
+def test_an_export_has_its_figures_and_the_model(runs: dict[str, dict[str, Any]]) -> None:
+    run = of(runs, "export")
+    assert {"verified/standard_loss", "verified/agreement", "drafts/all", "step"} <= run["summary"].keys()
+    (artifact,) = run["artifacts"]
+    files = {one["path"] for one in artifact["manifest"]["contents"]}
+    assert (
+        artifact["type"] == "model"
+        and {"model.safetensors", "README.md", "custom_generate/generate.py"} <= files
+    )
+
+
+def test_a_report_s_figures_are_in_the_summary(runs: dict[str, dict[str, Any]]) -> None:
+    """Tables alone cannot be compared over runs."""
+    summary = of(runs, "report")["summary"]
+    place = "humaneval/bfloat16/temperature_0"
+    assert summary[f"speed/{place}/plain/speedup"] == 1.0
+    assert {f"best/{place}/{name}" for name in ("speedup", "speedup_interval_low")} <= summary.keys()
+    assert any(name.startswith("speed/humaneval/bfloat16/temperature_0_8/") for name in summary)
+    assert any(name.startswith("quality/humaneval/python/temperature_0/pass@1/model") for name in summary)
+    assert any(name.endswith("/acceptance_rate") for name in summary)
+    assert json.dumps(summary["sentence"])

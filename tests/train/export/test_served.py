@@ -1,0 +1,100 @@
+"""An export behind `transformers serve`, asked by the OpenAI client."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.import_utils import is_serve_available
+
+from tests.conftest import make_once
+from tests.train.export.runs import export
+
+if not is_serve_available():
+    pytest.skip("transformers[serving] is not installed", allow_module_level=True)
+
+from tests.served_openai import served, stream
+
+PROMPTS = ["def parse(text):\n", "import json\n\n"]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export in float32."""
+    return (
+        make_once(
+            tmp_path_factory,
+            "served",
+            lambda folder: export(runs / "zero1", folder / "model", "dtype=float32", "verify_sequences=2"),
+        )
+        / "model"
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's log and caches."""
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def api(model: Path, place: Path) -> Iterator[Any]:
+    with served(model, place, "--trust-remote-code") as client:
+        yield client
+
+
+def plain(model: Path, prompt: str) -> str:
+    """The text by the library's own decoding."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    lm = AutoModelForCausalLM.from_pretrained(model)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    ids = lm.generate(**inputs, max_new_tokens=24, do_sample=False)[0, inputs.input_ids.shape[1] :]
+    return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS))
+    assert texts == [plain(model, prompt) for prompt in PROMPTS] and all(texts)
+
+
+def test_a_chat_of_one_message_is_its_completion(api: Any, model: Path) -> None:
+    """Chats were an internal error: the export had no chat template."""
+    (prompt, _), name = PROMPTS, str(model)
+    wanted = plain(model, prompt)
+    message = {"role": "user", "content": prompt}
+    chat = api.chat.completions.create(model=name, messages=[message], **GREEDY)
+    assert chat.choices[0].message.content == wanted
+    chunks = list(api.chat.completions.create(model=name, messages=[message], stream=True, **GREEDY))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == wanted
+    asked = {"temperature": 0, "max_output_tokens": 24, "stream": False}  # it streams unless told otherwise
+    response = api.responses.create(model=name, input=prompt, **asked)
+    assert response.output_text == wanted
+
+
+def test_a_temperature_samples_and_a_seed_repeats(api: Any, model: Path) -> None:
+    first, again = (stream(api, model, PROMPTS[0], **SAMPLED) for _ in range(2))
+    assert first == again != stream(api, model, PROMPTS[0], **GREEDY)
+    assert stream(api, model, PROMPTS[0], **{**SAMPLED, "seed": 4}) != first
+
+
+def test_stop_ends_a_text_behind_the_string(api: Any, model: Path) -> None:
+    """Transformers' server leaves the string in the text, where OpenAI's cuts it off (docs/serving.md)."""
+    wanted = plain(model, PROMPTS[0])
+    stop = wanted[5:7]
+    text = stream(api, model, PROMPTS[0], stop=[stop], **GREEDY)
+    assert wanted.startswith(text) and stop in text and len(text) < len(wanted)
+
+
+def test_without_max_tokens_a_text_ends_at_the_context(api: Any, model: Path, place: Path) -> None:
+    """The server then asks for 1,024 tokens, and each such request to a model of that context was refused."""
+    prompt = PROMPTS[0] * 40
+    answer = api.completions.create(model=str(model), prompt=prompt, temperature=0)
+    context = AutoModelForCausalLM.from_pretrained(model).config.max_position_embeddings
+    assert answer.usage.total_tokens <= context
+    if answer.usage.total_tokens == context:
+        assert f"exceeds the model's context of {context}" in (place / "serve.log").read_text()
