@@ -5,7 +5,7 @@ import re
 from conf.pages import DOCS
 from conf.schema import place
 
-NAMED = re.compile(r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[])")
+NAMED = re.compile(r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[]| must )")
 MEANT = re.compile(r"did you mean '(?P<meant>[\w.]+)'\?$")
 
 

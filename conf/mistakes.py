@@ -1,9 +1,14 @@
 """Hydra's and OmegaConf's many-line messages as one sentence. Pure."""
 
 import difflib
+import re
 from collections.abc import Collection
 
 from conf.schema import NAME, names
+
+# OmegaConf's words for a value of another type, and ours.
+_UNCONVERTED = re.compile(r"Value '(?P<value>.*)' (?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)")
+_KINDS = {"Integer": "a whole number", "Float": "a number", None: "true or false"}
 
 
 def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
@@ -20,6 +25,8 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
         return f"{key}: wanted a value, found null"
     kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
     text = " ".join(kept)
+    if key and (value := _UNCONVERTED.match(text)) and value["kind"] in _KINDS:
+        return f"{key} must be {_KINDS[value['kind']]}, got '{value['value']}'"
     if key and key not in text:
         text = f"setting '{key}': {text}"
     if "missing mandatory value" in text.lower():

@@ -5,7 +5,7 @@ A prompt or a path is text, whatever brackets it has; a list needs none; setting
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -29,7 +29,7 @@ def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> No
     for override in overrides:
         name, equals, value = override.partition("=")
         if override.startswith(("-", "=")) or not (equals or override.startswith("~")):
-            raise UserError(f"settings are given as name=value, and --help lists them: found '{override}'")
+            raise UserError(_unreadable(override, overrides, [*names(schema), *known]))
         if re.match(r"~?hydra\b", name):  # which has settings of its own, and none of them would do anything
             raise UserError(unknown(name, ()))
         if name.startswith("~"):
@@ -41,6 +41,19 @@ def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> No
             raise UserError(unknown(name, [*names(schema), *known]))
         elif _kind(name, schema) is bool:
             _check_truth(name, value)
+
+
+def _unreadable(override: str, overrides: Sequence[str], known: Collection[str]) -> str:
+    """Say how a setting is written; of `--model X` or `--model=X`, in the user's own words."""
+    name, equals, value = override.lstrip("-").replace("-", "_").partition("=")
+    written = ""
+    if override.startswith("-") and name in known:
+        following = overrides[list(overrides).index(override) + 1 :][:1]
+        given = override.partition("=")[2] if equals else "".join(following) or "VALUE"
+        written = f" Write {name}={given}"
+    return f"settings must be given as name=value, got '{override}'." + (
+        written or " --help lists the settings"
+    )
 
 
 def _check_removable(name: str, schema: type, groups: Mapping[str, Group]) -> None:

@@ -95,12 +95,15 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     return True
 
 
-def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | Path) -> None:
-    """Raises UserError, naming the first difference, when `out` was begun with something else."""
+def check_same(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | Path, *, finished: bool = True
+) -> None:
+    """Raises UserError, naming the first difference, when `out` was made, or begun, with something else."""
     for name, value, other in _differences(wanted, found):
+        contents = "a result" if finished else "an unfinished run"
         raise UserError(
-            f"out={out}: holds a result with {name}={other}, now asked for with {name}={value}: "
-            "choose another out, or remove the folder",
+            f"out={out}: already contains {contents} with {name}={other}; requested {name}={value}. "
+            "Use another out=, or delete the folder",
             page=ANOTHER,
         )
 
@@ -140,7 +143,7 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
         if made is not None and record.is_file():
-            check_same(read_result(record), made, partial)
+            check_same(read_result(record), made, partial, finished=False)
         else:
             _empty(partial)
         if made is not None:

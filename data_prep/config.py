@@ -184,8 +184,16 @@ class DataPrepConfig:
             raise ValueError(f"workers: wanted at least 1, found {self.workers}")
         if self.executor == "slurm" and not self.slurm.partition:
             raise ValueError("slurm.partition: wanted the partition to submit to, found none")
-        if (self.tokenizer is None) == (self.vocab.train_size is None):
-            raise ValueError("wanted either tokenizer=DIR or vocab.train_size=N, found both or neither")
+        if self.tokenizer is None and self.vocab.train_size is None:
+            raise ValueError(
+                "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or vocab.train_size=N "
+                "to train one"
+            )
+        if self.tokenizer is not None and self.vocab.train_size is not None:
+            raise ValueError(
+                f"vocab.train_size must be null with tokenizer={self.tokenizer}, got {self.vocab.train_size}. "
+                "Leave one of them out"
+            )
         if self.budget_amount is None and self.proportion.table is not None:
             raise ValueError("proportion.table: wanted a budget to share out, found none")
 

@@ -2,6 +2,10 @@
 # Builds the site of docs/ into docs/_build; a broken link or any other warning is an error. LINKS=1 then asks the
 # network whether the external links answer.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 bash launch/setup.sh
 source .venv/bin/activate

@@ -10,6 +10,10 @@
 #   learning data_rate step_time loss_memory plan_memory export_memory loop_overhead draft_overhead baseline policies
 #   harness study                                              figures (tests/benchmarks); best on a quiet machine
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 bash launch/setup.sh
 source .venv/bin/activate

@@ -3,6 +3,10 @@
 # Settings are those of infer.gpu_check; train.NAME=VALUE is for train.gpu_check; device=cpu is for both.
 # Decoding is written to FILE, training beside it to FILE's name with .train.json. Either runs if the other fails.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 source .venv/bin/activate
 out=runs/gpu_check/$(date -u +%Y-%m-%dT%H%M%S).json infer=() train=()

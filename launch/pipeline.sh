@@ -4,12 +4,20 @@
 # VOCAB names the vocabulary's settings where they are not the demo's.
 # Finished stages are skipped; an interrupted run continues where it stopped. demo.sh and small.sh call this.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 if [[ $# -lt 2 ]]; then
     echo "error: the arguments must be NAME OUT [SETTINGS of data_prep], got: $*. Run launch/demo.sh or launch/small.sh" >&2
     exit 2
 fi
 name=$1 out=$2
+if [[ $out == -* || $out == *=* ]]; then
+    echo "error: OUT must be a folder, got $out. Run launch/demo.sh [OUT] or launch/small.sh [OUT]" >&2
+    exit 2
+fi
 shift 2
 bash launch/setup.sh
 source .venv/bin/activate

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # Makes .venv with the versions of requirements.lock; does nothing where it is up to date.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 # A checkout that was moved: the scripts of .venv name the Python of the old place.
 if [[ -f .venv/bin/activate ]] && ! grep -qF "$(cd .venv && pwd -P)" .venv/bin/activate; then

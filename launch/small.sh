@@ -3,6 +3,10 @@
 #   DATA=DIR TOKENIZER=DIR launch/small.sh OUT   on files in StarCoder's layout, with this tokenizer (CodeLlama's)
 # Relative paths start at the project's root. The same command continues an interrupted run.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 data=()
 if [[ -n ${DATA:-} && -n ${TOKENIZER:-} ]]; then
     data=(experiment=small_starcoder "data.path=$DATA" "tokenizer=$TOKENIZER")

@@ -157,10 +157,10 @@ def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, P
     recipe = [f"data.path={folders['data']}", f"model.path={folders['base_model']}", f"out={folders['tuned']}"]
     again = ["train", "experiment=demo", *recipe, *SHORT, *BATCH]
     assert "nothing to do" in command(*again)
-    assert "steps=4, now asked for with steps=5" in command(*again, "steps=5", code=2)
+    assert "steps=4; requested steps=5" in command(*again, "steps=5", code=2)
     export = [f"checkpoint={folders['tuned']}", f"out={folders['model']}"]
     assert "nothing to do" in command("train.export", *export, "dtype=float32")
-    assert "dtype=float32, now asked for with dtype=bfloat16" in command("train.export", *export, code=2)
+    assert "dtype=float32; requested dtype=bfloat16" in command("train.export", *export, code=2)
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path], tmp_path: Path) -> None:

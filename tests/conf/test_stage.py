@@ -71,7 +71,7 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path
 
 def test_a_result_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     write_manifest(tmp_path, "thing", made_from(Settings(), {}))
-    with pytest.raises(UserError, match=r"with data\.size=3, now asked for with data\.size=4"):
+    with pytest.raises(UserError, match=r"with data\.size=3; requested data\.size=4"):
         is_finished(tmp_path, "thing", made_from(Settings(data=Inner(size=4)), {}))
 
 
@@ -259,7 +259,7 @@ def test_what_was_begun_is_kept_for_its_own_settings_alone(tmp_path: Path) -> No
         (partial / "work").write_text("of hours")
         raise KeyboardInterrupt
     with (
-        pytest.raises(UserError, match="with seed=0, now asked for with seed=1"),
+        pytest.raises(UserError, match="with seed=0; requested seed=1"),
         begun(out, {"settings": {"seed": 1}}),
     ):
         pass

@@ -180,9 +180,9 @@ def test_what_was_begun_with_other_settings_is_kept(
         patch.setattr("data_prep.pipeline.finish", Mock(side_effect=KeyboardInterrupt))
         run(wanted)
     done = sorted((tmp_path / ".out.partial").rglob("facts.json"))
-    with pytest.raises(UserError, match=r"with seed=0, now asked for with seed=1: choose another out"):
+    with pytest.raises(UserError, match=r"with seed=0; requested seed=1. Use another out"):
         run([*wanted, "seed=1"])
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="now asked for with commit=another"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="requested commit=another"):
         patch.setattr("data_prep.pipeline.commit", lambda: "another")
         run(wanted)
     assert done and sorted((tmp_path / ".out.partial").rglob("facts.json")) == done

@@ -76,5 +76,5 @@ def test_a_result_of_other_weights_or_texts_is_not_finished(
         texts.write_text(texts.read_text().replace("return x", "return y"))
     else:
         zero_weights(folders[name])
-    with pytest.raises(UserError, match="now asked for with (inputs|problems)"):
+    with pytest.raises(UserError, match="requested (inputs|problems)"):
         module.run(config)

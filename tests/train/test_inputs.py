@@ -36,7 +36,7 @@ def test_a_training_of_other_base_weights_is_not_finished(
     with torch.no_grad():
         lm.lm_head.weight[7] = 0
     lm.save_pretrained(tmp_path / "base")
-    with pytest.raises(UserError, match=r"now asked for with inputs\.model\.path"):
+    with pytest.raises(UserError, match=r"requested inputs\.model\.path"):
         entry.main(config)
 
 

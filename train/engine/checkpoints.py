@@ -67,7 +67,7 @@ class Checkpoints:
         self._on_first(self._hold)
         begun = out / RUN
         if first_ranks(begun.is_file()):
-            check_same(read_result(begun), made, out)
+            check_same(read_result(begun), made, out, finished=False)
         else:
             self._on_first(partial(write_json, begun, sealed(made)))
 

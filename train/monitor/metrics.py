@@ -5,6 +5,8 @@ from torch import Tensor
 
 from train.objective.layout import IGNORE
 
+SHOWN = 10  # offsets whose accuracy a line on the console has
+
 
 def tally(losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
     """(L + 1, 4) float64 sums by offset 0..L over (r, c) columns, those beyond L left out:
@@ -65,7 +67,9 @@ def describe_validation(metrics: dict[str, float]) -> str:
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
         accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
-        shown = " ".join(f"{100 * value:.0f}" for value in accuracies)
+        shown = " ".join(f"{100 * value:.0f}" for value in accuracies[:SHOWN])
+        if len(accuracies) > SHOWN:
+            shown += f" ... {100 * accuracies[-1]:.0f} (the last of {len(accuracies)})"
         parts.append(f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}")
         parts.append(f"accuracy by offset {shown} %")
     return "  ".join(parts)

@@ -54,7 +54,7 @@ def test_models_are_compared_and_decoding_is_lossless(
     assert set(found["rules"]) == {"humaneval", "infilling"}
     quality.run(config)
     assert "nothing to do" in capsys.readouterr().out
-    with pytest.raises(UserError, match="max_new_tokens=24, now asked for with max_new_tokens=8"):
+    with pytest.raises(UserError, match="max_new_tokens=24; requested max_new_tokens=8"):
         quality.run(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
 
 
@@ -161,7 +161,7 @@ def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
     config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
     quality.run(config)
     changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
-    with pytest.raises(UserError, match="holds a result with problems.infilling="):
+    with pytest.raises(UserError, match="already contains a result with problems.infilling="):
         quality.run(config)
 
 

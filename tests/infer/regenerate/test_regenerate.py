@@ -169,7 +169,7 @@ def test_two_ranks_and_a_run_that_was_killed_write_the_bytes_of_one(
     stage.run(killed)
     assert "is finished: nothing to do" in capsys.readouterr().out
     with pytest.raises(
-        UserError, match=r"holds a result with decode\.seed=0, now asked for with decode\.seed=1"
+        UserError, match=r"already contains a result with decode\.seed=0; requested decode\.seed=1"
     ):
         stage.run(run("c", "documents=23", "batch=2", "decode.temperature=1", "decode.seed=1"))
 

@@ -22,7 +22,7 @@ def test_another_text_in_the_same_file_is_another_result(run: Main, tmp_path: Pa
     run(*short)
     path = tmp_path / "texts.jsonl"
     path.write_text(path.read_text(encoding="utf-8").replace("Reader", "Writer"), encoding="utf-8")
-    with pytest.raises(UserError, match="holds a result with inputs.prompts.mine=.*, now asked for with"):
+    with pytest.raises(UserError, match="already contains a result with inputs.prompts.mine=.*; requested"):
         run(*short)
 
 
