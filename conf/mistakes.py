@@ -7,7 +7,9 @@ from collections.abc import Collection
 from conf.schema import NAME, names
 
 # OmegaConf's words for a value of another type, and ours.
-_UNCONVERTED = re.compile(r"Value '(?P<value>.*)' (?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)")
+_UNCONVERTED = re.compile(
+    r"Value '(?P<value>.*)' (?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)"
+)
 _KINDS = {"Integer": "a whole number", "Float": "a number", None: "true or false"}
 
 

@@ -15,6 +15,7 @@ from data_prep.config import DataPrepConfig
 from data_prep.inspect.__main__ import InspectConfig
 from infer.config import GraphConfig, InferConfig
 from infer.gpu_check.config import GpuCheckConfig
+from infer.playground.config import PlaygroundConfig
 from infer.quality.config import QualityConfig
 from infer.regenerate.config import RegenerateConfig
 from infer.report.config import ReportConfig
@@ -31,6 +32,7 @@ ENTRIES: dict[str, type] = {
     "export": ExportConfig,
     "infer": InferConfig,
     "graph": GraphConfig,
+    "playground": PlaygroundConfig,
     "speed": SpeedConfig,
     "quality": QualityConfig,
     "regenerate": RegenerateConfig,

@@ -33,7 +33,7 @@ def write_page(
     path: Path, *, title: str, before: str, after: str, steps: Sequence[TextStep], summary: Summary
 ) -> None:
     """Write the page; a reader sees the whole of it or none."""
-    body = "".join([span("given", before), *map(_marked, steps), span("given", after)])
+    body = "".join([span("given", before), *map(marked, steps), span("given", after)])
     page = TEMPLATE.substitute(
         style=STYLE,
         title=escape(title),
@@ -44,7 +44,7 @@ def write_page(
     write_bytes(path, page.encode("utf-8", "replace"))
 
 
-def _marked(step: TextStep) -> str:
+def marked(step: TextStep) -> str:
     """Return one forward's text, which says on hovering what it came to."""
     hover = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
     pieces = in_pieces(zip(step.kinds, step.texts, strict=True))

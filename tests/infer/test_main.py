@@ -126,7 +126,7 @@ def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 FLOAT = "dtype=float32"
-ROOMS = ("graph", "speed", "quality", "regenerate", "report", "study", "gpu_check")
+ROOMS = ("graph", "playground", "speed", "quality", "regenerate", "report", "study", "gpu_check")
 ENTRIES = ["infer.__main__", *(f"infer.{room}.__main__" for room in ROOMS)]
 
 
