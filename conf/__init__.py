@@ -12,6 +12,8 @@
     links      the page of the documentation that an error is explained on; pages: those beside the settings'
     errors     what a user is told
     paths      settings that name a file or a folder: what the system refuses; streams: standard output
+    hub        settings that may name a model on the hub
+    sweep      -m: a process for each combination of settings
     files      files that are there whole, or as they were before
     stage      what every stage leaves behind: a folder whose manifest is written last
 
@@ -34,8 +36,8 @@ def _end_quietly(kind: type[BaseException], error: BaseException, trace: Traceba
 if Path(sys.argv[0] if sys.argv else "").resolve().is_relative_to(Path(__file__).resolve().parents[1]):
     sys.excepthook = _end_quietly
 
-from conf.compose import settings
-from conf.entry import run
-from conf.errors import LoneError, UserError
+from conf.compose import settings  # noqa: E402
+from conf.entry import run  # noqa: E402
+from conf.errors import LoneError, UserError  # noqa: E402
 
 __all__ = ["LoneError", "UserError", "run", "settings"]

@@ -14,8 +14,10 @@ from conf.compose import as_yaml, settings
 from conf.describe import describe
 from conf.errors import LoneError, UserError, visible
 from conf.help import print_help
+from conf.hub import replace_hub_names
 from conf.links import link
 from conf.streams import ReaderGone, standard_output
+from conf.sweep import MULTIRUN, sweep
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds
@@ -36,14 +38,19 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     """Call `main` with the settings of the command line; a UserError ends in one line, the page that explains
     it, and code 2.
 
-    --help tells of every setting; --cfg prints all of them as they would be, as Hydra's `--cfg job` does.
+    --help tells of every setting; --cfg prints all of them as they would be, as Hydra's `--cfg job` does;
+    -m runs every combination of values with commas (conf/sweep.py).
     """
     config: Any = None
     try:
         with standard_output():
             if _is_answered(sys.argv[1:], entry, schema):
                 return
+            if any(argument in MULTIRUN for argument in sys.argv[1:]):
+                given = [argument for argument in sys.argv[1:] if argument not in MULTIRUN]
+                sys.exit(sweep(entry, schema, given))
             config = settings(entry, schema, sys.argv[1:])
+            replace_hub_names(config)
             main(config)
     except UserError as error:
         _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, LoneError))

@@ -35,7 +35,11 @@ def lines(entry: Entry, width: int) -> Iterator[Text]:
         if section.settings:
             yield from _section(section, width)
     page = settings_page(entry.name)
-    yield from _wrapped(f"--cfg prints the settings as they would be, and stops. More is in {page}.", width)
+    yield from _wrapped(
+        "--cfg prints the settings as they would be, and stops. -m runs every combination of values with "
+        f"commas, one after the other. More is in {page}.",
+        width,
+    )
 
 
 def _groups(entry: Entry, width: int) -> Iterator[Text]:

@@ -8,7 +8,8 @@ from conf.schema import NAME, names
 
 # OmegaConf's words for a value of another type, and ours.
 _UNCONVERTED = re.compile(
-    r"Value '(?P<value>.*)' (?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)"
+    r"Value '(?P<value>.*)' "
+    r"(?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)"
 )
 _KINDS = {"Integer": "a whole number", "Float": "a number", None: "true or false"}
 
@@ -29,6 +30,8 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     text = " ".join(kept)
     if key and (value := _UNCONVERTED.match(text)) and value["kind"] in _KINDS:
         return f"{key} must be {_KINDS[value['kind']]}, got '{value['value']}'"
+    if dangling := re.match(r"Interpolation key '(.*)' not found", text):
+        return f"{key} must refer to settings as ${{NAME}}, got ${{{dangling[1]}}}, which is none"
     if key and key not in text:
         text = f"setting '{key}': {text}"
     if "missing mandatory value" in text.lower():

@@ -15,6 +15,8 @@ from conf.errors import UserError
 from conf.mistakes import unknown
 from conf.schema import bare, by_name, names, optional, place
 
+OUT = "out"  # the setting of a text in which ${NAME} is another setting's value
+
 
 def unsigned(override: str) -> str:
     """Without Hydra's `+` and `++`: a setting is there already, and what is none must not be added."""
@@ -39,7 +41,7 @@ def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> No
                 _check_choice(known[name], value)
         elif place(schema, name) is None:
             raise UserError(unknown(name, [*names(schema), *known]))
-        elif _kind(name, schema) is bool:
+        elif kind_of(name, schema) is bool:
             _check_truth(name, value)
 
 
@@ -109,20 +111,20 @@ def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
     for group in groups:
         if group.name == key:  # also where the chosen YAML fills a library's own settings, as deepspeed's does
             return f"{key}={_bracketed(value)}" if group.several else override
-    kind = _kind(key, schema)
+    kind = kind_of(key, schema)
     if kind is Any or (get_origin(kind) is dict and get_args(kind)[1] is Any):
         return f"++{override}"
     if is_dataclass(kind) and (field := bare(kind)):
         key, kind = f"{key}.{field}", get_type_hints(kind)[field]
-    types = [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
+    types = types_of(kind)
     if str in types and (kind is str or value != "null"):
-        return f"{key}={_as_text(value)}"
+        return f"{key}={_as_text(value, resolved=key == OUT)}"
     if any(get_origin(one) is list for one in types) and not (value == "null" and NoneType in types):
         value = _bracketed(value)
     return f"{key}={value}"
 
 
-def _kind(key: str, schema: type) -> Any:
+def kind_of(key: str, schema: type) -> Any:
     """The type of a setting: Any for what lies in a library's own."""
     kind: Any = schema
     for name in key.split("."):
@@ -135,13 +137,19 @@ def _kind(key: str, schema: type) -> Any:
     return kind
 
 
+def types_of(kind: Any) -> list[Any]:
+    """Return a type and, of a union, what it is of."""
+    return [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
+
+
 def _bracketed(value: str) -> str:
     """A list of Hydra's grammar, from one or from values with commas between them."""
     return value if value.startswith(("[", "$")) else f"[{'' if value == 'null' else value}]"
 
 
-def _as_text(value: str) -> str:
-    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+def _as_text(value: str, *, resolved: bool) -> str:
+    """The value in quotes; `${objective.L}` in it is that setting's value if `resolved`, else plain text."""
+    escaped = value if resolved else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     escaped = re.sub(r"(\\*)'", r"\1\1\'", escaped)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
     return f"'{escaped}'"

@@ -134,10 +134,7 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     check_place(out)
     _check_empty(out)
     partial = partial_of(out)
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out={out}: wanted a folder that can be made, found {error.strerror}") from error
+    create_folder(partial, out)
     held = lock(partial, out)
     try:
         _check_empty(out)  # a run that ended just now made it
@@ -176,6 +173,16 @@ def _holds_result(out: str | Path) -> bool:
             finally:
                 os.close(held)
     return manifest.is_file()
+
+
+def create_folder(path: Path, out: str | Path) -> None:
+    """Create a folder with its parents. Raises UserError, naming `out`, where the system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"out={out}: must be a folder that can be created, got '{error.strerror}'. Use another out="
+        ) from error
 
 
 def check_place(out: str | Path) -> None:

@@ -10,6 +10,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 # Metadata of a field that names a file, a folder or a list of them (conf/paths.py). True may be the name of the
 # property that lists them.
 PATH = {"path": True}
+# Those of a model directory, and of a folder with its tokenizer, which take a hub name as well (conf/hub.py).
+MODEL = {**PATH, "hub": "model"}
+TOKENIZER = {**PATH, "hub": "tokenizer"}
 WANTED = {
     bool: "true or false",
     int: "a whole number",

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.typed import PATH
+from conf.typed import PATH, TOKENIZER
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
@@ -155,8 +155,8 @@ class DataPrepConfig:
     proportion: ProportionConfig = field(default_factory=ProportionConfig)
     ngrams: NgramsConfig = field(default_factory=NgramsConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    # a folder with tokenizer.json, best the model's own; null: vocab.train_size
-    tokenizer: str | None = field(default=None, metadata=PATH)
+    # a folder with tokenizer.json, best the model's own, or a hub name; null: vocab.train_size
+    tokenizer: str | None = field(default=None, metadata=TOKENIZER)
     budget: str | None = None  # how much to choose, as 8B or 500M of proportion.unit; null: all
     near_duplicates: bool = False  # remove near duplicates, by MinHash
     seq_len: int = 16384  # tokens of a packed sequence
@@ -186,8 +186,8 @@ class DataPrepConfig:
             raise ValueError("slurm.partition: wanted the partition to submit to, found none")
         if self.tokenizer is None and self.vocab.train_size is None:
             raise ValueError(
-                "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or vocab.train_size=N "
-                "to train one"
+                "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or "
+                "vocab.train_size=N to train one"
             )
         if self.tokenizer is not None and self.vocab.train_size is not None:
             raise ValueError(

@@ -123,8 +123,8 @@ def _adaptive_ids(
     beyond = sorted(id for id in adaptive if id >= rows)
     if beyond != list(range(rows, rows + len(beyond))):
         raise UserError(
-            f"vocab.adaptive must be ids below the model's {rows} embedding rows, or the next from {rows} on, got "
-            f"{', '.join(map(str, beyond))}. Use vocab.adaptive=[{rows}], a row that training adds"
+            f"vocab.adaptive must be ids below the model's {rows} embedding rows, or the next from {rows} on, "
+            f"got {', '.join(map(str, beyond))}. Use vocab.adaptive=[{rows}], a row that training adds"
         )
     return tuple(adaptive)
 

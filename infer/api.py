@@ -9,7 +9,7 @@ Knows the order of things and refuses what cannot be done; what is done is the l
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from conf import UserError
+from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.draft_methods import DraftMethods
@@ -83,7 +84,7 @@ def load(
     draft: DraftConfig | str | Path | None = None,
     compile: bool = False,
 ) -> Model:
-    """A model directory, ready to decode, on a GPU where there is one.
+    """A model directory, or a model of the hub by its name, ready to decode, on a GPU where there is one.
 
     `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
@@ -95,9 +96,12 @@ def load(
     if dtype not in DTYPES:
         raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype or 'none'}")
     _check_device(device)
+    model_dir = find_folder(model_dir)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
     asked = _asked(draft)
+    if asked.model:
+        asked = replace(asked, model=str(find_folder(asked.model, setting="draft")))
     rows = check_draft(asked, text) if asked.model else 0
     with enough_for_weights(model_dir, dtype, device):
         lm = load_model(model_dir, dtype=dtype, device=device)

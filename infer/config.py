@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.typed import PATH, take_types
+from conf.typed import MODEL, PATH, take_types
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS
 
@@ -246,8 +246,8 @@ class DraftConfig:
     Raises ValueError for what can be neither, and for settings that contradict each other.
     """
 
-    # a model directory, or self:N; null: no draft model
-    model: str | None = field(default=None, metadata={"bare": True, **PATH})
+    # a model directory or hub name, or self:N; null: no draft model
+    model: str | None = field(default=None, metadata={"bare": True, **MODEL})
     adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
     dtype: str | None = None  # of its weights; null: the target's
 
@@ -289,7 +289,7 @@ class InferConfig:
     Without a prompt it is a session on a terminal, and elsewhere reads standard input.
     """
 
-    model: str = field(metadata=PATH)  # a Transformers directory, best an export
+    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
     prompt: str = ""  # the text to continue; -: standard input
     prompt_file: str | None = field(default=None, metadata=PATH)  # the text to continue, in a file
     infill: Infill = field(default_factory=Infill)
@@ -322,7 +322,7 @@ class InferConfig:
 class GraphConfig:
     """python -m infer.graph: decode a prompt, and show one of its drafts as a graph."""
 
-    model: str = field(metadata=PATH)  # a Transformers directory, best an export
+    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
     prompt: str  # the text to continue
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)

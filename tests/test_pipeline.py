@@ -157,7 +157,8 @@ def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, P
     recipe = [f"data.path={folders['data']}", f"model.path={folders['base_model']}", f"out={folders['tuned']}"]
     again = ["train", "experiment=demo", *recipe, *SHORT, *BATCH]
     assert "nothing to do" in command(*again)
-    assert "steps=4; requested steps=5" in command(*again, "steps=5", code=2)
+    assert "seed=0; requested seed=1" in command(*again, "seed=1", code=2)
+    assert "steps=3: must be at least the 4 steps" in command(*again, "steps=3", code=2)
     export = [f"checkpoint={folders['tuned']}", f"out={folders['model']}"]
     assert "nothing to do" in command("train.export", *export, "dtype=float32")
     assert "dtype=float32; requested dtype=bfloat16" in command("train.export", *export, code=2)

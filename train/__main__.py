@@ -12,8 +12,9 @@ from train.config import TrainConfig
 from train.folder import RUN
 from train.monitor.exit_code import EXIT_STOPPED, Stopped, leave_exit_code
 
-# What may be another when a run goes on: it changes nothing in the result.
+# What may be another when a run goes on: it changes nothing in the result. Of `steps` the manifest has those taken.
 CHANGEABLE = (
+    "steps",
     "tracker",
     "plan",
     "plan_ranks",
@@ -46,13 +47,19 @@ def main(config: TrainConfig) -> None:
         read_manifest(config.data.own, "shards", "data.own")
         inputs["data.own"] = config.data.own
     made = made_from(config, inputs, ignore=CHANGEABLE)
+    done = 0
     if is_finished(config.out, "checkpoint", made):
-        validation = read_manifest(config.out, "checkpoint", "out")["validation"]
+        manifest = read_manifest(config.out, "checkpoint", "out")
+        validation, done = manifest["validation"], manifest["step"]
+        config.check_steps(done)
+    if done == config.steps:
         _tell(f"{config.out} is finished: nothing to do")
     else:
         if not config.resume and (Path(config.out) / RUN).is_file():
+            state = f"one that ended at step {done}" if done else "an unfinished one"
             raise UserError(
-                f"out={config.out}: wanted a new folder for resume=false, found an unfinished run",
+                f"out={config.out}: must have no run with resume=false, got {state}. Use another out=, or "
+                "resume=true",
                 page=UNFINISHED,
             )
         # Imported late: a mistake in the settings is told without waiting for PyTorch and the engine.

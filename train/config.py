@@ -5,7 +5,7 @@ from typing import Any
 
 from conf import UserError
 from conf.tracker import TrackerConfig
-from conf.typed import PATH
+from conf.typed import MODEL, PATH
 
 
 @dataclass
@@ -40,8 +40,8 @@ class TrainDataConfig(DataConfig):
 class ModelConfig:
     """The model to train: a Transformers directory, or random weights of a shape."""
 
-    # a Transformers directory with weights; needed unless random_init
-    path: str | None = field(default=None, metadata=PATH)
+    # a Transformers directory with weights, or a hub name; needed unless random_init
+    path: str | None = field(default=None, metadata=MODEL)
     random_init: bool = False  # random weights of `shape`, in place of a directory's
     # of random weights, and of plan: model_type (llama) and fields of its configuration
     shape: dict[str, Any] = field(default_factory=dict)
@@ -207,7 +207,7 @@ class TrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     out: str = field(default="", metadata=PATH)  # the folder to write; needed unless plan
-    steps: int = 2000  # steps of the optimizer
+    steps: int = 2000  # steps of the optimizer; more than a run has taken: it goes on
     global_batch: int = 128  # sequences of the data in a step, over all ranks
     micro_batch: int = 1  # sequences in a forward of one rank: memory grows with them
     loss_chunk: int = 1024  # positions whose logits exist at once: less takes less memory
@@ -313,6 +313,14 @@ class TrainConfig:
     def stage(self) -> int:
         """Of ZeRO."""
         return self.zero.get("stage", 0)
+
+    def check_steps(self, done: int) -> None:
+        """Raises UserError where a run has gone further than `steps`."""
+        if done > self.steps:
+            raise UserError(
+                f"steps={self.steps}: must be at least the {done} steps that out={self.out} has taken. Use "
+                "another out=, or more steps"
+            )
 
     def accumulations(self, ranks: int) -> int:
         """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""

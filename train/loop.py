@@ -15,7 +15,7 @@ from conf import LoneError, UserError
 from conf.clock import duration
 from conf.errors import in_one_line
 from conf.files import write_json
-from conf.fingerprint import fingerprint_file
+from conf.fingerprint import MANIFEST, fingerprint_file
 from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
 from conf.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
@@ -76,6 +76,8 @@ class Trainer:
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
         found = self.checkpoints.newest()
+        if found is not None:
+            config.check_steps(found.step)
         self.module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
             describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
@@ -100,6 +102,10 @@ class Trainer:
         self.step = self.saved = found.step if found else 0
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # the losses of the last steps
+        # Each step from which learning rates were those of a run of so many steps.
+        self.schedules: list[list[int]] = state.get("schedules", [])
+        if not self.schedules or self.schedules[-1][1] != config.steps:
+            self.schedules.append([self.step, config.steps])
         self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
         self.tracker = Tracker(
             config.tracker,
@@ -148,6 +154,8 @@ class Trainer:
             self.tracker.tell(
                 f"warning: in steps={config.steps} the learning rate only rises: its warm-up is {warmup}"
             )
+        if self.rank == 0 and self.step < config.steps:
+            (self.out / MANIFEST).unlink(missing_ok=True)  # of a run that goes on with more steps
         with self.tracker.progress(name, done=self.step, total=config.steps) as show:
             while self.step < config.steps and not self.stop.agreed(self.engine.device):
                 try:
@@ -280,6 +288,7 @@ class Trainer:
         state = {
             "validation": self.validation,
             "recent": self.recent,
+            "schedules": self.schedules,
             "run_id": self.tracker.run_id,
             "sequences": self.step * self.config.global_batch,  # where the sampler stands
         }
@@ -291,7 +300,9 @@ class Trainer:
         write_manifest(
             self.out,
             "checkpoint",
-            self.made,
+            # Not in `made`: a run may go on with more steps.
+            self.made | {"settings": self.made["settings"] | {"steps": self.step}},
+            schedules=self.schedules,
             step=self.step,
             ranks=self.ranks,
             parameters=self.parameters,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import PATH
+from conf.typed import MODEL
 from infer.config import DraftConfig, check_at_least, check_dtype
 
 
@@ -10,7 +10,7 @@ from infer.config import DraftConfig, check_at_least, check_dtype
 class PlaygroundConfig:
     """python -m infer.playground: a page to try a model on, on this machine."""
 
-    model: str = field(metadata=PATH)  # a Transformers directory, best an export
+    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
     draft: DraftConfig = field(default_factory=DraftConfig)
     dtype: str = "float32"  # of the weights: float32, bfloat16 or float16
     device: str | None = None  # cpu or cuda:N; null: a GPU where there is one

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
-from conf.typed import PATH
+from conf.typed import MODEL, PATH
 from infer.benchmarks.config import BenchmarkConfig
 from infer.config import SIDE_BY_SIDE, check_at_least, check_dtype
 from infer.engine.sampling import SEEDS
@@ -19,13 +19,13 @@ class QualityConfig:
     Raises ValueError for values out of range, and for decoders with nothing to be compared with.
     """
 
-    model: str = field(metadata=PATH)  # a Transformers directory, best an export
+    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
     out: str = field(metadata=PATH)  # the report's folder; the result is out/quality
     benchmarks: dict[str, BenchmarkConfig]
     tracker: TrackerConfig
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     # the model before it was tuned, with the same token ids; null: none
-    base: str | None = field(default=None, metadata=PATH)
+    base: str | None = field(default=None, metadata=MODEL)
     decoders: list[str] = field(default_factory=lambda: list(DECODERS))  # of the model; of the base plain
     samples: int = 0  # sampled answers to every problem that is executed, beside the likeliest one
     k: list[int] = field(default_factory=lambda: [1, 10])  # pass@k, of the sampled answers

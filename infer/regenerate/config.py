@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import PATH
+from conf.typed import MODEL, PATH
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, check_at_least, check_dtype
 
 
@@ -20,7 +20,7 @@ class RegenerateConfig:
     The text of a document depends on decode.seed and its id, and not on the documents beside it.
     """
 
-    model: str = field(metadata=PATH)  # a Transformers directory, with or without adaptive tokens
+    model: str = field(metadata=MODEL)  # a Transformers directory or hub name, with or without adaptive tokens
     data: SourceConfig
     out: str = field(metadata=PATH)  # the folder to write
     # How documents are continued: by at most decode.max_new_tokens tokens. decode.seed draws the documents,

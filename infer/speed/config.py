@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.tracker import TrackerConfig
-from conf.typed import PATH
+from conf.typed import MODEL, PATH
 from infer.benchmarks.config import PromptSetConfig
 from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least, check_growth
 from infer.trees.lattice import DEEPEST
@@ -26,12 +26,12 @@ class SpeedConfig:
     type, and for values out of range.
     """
 
-    model: str = field(metadata=PATH)  # a Transformers directory, best an export
+    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
     out: str = field(metadata=PATH)  # the report's folder
     prompts: dict[str, PromptSetConfig]
     tracker: TrackerConfig
     # the model before fine-tuning, decoded plainly; null: none
-    base: str | None = field(default=None, metadata=PATH)
+    base: str | None = field(default=None, metadata=MODEL)
     draft: DraftConfig = field(default_factory=DraftConfig)
     # beside plain: sdsat (the paper's two forwards, at each k), adaptive (adaptive tokens alone, by
     # measurement), auto (all sources of drafts, by measurement: decode=sdsat), ngrams (of the text and the

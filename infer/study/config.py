@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import PATH
+from conf.typed import MODEL, PATH
 from infer.benchmarks.config import PromptSetConfig
 from infer.config import DraftConfig, check_at_least, check_dtype, check_growth
 
@@ -17,7 +17,7 @@ class StudyConfig:
     values out of range.
     """
 
-    model: str = field(metadata=PATH)  # a Transformers directory
+    model: str = field(metadata=MODEL)  # a Transformers directory, or a hub name
     out: str = field(metadata=PATH)  # the folder to write
     prompts: dict[str, PromptSetConfig]
     draft: DraftConfig = field(default_factory=DraftConfig)

@@ -21,7 +21,7 @@ from conf import UserError
 from conf.characters import print_line
 from conf.files import write_json
 from conf.sealed import read_result, sealed
-from conf.stage import check_same, lock
+from conf.stage import check_same, create_folder, lock
 from train.engine.checkpoint import (
     BrokenFile,
     Checkpoint,
@@ -78,7 +78,7 @@ class Checkpoints:
             self._lock = None
 
     def _hold(self) -> None:
-        Path(os.path.realpath(self.out)).mkdir(parents=True, exist_ok=True)  # also a link's target
+        create_folder(Path(os.path.realpath(self.out)), self.out)  # also a link's target
         self._lock = lock(self.out, self.out)
 
     def newest(self) -> Checkpoint | None:
