@@ -16,6 +16,8 @@ class ReportConfig:
 
     # the folder with speed/ and quality/, or one of them; the page is written there too
     out: str = field(metadata=PATH)
+    # the training folder of the model: its recipe, data and curves go into the report, also into later ones
+    training: str | None = field(default=None, metadata=PATH)
     # two reports' folders, A,B; null: a report of `out` itself
     compare: str | None = field(default=None, metadata={"path": "compared"})
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -24,6 +26,10 @@ class ReportConfig:
         if self.compare is not None and len(self.compared) != 2:
             raise ValueError(
                 f"compare: wanted two reports' folders as A,B, found {len(self.compared)}: {self.compare}"
+            )
+        if self.compare is not None and self.training is not None:
+            raise ValueError(
+                "training and compare exclude each other. Write the report with training=DIR first"
             )
 
     @property
