@@ -6,6 +6,7 @@ follows the theme of the page. Its texts stay texts, in the page's font.
 
 import io
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from html import escape
 from pathlib import Path
@@ -40,7 +41,7 @@ LIGHT = {name: light for name, (light, _) in THEME.items()}
 STYLE_FILE = Path(__file__).with_name("page.css")
 
 
-def variables(names: dict[str, tuple[str, str]]) -> str:
+def variables(names: Mapping[str, tuple[str, str]]) -> str:
     """Return colours of both themes as variables of CSS."""
     light, dark = (" ".join(f"--{name}: {pair[at]};" for name, pair in names.items()) for at in (0, 1))
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
@@ -85,6 +86,29 @@ def inline_svg(figure: "Figure", name: str) -> str:
 
     `name` says what it shows, to a screen reader too, and no other figure of the page may have it.
     """
+    box, inner = _parts(figure, name, THEME)
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(name)}">{inner}'
+
+
+def svg_file(figure: "Figure", title: str, colours: Mapping[str, tuple[str, str]]) -> str:
+    """Return a figure as an SVG file that scales to its window and follows the viewer's theme.
+
+    `colours` are further ones of both themes, beside THEME's.
+    """
+    both = {**THEME, **colours}
+    box, inner = _parts(figure, title, both)
+    width = float(box.split()[2])
+    return f"""<?xml version="1.0" encoding="utf-8"?>
+<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{box}" role="img">
+<title>{escape(title)}</title>
+<style>{variables(both)}
+svg {{ width: 100%; max-width: {width:.0f}pt; height: auto; background: var(--paper); }}</style>
+{inner}
+"""
+
+
+def _parts(figure: "Figure", name: str, colours: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """The box of a figure's SVG, and what is in it with the end of its tag, its colours as variables."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()
@@ -97,6 +121,6 @@ def inline_svg(figure: "Figure", name: str) -> str:
     inner = text[text.index(">", box.end()) + 1 :]
     inner = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", inner, flags=re.DOTALL)
     inner = re.sub(r'<g id="[^"]*"', "<g", inner)  # matplotlib numbers these alike in every figure
-    for variable, light in LIGHT.items():
+    for variable, (light, _) in colours.items():
         inner = inner.replace(light, f"var(--{variable})")
-    return f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(name)}">{inner}'
+    return box[1], inner

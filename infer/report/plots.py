@@ -194,7 +194,9 @@ def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = Fa
     def panel(axis: Axes, mine: Sequence[Row]) -> None:
         for (decoder, heat), own in groups(mine, "decoder", "temperature").items():
             style = line_of(decoder) | {"alpha": 1 - 0.6 * heats.index(heat) / max(1, len(heats) - 1)}
-            text = NAMES.get(decoder, decoder) + (f", temperature {heat:g}" if len(heats) > 1 else "")
+            text = NAMES.get(decoder, decoder)
+            if len(heats) > 1:
+                text += f", temperature {heat:g}" if heat else ", greedy"
             points = sorted((row["k"], row[measure]) for row in own)
             if decoder == "sdsat":
                 marker = MARKERS[heats.index(heat) % len(MARKERS)]
@@ -238,7 +240,7 @@ def _places(axis: Axes, rows: Sequence[Row]) -> None:
             label=label(row),
             **line_of(row["decoder"]),
         )
-    axis.set(xlabel="place in the draft", ylabel="accepted, of those that reach it", ylim=(0, 1.03))
+    axis.set(xlabel="place in the draft", ylabel="accepted", ylim=(0, 1.03))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
@@ -287,7 +289,8 @@ def scores(part: Part) -> list[Panel]:
         axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axis.grid(visible=False, axis="y")
 
-    return [Panel("scores", panel, 1.0 + 0.3 * len(places))] if places else []
+    worth = any(row["value"] for row in rows)
+    return [Panel("scores", panel, 1.0 + 0.3 * len(places))] if worth else []
 
 
 def _score_name(row: Row) -> str:
@@ -319,7 +322,7 @@ def training_curves(part: Part) -> list[Panel]:
 
     def acceptance(axis: Axes) -> None:
         accepted = [row.get("accepted") for row in held_out]
-        axis.plot(steps, accepted, color=LIGHT["green"], marker="o", markersize=4, label="accepted in a row")
+        axis.plot(steps, accepted, color=LIGHT["green"], marker="o", markersize=4)
         axis.set(xlabel="step", ylabel="drafts accepted in a row")
         axis.set_ylim(bottom=0)
 

@@ -163,10 +163,10 @@ def _peers_text(best: Sequence[Row]) -> str:
     clear = [row["over_peer"] for row in peers if row["over_peer"]]
     names = " and ".join(dict.fromkeys(row["peer"] for row in peers))
     if not clear:
-        return f" The fastest peer ({names}, {how(best[0]['temperature'])}) is not clearly slower or faster."
+        return f" The fastest of other libraries' decoders ({names}) is not clearly slower or faster."
     others = ", without a clear difference in the others" * (len(clear) < len(peers))
     return (
-        f" It is {_range('{:.2f}', clear)} times as fast as the fastest peer ({names}, "
+        f" That is {_range('{:.2f}', clear)} times the fastest of other libraries' decoders ({names}, "
         f"{how(best[0]['temperature'])}){others}."
     )
 

@@ -1,7 +1,7 @@
-"""Texts side by side: plain decoding and the default decoder on batches of a set's prompts, greedy.
+"""Texts side by side: plain decoding and the default decoder on batches of a set's prompts.
 
-One decodes right after the other, in an order that turns from round to round. A rate is the tokens of all texts
-per second, behind the first step.
+Every size decodes the same texts, in batches. One decoder runs right after the other, in an order that turns
+from round to round. A rate is the tokens of all texts per second, behind the first step of each batch.
 """
 
 import hashlib
@@ -20,12 +20,21 @@ from infer.speed.statistics import Weighed, estimate
 KEY = ("prompt_set", "dtype", "temperature", "batch")
 
 
-def run_batch(own: Own, prompts: Sequence[TokenPrompt], batch: int, *, seed: int) -> dict[str, Any]:
-    """Decode `batch` prompts side by side, a small set's more than once, and return the record of it."""
-    chosen = list(islice(cycle(prompts), batch))
-    requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in chosen]
-    limits = own.limits.of(chosen[0].ends, chosen[0].max_new_tokens)  # those of the whole set
-    texts, began, first, first_tokens = [list[int]() for _ in chosen], clock(), 0.0, 0
+def run_batches(
+    own: Own, prompts: Sequence[TokenPrompt], size: int, *, texts: int, seed: int
+) -> dict[str, Any]:
+    """Decode `texts` prompts, a small set's more than once, `size` side by side; return the record of it."""
+    chosen = list(islice(cycle(prompts), texts))
+    runs = [_run(own, chosen[at : at + size], seed) for at in range(0, texts, size)]
+    tokens, seconds = (sum(run[name] for run in runs) for name in ("tokens", "seconds"))
+    return {"tokens": tokens, "seconds": seconds, "texts": [text for run in runs for text in run["texts"]]}
+
+
+def _run(own: Own, prompts: Sequence[TokenPrompt], seed: int) -> dict[str, Any]:
+    """One batch; what comes before the second step is not counted."""
+    requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in prompts]
+    limits = own.limits.of(prompts[0].ends, prompts[0].max_new_tokens)  # those of the whole set
+    texts, first, first_tokens = [list[int]() for _ in prompts], 0.0, 0
     for steps in decode(own.runner, requests, own.drafters, limits, own.sampling):
         for step in steps:
             texts[step.sequence] += step.tokens
@@ -33,7 +42,7 @@ def run_batch(own: Own, prompts: Sequence[TokenPrompt], batch: int, *, seed: int
             first, first_tokens = clock(), sum(map(len, texts))
     return {
         "tokens": sum(map(len, texts)) - first_tokens,
-        "seconds": clock() - (first or began),
+        "seconds": clock() - first,
         "texts": [hashlib.sha256(str(text).encode()).hexdigest()[:16] for text in texts],
     }
 

@@ -10,7 +10,7 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.measure.runs import Decoder, seed_of
-from infer.speed.batches import run_batch
+from infer.speed.batches import run_batches
 from infer.speed.bench import Bench, Own
 from infer.speed.config import SpeedConfig
 from infer.speed.prepare import Prepared
@@ -59,6 +59,7 @@ class Worker:
         self._own = dict[Group, dict[Way, Own]]()
         self._decoders = dict[Group, dict[Way, Decoder]]()
         self._set, self._warm = "", False
+        self._warm_batches = set[tuple[str, str, int]]()
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         """What is kept of it."""
@@ -103,15 +104,17 @@ class Worker:
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
 
     def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
-        """Each size by plain decoding and by the default decoder, after both once uncounted."""
+        """Each size by plain decoding and by the default decoder; the first time after both once uncounted."""
+        texts, seed = max(self._config.batches), self._config.seed
         for dtype, size in product(self._config.dtypes, self._config.batches):
             group = Group(dtype, min(self._config.temperatures))
             with self._bench.batch(self._set, group, size) as own:
                 decoders = list(own.items())
-                for _, one in decoders:
-                    run_batch(one, prompts, size, seed=self._config.seed)
+                for _, one in decoders if (self._set, dtype, size) not in self._warm_batches else ():
+                    run_batches(one, prompts, size, texts=size, seed=seed)
+                self._warm_batches.add((self._set, dtype, size))
                 records = {
-                    name: run_batch(one, prompts, size, seed=self._config.seed)
+                    name: run_batches(one, prompts, size, texts=texts, seed=seed)
                     for name, one in (reversed(decoders) if round_ % 2 else decoders)
                 }
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
