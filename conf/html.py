@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.characters import pictures
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -71,14 +73,15 @@ def page(title: str, body: str, *, style: str = "") -> str:
 
 def plot_style() -> AbstractContextManager[Any]:
     """Around the drawing of a figure: the light theme's colours, and sizes to be read on a phone."""
-    from matplotlib import rc_context
+    from matplotlib import cycler, rc_context
 
     inks = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), LIGHT["ink"])
     lines = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["faint"])
     sizes = {"font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
     spines = {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     grid = {"axes.grid": True, "grid.color": LIGHT["edge"], "grid.linewidth": 0.6}
-    return rc_context(inks | lines | sizes | spines | grid)  # type: ignore[arg-type]
+    cycle = {"axes.prop_cycle": cycler(color=[LIGHT["grey"]])}  # of what has no colour of its own
+    return rc_context(inks | lines | sizes | spines | grid | cycle)  # type: ignore[arg-type]
 
 
 def inline_svg(figure: "Figure", name: str) -> str:
@@ -87,7 +90,7 @@ def inline_svg(figure: "Figure", name: str) -> str:
     `name` says what it shows, to a screen reader too, and no other figure of the page may have it.
     """
     box, inner = _parts(figure, name, THEME)
-    return f'<svg viewBox="{box}" role="img" aria-label="{escape(name)}">{inner}'
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(pictures(name))}">{inner}'
 
 
 def svg_file(figure: "Figure", title: str, colours: Mapping[str, tuple[str, str]]) -> str:
@@ -100,7 +103,7 @@ def svg_file(figure: "Figure", title: str, colours: Mapping[str, tuple[str, str]
     width = float(box.split()[2])
     return f"""<?xml version="1.0" encoding="utf-8"?>
 <svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{box}" role="img">
-<title>{escape(title)}</title>
+<title>{escape(pictures(title))}</title>
 <style>{variables(both)}
 svg {{ width: 100%; max-width: {width:.0f}pt; height: auto; background: var(--paper); }}</style>
 {inner}
@@ -112,7 +115,7 @@ def _parts(figure: "Figure", name: str, colours: Mapping[str, tuple[str, str]]) 
     from matplotlib import rc_context
 
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": pictures(name)}):
         nothing: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue()

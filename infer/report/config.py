@@ -16,10 +16,10 @@ class ReportConfig:
 
     # the folder with speed/ and quality/, or one of them; the page is written there too
     out: str = field(metadata=PATH)
-    # the training folder of the model: its recipe, data and curves go into the report, also into later ones
-    training: str | None = field(default=None, metadata=PATH)
     # two reports' folders, A,B; null: a report of `out` itself
     compare: str | None = field(default=None, metadata={"path": "compared"})
+    # the training folder of the model: its recipe, data and curves go into the report, also into later ones
+    training: str | None = field(default=None, metadata=PATH)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:

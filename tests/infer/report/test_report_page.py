@@ -139,6 +139,7 @@ def test_results_come_first_and_the_machine_last(folder: Path) -> None:
 def test_scores_that_tell_nothing_are_no_card(tmp_path: Path) -> None:
     """ "0.0 %" of 5 problems stood in large figures beside the speedups."""
     quality = fixture.quality()
+    quality["rows"] = [row for row in quality["rows"] if not row["temperature"]]
     for row in (*quality["rows"], *quality["differences"]):
         row["problems"] = 5
     write(fixture.write_parts(tmp_path, quality=quality))

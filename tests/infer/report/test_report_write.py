@@ -339,3 +339,66 @@ def test_a_report_from_before_there_were_sources_is_read(tmp_path: Path) -> None
     report = write(fixture.write_parts(tmp_path, speed=speed | {"schema": 3}))
     names = [row["decoder"] for row in report["speed"]["rows"]]
     assert "adaptive" in names and "auto" not in names and report["speed"]["schema"] == 4
+
+
+def training_folder(folder: Path, *, steps: int = 250) -> Path:
+    """What train leaves that a report reads, beside the data it was made of."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/manifest.json").write_text(json.dumps(sealed({"seq_len": 512, "seconds": 8.6})))
+    manifest = {
+        "kind": "checkpoint",
+        "settings": {"objective": {"name": "branch", "L": 5}, "steps": steps, "global_batch": 4},
+        "parameters": 2_672_384,
+        "ranks": 2,
+        "step": steps,
+        "validation": [{"step": 0, "standard_loss": 1.4, "masked_loss": 5.7, "accepted": 0.1}],
+        "data": fixture.training()["data"],
+        "places": {"data.path": str(folder / "data")},
+        "commit": "0123",
+        "created": "2026-11-23T05:04:38+00:00",
+    }
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    # Step 2 was done again after an interruption.
+    numbers = [1, 2, *range(2, steps + 1)]
+    rows = [
+        {"step": step, "standard_loss": step, "masked_loss": 2 * step, "tokens_per_second": 1024}
+        for step in numbers
+    ]
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder, tuned = tmp_path / "report", training_folder(tmp_path / "tuned")
+    fixture.write_parts(folder, quality=fixture.quality())
+    command(monkeypatch, f"out={folder}", f"training={tuned}")
+    kept = json.loads((folder / "training.json").read_text())
+    assert kept["tokens"] == 250 * 4 * 512 and len(kept["log"]) <= 100
+    assert kept["log"][0] == {"step": 3, "standard_loss": 2, "masked_loss": 4}  # means of three steps
+    assert kept["stages"] == {"data_prep": 8.6, "training": 250 * 4 * 512 / 1024}
+    page = (folder / "index.html").read_text()
+    assert "8 min 20 s" in page and 'id="plot-training"' in page
+    write(folder)  # later, without the training folder
+    assert 'id="plot-training"' in (folder / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "found no manifest.json in it"),
+        (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl: must be the log of a training"),
+    ],
+)
+def test_what_is_no_training_folder_is_refused(tmp_path: Path, monkeypatch, capsys, spoil, sentence) -> None:
+    tuned = training_folder(tmp_path / "tuned")
+    spoil(tuned)
+    fixture.write_parts(tmp_path, quality=fixture.quality())
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, f"out={tmp_path}", f"training={tuned}")
+    assert ended.value.code == 2 and sentence in error(capsys.readouterr().err)
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_comparison_has_no_training() -> None:
+    with pytest.raises(UserError, match="training and compare exclude each other"):
+        settings("report", ReportConfig, ["out=c", "compare=a,b", "training=d"])
