@@ -57,8 +57,9 @@ def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> s
 
 
 def report_title(report: Mapping[str, Any]) -> str:
-    """Of which model a report is."""
-    return f"{report['summary']['model'] or report['name']}: speed and quality"
+    """Of which model a report is, and what was measured."""
+    kinds = " and ".join(kind for kind in ("speed", "quality") if report[kind])
+    return f"{report['summary']['model'] or report['name']}: {kinds}"
 
 
 def render(template: str, title: str, **context: Any) -> str:
