@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -295,9 +296,17 @@ def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts:
         **facts,
         "versions": versions(),
         "commit": commit(),
+        "seconds": process_seconds(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_json(Path(out) / MANIFEST, sealed(value))
+
+
+def process_seconds() -> float:
+    """How long this process runs: what a stage took that was not interrupted."""
+    import psutil
+
+    return round(time.time() - psutil.Process().create_time(), 1)
 
 
 def versions() -> dict[str, str]:

@@ -40,14 +40,13 @@ LATTICE = (
     "decode.probes=all",
     "decode.width=3",
     "decode.nodes=12",
-    "decode.graph=true",
-    "step=9",
 )
 SECTIONS = {  # of the report's page: where a picture begins, what begins behind it, and its width
     "report_top": ("<header>", "<nav", 1000),
     "report_speed": ('<h2 id="speed">', "<details>", 1120),
     "report_time": ('<h2 id="time">', "</table>", 1000),
-    "report_quality": ('<h2 id="quality">', '<figure id="scores">', 1000),
+    "report_quality": ('<h2 id="quality">', "<h3>", 1000),
+    "report_training": ('<h2 id="training">', "<details>", 1000),
     "report_samples": ('<h2 id="samples">', "<details>", 1000),
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -86,11 +85,10 @@ def _run(module: str, *settings: str) -> None:
 def windows(page: Path) -> Path:
     """The end of data_prep.inspect's page, where span replacement is shown, as a page of its own."""
     text = page.read_text(encoding="utf-8")
-    lines = text[text.index("<pre>") + len("<pre>") : text.index("</pre>")].splitlines()
-    first = next(number for number, line in enumerate(lines) if "span replacement" in line)
+    head = text[: text.index("<body>")]
+    last = text[text.rindex("<section>") : text.rindex("</section>")]
     part = page.with_name("windows.html")
-    shown = "\n".join(lines[first:])
-    part.write_text(f"{text[: text.index('<h1>')]}<pre>{shown}</pre></body></html>", encoding="utf-8")
+    part.write_text(f"{head}<body>{last[last.index('<pre') :]}</body></html>", encoding="utf-8")
     return part
 
 

@@ -39,7 +39,7 @@ train experiment="${name}_draft" data.path="$out/data" out="$out/draft_training"
 python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core
 python -m train.export checkpoint="$out/draft_training" out="$out/draft"
 wait $!
-RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" \
+RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" training="$out/tuned" \
     speed.experiment="$name" speed.draft="$out/draft" speed.prompts.held_out.path="$out/data/held_out.jsonl" \
     quality.experiment="$name" quality.benchmarks.held_out.path="$out/data/held_out.jsonl"
 echo "$name: the report is $out/report/index.html"

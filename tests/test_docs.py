@@ -152,7 +152,8 @@ def _of_drill(command: Command) -> str | None:
 
 
 def _of_evaluate(given: list[str]) -> str | None:
-    """Settings without a prefix go to both entries."""
+    """Settings without a prefix go to both entries, but for the report's own."""
+    given = [word for word in given if not word.startswith("training=")]
     for entry, prefix in EVALUATED.items():
         others = [other for other in EVALUATED.values() if other != prefix]
         own = [word.removeprefix(prefix) for word in given if not word.startswith(tuple(others))]

@@ -116,7 +116,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Pat
         *("speed.experiment=demo", f"speed.draft={folders['draft']}", "speed.max_new_tokens=20"),
         *(f"speed.prompts.held_out.path={held_out}", "speed.prompts.held_out.count=2", "speed.rounds=1"),
         *("speed.prompts.humaneval.count=1", "speed.prompts.humaneval.max_tokens=900", "speed.k=[1,6]"),
-        "speed.temperatures=[0]",
+        *("speed.temperatures=[0]", "speed.batches=[1,2]", f"training={folders['tuned']}"),
         *(
             "quality.experiment=demo",
             f"quality.benchmarks.held_out.path={held_out}",
@@ -126,7 +126,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Pat
     ]
     printed, out = evaluate(*settings, ranks=2, cwd=tmp_path), tmp_path / "report"
     report = json.loads((out / "speed" / "speed.json").read_text())
-    assert report["units"] == {"all": 5, "done": 5} and report["ranks"] == 2
+    assert report["units"] == {"all": 7, "done": 7} and report["ranks"] == 2
     decoders = {row["decoder"] for row in report["rows"]}
     assert {"plain", "sdsat", "auto", "ssd", "gsd", "gsd probes", "base", "generate assisted"} <= decoders
     assert len(report["rows"]) == 2 * (len(decoders) + 1)  # two sets, two k of sdsat
@@ -135,7 +135,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Pat
             assert row["identical"] == row["compared"]
     assert "gsd probes" in printed and "3 of 3 answers are those of plain decoding" in printed
     page = (out / "index.html").read_text()
-    assert 'id="speed"' in page and 'id="quality"' in page
+    assert all(f'id="{name}"' in page for name in ("speed", "quality", "training"))
     assert (out / "tokens_per_second.png").stat().st_size > 1000
     assert evaluate(*settings, cwd=tmp_path).count("nothing to do") == 2
 

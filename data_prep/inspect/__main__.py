@@ -4,10 +4,9 @@ The one place where data_prep looks at train: what span replacement will do to a
 is shown by the function that will do it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.console import Console
 
 from conf import UserError, run
 from conf.console import PlainConsole
@@ -18,7 +17,7 @@ from data_prep.config import one_of, share
 from data_prep.document import generator
 from data_prep.encode.encoder import Encoder
 from data_prep.inspect.ngrams import continuation_lines
-from data_prep.inspect.show import replacement_line, sequence_lines
+from data_prep.inspect.show import Section, replacement_line, sequence_lines
 from data_prep.ngrams import find_table
 from data_prep.shards import SPLITS, Shards
 from data_prep.tables import print_summary
@@ -60,29 +59,33 @@ class InspectConfig:
 def main(config: InspectConfig) -> None:
     """Print everything; with html, write the same as a page."""
     manifest = read_manifest(config.out, "shards", "out")
-    html = config.inspect.html
-    page = file_to_write("out", str(Path(config.out) / PAGE)) if html else None
-    console = PlainConsole(record=html, width=100 if html else None)
+    page = file_to_write("out", str(Path(config.out) / PAGE)) if config.inspect.html else None
+    console = PlainConsole()
     print_summary(manifest, console)
     vocab = Vocab.from_json(manifest["vocab"])
     folder, tokenizer = Path(config.out), Path(config.out) / TOKENIZER
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
-    if table := find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer_file(tokenizer)):
-        for line in continuation_lines(table, manifest["ngrams"]["order"], encoder):
-            console.print(line)
-    _show_sequences(config, manifest["languages"], vocab, encoder, console)
+    table = find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer_file(tokenizer))
+    ngrams = list(continuation_lines(table, manifest["ngrams"]["order"], encoder)) if table else []
+    for line in ngrams:
+        console.print(line)
+    shards = Shards(config.out, config.inspect.split)
+    sections = list(_sections(config.inspect, shards, manifest["languages"], vocab, encoder))
+    for section in sections:
+        console.rule(section.title, align="left")
+        for line in section.lines:
+            console.print(line, soft_wrap=False)
     if page:
         from data_prep.inspect.page import write_page  # matplotlib takes its time
 
-        write_page(page, console, Shards(config.out, config.inspect.split), manifest)
+        write_page(page, sections, ngrams, shards, manifest)
         console.print(f"inspect: wrote {page}")
 
 
-def _show_sequences(
-    config: InspectConfig, languages: list[str], vocab: Vocab, encoder: Encoder, console: Console
-) -> None:
-    show = config.inspect
-    shards = Shards(config.out, show.split)
+def _sections(
+    show: ShowConfig, shards: Shards, languages: list[str], vocab: Vocab, encoder: Encoder
+) -> Iterator[Section]:
+    """Sequences drawn at random, each with what span replacement will do to its start."""
     if not 0 <= show.sequences <= len(shards):
         raise UserError(
             f"inspect.sequences: wanted at most the {len(shards)} there are, found {show.sequences}"
@@ -90,16 +93,19 @@ def _show_sequences(
     random = generator(show.seed, "inspect")
     for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
         sequence = shards[index]
-        console.rule(f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens", align="left")
-        for line in sequence_lines(sequence, languages, vocab, encoder, show.characters):
-            console.print(line, soft_wrap=False)
+        yield Section(
+            f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens",
+            list(sequence_lines(sequence, languages, vocab, encoder, show.characters)),
+        )
         tokens = sequence.tokens[: min(sequence.used, REPLACED_TOKENS)]
         documents = sequence.documents[None, : len(tokens)]
         may = replaceable(tokens[None], documents, sorted(vocab.control))[0]
         starts, widths = sample_windows(len(tokens), L=show.L, start_rate=show.start_rate, generator=random)
         offsets = window_offsets(starts, widths, may)
-        console.rule(f"span replacement, L={show.L}: its first {len(tokens)} tokens", align="left")
-        console.print(replacement_line(tokens, offsets, vocab, encoder))
+        yield Section(
+            f"span replacement, L={show.L}: its first {len(tokens)} tokens",
+            [replacement_line(tokens, offsets, vocab, encoder)],
+        )
 
 
 if __name__ == "__main__":

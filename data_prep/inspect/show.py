@@ -1,6 +1,7 @@
 """Token sequences as coloured text, for whoever looks at the data. Knows no folder."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from rich.text import Text
@@ -17,6 +18,14 @@ ADAPTIVE = "bold white on dark_magenta"
 REPLACED = "strike grey50"
 HEADING = "bold dark_green"
 CUT = "italic grey50"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines under a title."""
+
+    title: str
+    lines: list[Text]
 
 
 def sequence_lines(

@@ -7,6 +7,7 @@ is blue, as in the paper's Figure 6 (GSD).
 
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,14 +15,22 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from conf.files import write_bytes
+from conf.html import LIGHT, plot_style, svg_file
 from infer.drafters.protocol import Fate, Outcome
 from infer.graph.view import spelled
 from infer.text import Text
 from infer.trees.token_graph import TokenGraph
 
-FILLS = {Fate.ACCEPTED: "#cdeed3", Fate.SHARED: "#cfe3fb", Fate.REJECTED: "#fbdcd8", Fate.DRAFTED: "#f0f2f4"}
-EDGE, MERGE = "#b3bac2", "#0969da"
-EDGES = {Fate.ACCEPTED: "#1a7f37", Fate.SHARED: MERGE}
+COLOURS = {  # of nodes and edges, in light and dark
+    "accepted": ("#cdeed3", "#1b4a2b"),
+    "shared": ("#cfe3fb", "#163f6b"),
+    "rejected": ("#fbdcd8", "#5a2420"),
+    "drafted": ("#f0f2f4", "#21262d"),
+    "line": ("#8c959f", "#8d96a0"),
+}
+FILLS = {fate: COLOURS[fate.name.lower()][0] for fate in Fate}
+EDGE, MERGE = COLOURS["line"][0], LIGHT["accent"]
+EDGES = {Fate.ACCEPTED: LIGHT["good"], Fate.SHARED: MERGE}
 COLUMN, ROW = 1.5, 0.5  # inches
 WIDE, HIGH = 0.76, 0.72  # of a column and a row, taken by a node
 LONGEST = 14  # characters of a token that fit
@@ -43,14 +52,28 @@ def layout(graph: TokenGraph) -> list[tuple[int, int]]:
 
 
 def write_picture(path: Path, outcome: Outcome, text: Text, *, told: str) -> None:
-    """SVG or PNG, by the name's ending, with what is `told` of the graph above it."""
+    """Write SVG or PNG, by the name's ending, under a title: what is `told` of the graph, "DRAFT: DETAILS"."""
+    name, _, details = told.partition(": ")
+    with plot_style():
+        figure = _draw(outcome, text, f"{name[:1].upper()}{name[1:]}", details)
+        if path.suffix == ".svg":
+            write_bytes(path, svg_file(figure, told, COLOURS).encode("utf-8", "replace"))
+        else:
+            picture = BytesIO()
+            figure.savefig(picture, format="png", dpi=150)
+            write_bytes(path, picture.getvalue())
+
+
+def _draw(outcome: Outcome, text: Text, title: str, details: str) -> Figure:
     graph, places = outcome.graph, layout(outcome.graph)
     columns, rows = (1 + max(place[axis] for place in places) for axis in (0, 1))
     figure = Figure(figsize=(max(COLUMN * columns, 8.0), ROW * rows + 1.0), layout="constrained")
     axes = figure.add_subplot()
     axes.set_axis_off()
     axes.set(xlim=(-0.5, columns - 0.3), ylim=(rows - 0.4, -0.6))
-    axes.set_title(told, fontsize=9, loc="left", parse_math=False)
+    wide = int(12 * max(COLUMN * columns, 8.0))  # characters of a line
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", parse_math=False)
+    axes.set_title("\n".join(wrap(details, wide)), fontsize=9, weight="normal", parse_math=False)
     _draw_edges(axes, outcome, places)
     for node, (place, fate) in enumerate(zip(places, outcome.fates)):
         chance = f"{graph.chances[node]:.2f}" if node else ""
@@ -58,9 +81,7 @@ def write_picture(path: Path, outcome: Outcome, text: Text, *, told: str) -> Non
     patches = [Patch(facecolor=FILLS[fate], edgecolor=EDGE, label=fate.value) for fate in Fate]
     merged = Line2D([], [], color=MERGE, linestyle="--", label="goes on behind")
     figure.legend(handles=[*patches, merged], loc="outside lower left", ncols=5, fontsize=8, frameon=False)
-    picture = BytesIO()
-    figure.savefig(picture, format=path.suffix.removeprefix("."), dpi=150)
-    write_bytes(path, picture.getvalue())
+    return figure
 
 
 def _draw_edges(axes: Axes, outcome: Outcome, places: list[tuple[int, int]]) -> None:
@@ -112,6 +133,6 @@ def _draw_node(axes: Axes, place: tuple[int, int], fate: Fate, token: str, below
     axes.add_patch(box)
     shown = token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…"
     token_, below_ = axes.text(x, y - 0.14, shown, fontsize=8, family="monospace"), axes.text(x, y + 0.2, below)
-    below_.set(fontsize=6, color="#57606a")
+    below_.set(fontsize=6.5)
     for label in (token_, below_):
         label.set(ha="center", va="center", parse_math=False)

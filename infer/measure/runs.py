@@ -33,7 +33,8 @@ class Run:
     `first_seconds` is when the first `first_tokens` tokens were there; `rows` were fed in all forwards but the
     prompt's; `depths` says by step how deep its tree was, as far as it was judged, and `accepts` how many
     drafts were accepted. `proposed` counts the drafts by source, and `sources` the accepted ones by source and
-    place; both are empty where one model drafts.
+    place; both are empty where one model drafts. `arrivals` has each step's tokens and the second at which they
+    were there; empty where only whole texts are timed.
     """
 
     tokens: list[int]
@@ -50,6 +51,7 @@ class Run:
     accepts: tuple[int, ...] = field(default=(), kw_only=True)
     proposed: dict[str, int] = field(default_factory=dict, kw_only=True)
     sources: dict[str, list[int]] = field(default_factory=dict, kw_only=True)
+    arrivals: tuple[tuple[int, float], ...] = field(default=(), kw_only=True)
 
 
 @dataclass
@@ -115,23 +117,28 @@ def loop_decoder(
     *,
     seed: int = 0,
     clock: Clock = clock,
+    stamp: Clock = time.perf_counter,
 ) -> Decoder:
-    """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it."""
+    """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it.
+
+    `stamp` times each step and, unlike `clock`, does not wait for the device: a step's tokens are on the host.
+    """
 
     def run(prompt: TokenPrompt) -> Run:
         request = Request(prompt.ids, seed_of(prompt, seed))
         own_limits = limits.of(prompt.ends, prompt.max_new_tokens)
-        began, first, steps = clock(), 0.0, list[Step]()
+        began, first, steps, times = clock(), 0.0, list[Step](), list[float]()
         for (step,) in decode(runner, [request], drafters, own_limits, sampling):
             first = first or clock()
             steps.append(step)
-        return run_of(steps, seconds=duration(began, clock()), first_seconds=first - began)
+            times.append(stamp())
+        return run_of(steps, seconds=duration(began, clock()), first_seconds=first - began, times=times)
 
     return run
 
 
-def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Run:
-    """What the steps of one text came to."""
+def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float, times: Sequence[float] = ()) -> Run:
+    """What the steps of one text came to; `times` says when the tokens of each were there."""
     return Run(
         [token for step in steps for token in step.tokens],
         seconds,
@@ -147,6 +154,7 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
         accepts=tuple(step.accepted for step in steps),
         proposed=dict(Counter(source for step in steps for source in step.proposed)),
         sources=_by_source(steps),
+        arrivals=tuple((len(step.tokens), time) for step, time in zip(steps, times)),
     )
 
 

@@ -8,5 +8,5 @@ verdicts.py  every distinct answer judged once: executed in the sandbox, or matc
 scores.py    pass@k, intervals, differences of two models
 result.py    units of work -> quality.json
 
-Its tables on a terminal, in the shape of the paper's tables 1 to 3, are infer/report/terminal_quality.py.
+Its tables on a terminal, in the shape of the paper's tables 1 to 3, are infer/report/terminal.py.
 """

@@ -1,6 +1,6 @@
 """python -m infer.report: a report of what infer.speed and infer.quality left in a folder, or of two reports.
 
-python -m infer.report out=DIR
+python -m infer.report out=DIR [training=DIR]
 python -m infer.report compare=A,B out=DIR
 """
 
@@ -14,7 +14,7 @@ from infer.report.config import ReportConfig
 def main(config: ReportConfig) -> None:
     """Write and print it."""
     # Imported late: a mistake in the settings is told without waiting for plots and tracker.
-    from infer.report.side_by_side import print_comparison, write_comparison
+    from infer.report.compare import print_comparison, write_comparison
     from infer.report.terminal import print_report
     from infer.report.write import write
 
@@ -23,7 +23,7 @@ def main(config: ReportConfig) -> None:
         first, second = map(Path, config.compared)
         print_comparison(write_comparison(out, first, second))
     else:
-        print_report(write(out, config.tracker))
+        print_report(write(out, config.tracker, Path(config.training) if config.training else None))
     print_line(f"report: {out / 'index.html'}")
 
 

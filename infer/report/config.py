@@ -18,12 +18,18 @@ class ReportConfig:
     out: str = field(metadata=PATH)
     # two reports' folders, A,B; null: a report of `out` itself
     compare: str | None = field(default=None, metadata={"path": "compared"})
+    # the training folder of the model: its recipe, data and curves go into the report, also into later ones
+    training: str | None = field(default=None, metadata=PATH)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         if self.compare is not None and len(self.compared) != 2:
             raise ValueError(
                 f"compare: wanted two reports' folders as A,B, found {len(self.compared)}: {self.compare}"
+            )
+        if self.compare is not None and self.training is not None:
+            raise ValueError(
+                "training and compare exclude each other. Write the report with training=DIR first"
             )
 
     @property

@@ -1,6 +1,5 @@
 """A report as one HTML page that needs nothing but itself, to be read in light and dark, wide and narrow."""
 
-import base64
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from infer.report.page_speed import bars, limits, speed_sets
-from infer.report.plots import PLOTS
-from infer.report.quality_tables import quality_tables
+from conf.html import page
+from infer.report.plots import Drawing
 from infer.report.rows import (
     FORWARD,
     GATED,
@@ -19,6 +17,7 @@ from infer.report.rows import (
     benchmark,
     differs,
     dotted,
+    groups,
     label,
     number,
     percent,
@@ -26,46 +25,58 @@ from infer.report.rows import (
     span,
     task,
 )
+from infer.report.summary import HEADLINE, how, tells
+from infer.report.tables import bars, limits, quality_tables, speed_sets
+from infer.report.training import training_facts
 from infer.view import coloured
 
 FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality
 
 
-def report_page(report: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
+def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> str:
     """The page of a report, with these of its plots in it."""
-    speed, quality = report["speed"], report["quality"]
+    speed, quality, training = report["speed"], report["quality"], report["training"]
     samples = [*(speed or {}).get("samples", []), *(quality or {}).get("samples", [])]
     return render(
         "page.html.j2",
+        report_title(report),
         report=report,
-        cards=_cards(report["summary"]),
+        name=report_title(report),
+        cards=_speed_cards(report) + _score_cards(report["summary"]),
         method=[(kind.capitalize(), _method(report[kind])) for kind in ("speed", "quality") if report[kind]],
         speed=speed_sets(report) if speed else None,
         bars=bars(speed["rows"]) if speed else [],
         limits=limits(speed) if speed else None,
         quality=_quality(quality) if quality else None,
-        figures={name: _figure(name, image) for name, image in images.items()},
+        training=training_facts(training, report["seconds"]) if training else None,
+        figures=drawings,
         samples=[_sample(one) for one in samples],
         legend=Markup(coloured.legend({kind for one in samples for kind, _ in one["pieces"]})),
     )
 
 
-def render(template: str, **context: Any) -> str:
+def report_title(report: Mapping[str, Any]) -> str:
+    """Of which model a report is, and what was measured."""
+    kinds = " and ".join(kind for kind in ("speed", "quality") if report[kind])
+    return f"{report['summary']['model'] or report['name']}: {kinds}"
+
+
+def render(template: str, title: str, **context: Any) -> str:
     """A page from a template of this folder."""
-    return _environment().get_template(template).render(context)
+    return page(title, _environment().get_template(template).render(context), style=coloured.STYLE)
 
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    environment.filters |= {
         "label": label,
         "same": same,
         "differs": differs,
@@ -73,39 +84,68 @@ def _environment() -> Environment:
         "percent": percent,
         "span": span,
     }
-    found.globals |= {
-        "forward": FORWARD,
-        "source_names": ", ".join(SOURCES.values()),
-        "colours": Markup(coloured.STYLE),
-        "style": Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
-    }
-    return found
+    environment.globals |= {"forward": FORWARD, "source_names": ", ".join(SOURCES.values())}
+    return environment
 
 
-def _cards(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Three to five figures of the headline."""
-    coolest = min((one["temperature"] for one in summary["best"]), default=0)
-    found = [
-        {
-            "value": f"{one['speedup']:.2f}×",
-            "label": f"plain decoding, {one['prompt_set'].replace('_', ' ')}",
-            "note": f"{one['label']}, {one['dtype']}",
-            "interval": one["speedup_interval"] and span(one["speedup_interval"]),
-        }
-        for one in summary["best"]
-        if one["temperature"] == coolest
-    ][:CARDS]
-    found += [
+def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The speedup of each prompt set, greedy with the sampled one beside it; and the times of a token."""
+    cards = []
+    for (name,), mine in list(groups(report["summary"]["best"], "prompt_set").items())[:CARDS]:
+        first, *others = sorted(mine, key=lambda one: one["temperature"])
+        notes = [f"{how(one['temperature'])}: {_times(one)}" for one in others[:1]]
+        cards.append(
+            {
+                "value": f"{first['speedup']:.2f}×",
+                "label": f"plain decoding’s speed, {name.replace('_', ' ')}",
+                "notes": [f"{how(first['temperature'])}, {first['dtype']}{_interval(first)}", *notes],
+            }
+        )
+    rows = report["speed"]["rows"] if report["speed"] else []
+    for mine in groups(rows, "prompt_set", "dtype", "temperature").values():
+        times = {row["decoder"]: row for row in mine if row["token_ms_p50"]}
+        if HEADLINE in times and "plain" in times:
+            row, (half, most) = times[HEADLINE], _token_times(times["plain"])
+            cards.append(
+                {
+                    "value": _token_times(row)[0],
+                    "label": f"of a token, median, {row['prompt_set'].replace('_', ' ')}",
+                    "notes": [
+                        f"{_token_times(row)[1]}; {how(row['temperature'])}",
+                        f"plain: {half}, {most}",
+                    ],
+                }
+            )
+            break
+    return cards
+
+
+def _token_times(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['token_ms_p50']:.3g} ms", f"99 of 100 within {row['token_ms_p99']:.3g} ms"
+
+
+def _times(best: Mapping[str, Any]) -> str:
+    return f"{best['speedup']:.2f}×{_interval(best)}"
+
+
+def _interval(best: Mapping[str, Any]) -> str:
+    return f" (95 %: {span(best['speedup_interval'])})" if best["speedup_interval"] else ""
+
+
+def _score_cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Scores that tell something of the model."""
+    return [
         {
             "value": percent(one["model"], 1),
             "label": f"{task(one)}, {one['metric']}",
-            "note": "" if one["base"] is None else f"base model {percent(one['base'], 1)}",
-            "interval": one["model_interval"] and span([100 * end for end in one["model_interval"]], ".0f"),
+            "notes": [
+                *([f"base model {percent(one['base'], 1)}"] if one["base"] is not None else []),
+                f"95 %: {span([100 * end for end in one['model_interval']], '.0f')}",
+            ],
         }
         for one in summary["scores"]
-        if one["model"] is not None
+        if one["model"] is not None and tells(one)
     ][:2]
-    return found
 
 
 def _method(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,12 +186,6 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
         "rules": [(benchmark(name), rule) for name, rule in part.get("rules", {}).items()],
         "skipped": [(task(one), one["reason"]) for one in part["skipped"]],
     }
-
-
-def _figure(name: str, image: bytes) -> dict[str, str]:
-    caption = PLOTS[name].caption
-    uri = f"data:image/png;base64,{base64.b64encode(image).decode()}"
-    return {"uri": uri, "caption": caption, "alt": f"Plot: {caption} Its figures are in the tables."}
 
 
 def _sample(one: Mapping[str, Any]) -> dict[str, Any]:

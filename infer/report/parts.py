@@ -16,7 +16,7 @@ BEFORE_SOURCES = 3  # the last schema of speed in which `auto` drafted by adapti
 FIELDS = {"speed": SPEED, "quality": QUALITY}
 NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
 LISTS = {
-    "speed": ("limits", "costs", "samples", "skipped", "left_out"),
+    "speed": ("limits", "costs", "batches", "samples", "skipped", "left_out"),
     "quality": ("differences", "same", "skipped", "samples"),
 }
 # Who makes a part of the units that are done. Asked for an unfinished run alone: they bring torch and more.

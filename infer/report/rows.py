@@ -29,6 +29,11 @@ SPEED = (
     "node_efficiency",
     "acceptance_by_position",
     "acceptance_where_reached",
+    "acceptance_where_reached_low",
+    "acceptance_where_reached_high",
+    "reached",
+    "token_ms_p50",
+    "token_ms_p99",
     "sources",
     "tokens_per_forward",
     "rows_per_forward",
@@ -99,14 +104,21 @@ def drafts(row: Row) -> bool:
     return not row["peer"] and row["decoder"] not in ("plain", "base")
 
 
+def is_compared(row: Row) -> bool:
+    """Whether its texts should be plain decoding's: not the base model's, which is another model, and not those
+    that a peer samples, which have noise of their own.
+    """
+    return bool(row["compared"]) and row["decoder"] != "base" and not (row["peer"] and row["temperature"])
+
+
 def differs(row: Row) -> bool:
-    """Whether a text was another than plain decoding's; the base model is another model, and is not asked."""
-    return bool(row["compared"]) and not row["exact"] and row["decoder"] != "base"
+    """Whether a text should be plain decoding's and is another."""
+    return is_compared(row) and not row["exact"]
 
 
 def same(row: Row) -> str:
-    """How many texts are plain decoding's; nothing for plain decoding itself, and for another model."""
-    counted = row["compared"] and row["decoder"] != "plain"
+    """How many texts are plain decoding's, where they should be; nothing for plain decoding itself."""
+    counted = is_compared(row) and row["decoder"] != "plain"
     return f"{row['identical']}/{row['compared']}" if counted else ""
 
 

@@ -1,6 +1,7 @@
 """A report on a terminal of 80 columns: a table for each prompt set and temperature, and the scores."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from rich import box
@@ -23,10 +24,11 @@ from infer.report.rows import (
     span,
     task,
 )
-from infer.report.sources import CAPTION, compact_table
 from infer.report.summary import sentence
-from infer.report.terminal_quality import print_scores
+from infer.report.tables import SOURCES_CAPTION, batch_table, compact_sources
 
+Column = tuple[str, str]  # benchmark and language
+WIDEST = 7  # columns of scores in 80 characters
 PEER, OTHER = "†", "≠"
 SPEED = ("tok/s", "speed-\nup", "95 %", "acc.", "len", "tok/\nfwd", "1st\nms", "limit", "same")
 
@@ -54,6 +56,8 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         console.print(f"{name}, temperature {temperature:g}: {counts}")
         console.print(speed_table(mine))
         _print_sources(console, mine)
+        own = [one for one in report["speed"]["batches"] if one["prompt_set"] == name]
+        _print_batches(console, [one for one in own if one["temperature"] == temperature])
         nothing = "the texts were too short for drafts" if any(map(drafts, mine)) else ""
         console.print(told.get((name, temperature), nothing), "", sep="\n")
     for one in report["speed"]["skipped"]:
@@ -70,15 +74,11 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _print_sources(console: Console, rows: Sequence[Row]) -> None:
-    head, cells = compact_table(rows)
+    head, cells = compact_sources(rows)
     if not cells:
         return
-    console.print(f"\n{CAPTION}")
-    table = plain_table(head)
-    for row in cells:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
+    console.print(f"\n{SOURCES_CAPTION}")
+    console.print(table_of(head, cells), "")
 
 
 def speed_table(rows: Sequence[Row]) -> Table:
@@ -102,6 +102,13 @@ def speed_table(rows: Sequence[Row]) -> Table:
     return table
 
 
+def _print_batches(console: Console, rows: Sequence[Row]) -> None:
+    if rows:
+        shown = batch_table(rows)
+        head = ["texts side by side", "plain tok/s", "sdsat tok/s", *shown["head"][3:]]
+        console.print(table_of(head, shown["rows"]), "")
+
+
 def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     settings, machine = part["settings"], part["hardware"]
     place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
@@ -122,4 +129,114 @@ def plain_table(columns: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The same, of rows of texts."""
+    table = plain_table(head)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
+    """Print all scores and their differences, in the shape of the paper's tables 1 to 3."""
+    for (metric, temperature), rows in groups(quality["rows"], "metric", "temperature").items():
+        gaps = [
+            gap
+            for gap in quality["differences"]
+            if (gap["metric"], gap["temperature"]) == (metric, temperature)
+        ]
+        same = [one for one in quality["same"] if one["temperature"] == temperature]
+        for columns in _column_groups(rows):
+            lines = _score_lines(columns, rows, gaps, same)
+            for table in _cut(_heads(columns), lines):
+                console.print(_title(columns, metric, temperature))
+                console.print(table, "")
+
+
+def _column(row: Row) -> Column:
+    return row["benchmark"], row["language"]
+
+
+def _model(row: Row) -> str:
+    return row["who"] + (f", {row['decoder']}" if row["decoder"] != "plain" else "")
+
+
+def _column_groups(rows: Sequence[Row]) -> list[list[Column]]:
+    """The columns of each table: benchmarks of one language together, the languages of others apart."""
+    found = [list(dict.fromkeys(map(_column, mine))) for mine in groups(rows, "benchmark").values()]
+    single = [column for columns in found if len(columns) == 1 for column in columns]
+    return [part for part in (single, *(columns for columns in found if len(columns) > 1)) if part]
+
+
+def _by_language(columns: Sequence[Column]) -> bool:
+    return len(columns) > 1 and len({benchmark for benchmark, _ in columns}) == 1
+
+
+def _title(columns: Sequence[Column], metric: str, temperature: float) -> str:
+    benchmark = f"{columns[0][0]}: " if _by_language(columns) else ""
+    how = f"sampled at temperature {temperature:g}" if temperature else "greedy decoding"
+    return f"{benchmark}{metric} in %, {how}"
+
+
+def _heads(columns: Sequence[Column]) -> list[str]:
+    if _by_language(columns):
+        return [*(language for _, language in columns), "average"]
+    return [name if language in ("", "python") else f"{name} {language}" for name, language in columns]
+
+
+def _score_lines(
+    columns: Sequence[Column], rows: Sequence[Row], gaps: Sequence[Row], same: Sequence[Row]
+) -> dict[str, list[str]]:
+    """The cells of every line by its label; the interval of a difference stands below it."""
+    average = _by_language(columns)
+    models = groups(sorted(rows, key=lambda row: row["who"]), "who", "decoder").values()
+    picked = {_model(mine[0]): _pick(mine, columns) for mine in models}
+    lines = {label: _cells(found, lambda row: row["value"], ".1f", average) for label, found in picked.items()}
+    if any(found := _pick(gaps, columns)):
+        lines["difference"] = _cells(found, lambda row: row["value"], "+.1f", average)
+        lines["  95 %: from"] = _cells(found, lambda row: row["interval"][0], "+.1f")
+        lines["  to"] = _cells(found, lambda row: row["interval"][1], "+.1f")
+    first = next(iter(picked.values()))
+    lines["problems"] = ["" if row is None else str(row["problems"]) for row in first]
+    if any(found := _pick(same, columns)):
+        lines["identical"] = _cells(found, lambda row: row["identical"] / row["compared"], ".1f")
+    return lines
+
+
+def _pick(rows: Iterable[Row], columns: Sequence[Column]) -> list[Row | None]:
+    by_column = {_column(row): row for row in rows}
+    return [by_column.get(column) for column in columns]
+
+
+def _cells(
+    rows: Sequence[Row | None], value: Callable[[Row], float], form: str, average: bool = False
+) -> list[str]:
+    """In percent, and their mean where all are there."""
+    cells = ["" if row is None else format(100 * value(row), form) for row in rows]
+    if average:
+        values = [value(row) for row in rows if row is not None]
+        cells.append(format(100 * mean(values), form) if len(values) == len(rows) else "")
+    return cells
+
+
+def _cut(heads: Sequence[str], lines: Mapping[str, list[str]]) -> list[Table]:
+    """As many tables as it takes for each to fit a line."""
+    return [
+        _score_table(
+            heads[at : at + WIDEST], {label: cells[at : at + WIDEST] for label, cells in lines.items()}
+        )
+        for at in range(0, len(heads), WIDEST)
+    ]
+
+
+def _score_table(heads: Sequence[str], lines: Mapping[str, list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for name, cells in lines.items():
+        table.add_row(name, *cells)
     return table

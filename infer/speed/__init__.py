@@ -8,6 +8,7 @@ ways        our ways to decode, by the settings of infer.methods
 bench       the models, and every row's decoder
 peers       the library's own decoding; vllm_peer vLLM's; peering what of them a run has
 pairs       who runs beside whom
+batches     texts side by side
 units       one prompt's turn, as it is kept
 work        all units of a run, and how a rank does one
 statistics  what pairs say: medians, spread, intervals

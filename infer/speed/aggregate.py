@@ -3,6 +3,7 @@
 A partial report is the same function of the units that there are.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -15,8 +16,9 @@ from conf.clock import duration
 from infer.config import SOURCES
 from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
 from infer.report.parts import SCHEMAS
+from infer.speed.batches import batch_rows
 from infer.speed.config import PEERS
-from infer.speed.statistics import Weighed, estimate
+from infer.speed.statistics import Weighed, estimate, share_intervals, weighted_percentile
 
 PARTS = ("ms_draft", "ms_forward", "ms_rest", "peak_memory_bytes", "drafted_nodes", "graph_success")
 ORDER = (
@@ -73,6 +75,7 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
         **kept,
         "units": {"all": header["all"], "done": len(done)},
         "rows": _paced(rows),
+        "batches": batch_rows(done),
         "samples": [sample for unit in done for sample in unit.get("samples", [])],
     }
 
@@ -127,6 +130,8 @@ def _row(
         "rounds": len({pair.round for pair in pairs}),
         **_speed(list(by_prompt.values())),
         **_counts(key, [pair.run for pair in pairs]),
+        **_token_times([pair.run for pair in pairs]),
+        **_where_reached([[pair.run for pair in rounds] for rounds in by_prompt.values()]),
         **{name: part[name] if part else None for name in PARTS},
         **_sameness(key, pairs),
     }
@@ -195,14 +200,14 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
     every verification of SDSAT (its accept_rate), and else the levels of the tree. The mean acceptance length
     is that of vLLM and SGLang: tokens by verification. Node efficiency counts all nodes of the trees.
     `acceptance_by_position` is vLLM's per-position acceptance rate: of the drafts so deep those accepted to
-    that place. `acceptance_where_reached` is of those whose earlier places were all accepted.
+    that place.
     """
     names = ("tokens", "forwards", "rows", "drafted", "accepted", "verifications", "levels")
     tokens, forwards, rows, drafted, accepted, verifications, levels = (
         sum(run[name] for run in runs) for name in names
     )
     places = key.k * verifications if key.decoder == "sdsat" else levels
-    judged, reached, right = (_summed([run[name] for run in runs]) for name in ("judged", "reached", "right"))
+    judged, right = (_summed([run[name] for run in runs]) for name in ("judged", "right"))
     timed = [run for run in runs if run["forwards"] > 1 and run["first_seconds"]]
     steps = [1e3 * _decoding(run) / (run["forwards"] - 1) for run in timed]
     return {
@@ -212,13 +217,39 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
         "mean_acceptance_length": 1 + accepted / verifications if verifications else None,
         "node_efficiency": accepted / drafted if drafted else None,
         "acceptance_by_position": [a / b for a, b in zip_longest(right, judged, fillvalue=0)],
-        "acceptance_where_reached": [a / b for a, b in zip_longest(right, reached, fillvalue=0)],
         "sources": _sources(runs, judged),
         "tokens_per_forward": tokens / forwards if forwards else None,
         "rows_per_forward": rows / forwards if forwards and rows else None,
         "ms_per_forward": median(steps) if steps else None,
         "drafted": drafted,
     }
+
+
+def _where_reached(prompts: Sequence[Sequence[Record]]) -> dict[str, Any]:
+    """At each place, of the drafts whose earlier places were all accepted: their number, and the share of them
+    that was accepted, with its 95 % interval.
+    """
+    places = max(len(run["reached"]) for runs in prompts for run in runs)
+    right, reached = np.zeros((2, len(prompts), places), int)
+    for index, runs in enumerate(prompts):
+        for run in runs:
+            right[index, : len(run["right"])] += np.array(run["right"], int)
+            reached[index, : len(run["reached"])] += np.array(run["reached"], int)
+    intervals = share_intervals(right, reached)
+    return {
+        "acceptance_where_reached": (right.sum(0) / reached.sum(0)).tolist(),
+        "acceptance_where_reached_low": [low for low, _ in intervals],
+        "acceptance_where_reached_high": [high for _, high in intervals],
+        "reached": reached.sum(0).tolist(),
+    }
+
+
+def _token_times(runs: Sequence[Record]) -> dict[str, float | None]:
+    """Milliseconds of a token: half of the tokens, and 99 of 100, took no longer."""
+    counts = Counter[float]()
+    for run in runs:
+        counts.update({float(ms): tokens for ms, tokens in run.get("token_ms", {}).items()})
+    return {f"token_ms_p{percent}": weighted_percentile(counts, percent) for percent in (50, 99)}
 
 
 def _summed(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -1,7 +1,7 @@
 """The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -25,8 +25,10 @@ from infer.requests import check_lengths
 from infer.speed.config import SpeedConfig
 from infer.speed.peering import Peers
 from infer.speed.prepare import Prepared
-from infer.speed.units import Group, Way
+from infer.speed.units import PLAIN, Group, Way
 from infer.speed.ways import GSD_PROBES, ways
+
+DEFAULT = Way("auto")  # all sources of drafts, by measurement
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,26 @@ class Bench:
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
 
-    def drafters(self, name: str, group: Group, way: Way, watch: Watch | None = None) -> Drafters:
+    @contextmanager
+    def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, Own]]:
+        """Plain decoding and the default decoder for `size` texts of a set side by side."""
+        lm = self.lms[group.dtype]
+        drafters = {way: self.drafters(name, group, way, batch=size) for way in (PLAIN, DEFAULT)}
+        rows, runners = max(one.max_rows for one in drafters.values()), self._runners[id(lm)]
+        runner = runners.take(batch=size, capacity=self.capacity(self._prepared.prompts[name]), max_rows=rows)
+        yield {way.decoder: self._own(lm, runner, one, group.temperature) for way, one in drafters.items()}
+        runners.give(runner)
+
+    def drafters(
+        self, name: str, group: Group, way: Way, watch: Watch | None = None, *, batch: int = 1
+    ) -> Drafters:
         """Of a way, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
         decode = ways(self._config, group.temperature)[way]
         methods = self._methods[group, way.decoder == GSD_PROBES]
         capacity = self.capacity(prompts)
         left = context_length(lm.config) - max(len(prompt.ids) for prompt in prompts)
-        return methods.drafters(decode, batch=1, capacity=capacity, left=left, watch=watch)
+        return methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
 
     def enough_memory(self) -> AbstractContextManager[None]:
         """Around whatever decodes."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from conf.tracker import TrackerConfig
 from conf.typed import MODEL, PATH
 from infer.benchmarks.config import PromptSetConfig
-from infer.config import BY_DRAFT_MODEL, DTYPES, DraftConfig, check_at_least, check_growth
+from infer.config import BY_DRAFT_MODEL, DTYPES, SIDE_BY_SIDE, DraftConfig, check_at_least, check_growth
 from infer.trees.lattice import DEEPEST
 
 BY_ADAPTIVE = ("sdsat", "adaptive", "auto")  # draft by adaptive tokens
@@ -50,6 +50,8 @@ class SpeedConfig:
     top_p: float = 0.95  # of temperatures above 0
     dtypes: list[str] = field(default_factory=lambda: ["bfloat16"])  # of the weights; float32 must be exact
     rounds: int = 3  # times that every prompt is decoded each way
+    # texts side by side, by plain decoding and by auto, at the lowest temperature: a row each; []: none
+    batches: list[int] = field(default_factory=lambda: [1, 4, 8])
     max_new_tokens: int = 256  # of a text, at most
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
     threads: int | None = None  # of the CPU; null: the library's choice
@@ -61,6 +63,8 @@ class SpeedConfig:
             raise ValueError("prompts: wanted at least one set, found none")
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
+        if self.batches and not 0 < min(self.batches) <= max(self.batches) <= SIDE_BY_SIDE:
+            raise ValueError(f"batches must be numbers from 1 to {SIDE_BY_SIDE}, got {self.batches}")
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperatures: wanted some from 0 on, found {self.temperatures}")
         check_growth(self)
@@ -77,6 +81,11 @@ class SpeedConfig:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether batches are measured: they compare the default decoder."""
+        return bool(self.batches) and "auto" in self.decoders
+
     def _check_choices(self) -> None:
         known = {"decoders": OWN, "peers": tuple(PEERS), "dtypes": DTYPES}
         for name, values in known.items():
@@ -85,7 +94,7 @@ class SpeedConfig:
                     raise ValueError(f"{name}: wanted some of {', '.join(values)}, found {value}")
         if not self.dtypes:
             raise ValueError(f"dtypes: wanted some of {', '.join(DTYPES)}, found none")
-        for name in ("decoders", "peers", "dtypes", "k", "temperatures"):
+        for name in ("decoders", "peers", "dtypes", "k", "temperatures", "batches"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}: wanted each once, found {values}")

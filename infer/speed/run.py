@@ -59,7 +59,7 @@ def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], me
         check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
     bench = Bench(config, prepared, device=members.device())
-    found = units_of(prepared.prompts, config.rounds)
+    found = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
     with folder(Path(config.out) / KIND, begun, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))

@@ -20,7 +20,7 @@ its rounds. It says what another draw of such prompts, timed once more on this m
 - Few prompts: it is too narrow, by about the root of (n - 1) / n for n of them, as every such bootstrap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean, median
 from typing import NamedTuple
@@ -78,6 +78,31 @@ def interval(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> tuple[fl
         found.append(_resampled(measured, counts, min(step, RESAMPLES - begin), generator))
     low, high = np.percentile(np.concatenate(found), LEVEL).tolist()
     return low, high
+
+
+def share_intervals(right: np.ndarray, tried: np.ndarray, *, seed: int = 0) -> list[tuple[float, float]]:
+    """Return 2.5 % and 97.5 % of sum(right) / sum(tried) at each place, over resamples of the prompts.
+
+    Both are (prompts, places) counts; drafts of one text are no independent trials, prompts are. Empty for a
+    single prompt.
+    """
+    if len(right) < 2 or not right.shape[1]:
+        return []
+    draws = np.random.default_rng(seed).multinomial(len(right), [1 / len(right)] * len(right), size=RESAMPLES)
+    sums = draws @ tried
+    shares = np.divide(draws @ right, sums, out=np.full(sums.shape, np.nan), where=sums > 0)
+    low, high = np.nanpercentile(shares, LEVEL, axis=0).tolist()
+    return list(zip(low, high))
+
+
+def weighted_percentile(counts: Mapping[float, int], percent: float) -> float | None:
+    """Return the least value that so many percent of all do not exceed; None of nothing."""
+    need, seen = sum(counts.values()) * percent / 100, 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= need:
+            return value
+    return None
 
 
 def _resampled(

@@ -1,12 +1,14 @@
 """A turn: one prompt decoded once in every way, pair by pair; and how it is kept.
 
 A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were
-judged, how many of them stood behind accepted drafts alone, and how many were accepted. Pure but for the
-decoders that it calls.
+judged, how many of them stood behind accepted drafts alone, and how many were accepted. `token_ms` counts the
+tokens by their milliseconds. Pure but for the decoders that it calls.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
@@ -65,8 +67,20 @@ def record(run: Run) -> dict[str, Any]:
         "reached": by_position([min(deep, right + 1) for deep, right in zip(run.depths, run.accepts)]),
         "proposed": dict(run.proposed),
         "sources": dict(run.sources),
+        "token_ms": token_milliseconds(run),
         "text": hashlib.sha256(str(list(run.tokens)).encode()).hexdigest()[:16],
     }
+
+
+def token_milliseconds(run: Run) -> dict[str, int]:
+    """Count the tokens by their milliseconds, to three digits: a step's time divided by its tokens.
+
+    The first step's are not counted: its time is mostly the prompt's.
+    """
+    counts = Counter[str]()
+    for (_, before), (tokens, after) in pairwise(run.arrivals):
+        counts[f"{1e3 * (after - before) / tokens:.3g}"] += tokens
+    return dict(counts)
 
 
 def by_position(depths: Sequence[int]) -> list[int]:

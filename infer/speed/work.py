@@ -1,14 +1,16 @@
 """The units of a run, and how a rank does one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.protocol import Outcome
 from infer.engine.reading import Request
 from infer.measure.runs import Decoder, seed_of
+from infer.speed.batches import run_batches
 from infer.speed.bench import Bench, Own
 from infer.speed.config import SpeedConfig
 from infer.speed.prepare import Prepared
@@ -19,7 +21,9 @@ from infer.speed.ways import DRAFTED
 
 
 class Unit(NamedTuple):
-    """A turn of a prompt; without one, what is looked at once in a set: parts of the time, sample texts."""
+    """A turn of a prompt. Without a prompt: a round of the batches; without a round: what is looked at once in
+    a set, parts of the time and sample texts.
+    """
 
     prompt_set: str
     round: int | None = None
@@ -30,14 +34,19 @@ class Unit(NamedTuple):
         """What it is kept as."""
         if self.round is None:
             return f"{self.prompt_set}-look"
+        if self.prompt is None:
+            return f"{self.prompt_set}-{self.round:03}-batches"
         return f"{self.prompt_set}-{self.round:03}-{self.prompt:05}"
 
 
-def units_of(prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int) -> dict[str, Unit]:
+def units_of(
+    prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int, *, batches: bool = False
+) -> dict[str, Unit]:
     """By name, in the order in which they are done: the rounds of a prompt are as far apart as can be."""
     found = list[Unit]()
     for name, some in prompts.items():
         found += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(some))]
+        found += [Unit(name, round_) for round_ in range(rounds) if batches]
         found.append(Unit(name))
     return {unit.name: unit for unit in found}
 
@@ -50,6 +59,7 @@ class Worker:
         self._own = dict[Group, dict[Way, Own]]()
         self._decoders = dict[Group, dict[Way, Decoder]]()
         self._set, self._warm = "", False
+        self._warm_batches = set[tuple[str, str, int]]()
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         """What is kept of it."""
@@ -57,8 +67,10 @@ class Worker:
             if unit.prompt_set != self._set:
                 self._begin(unit.prompt_set)
             prompts = self._prepared.prompts[unit.prompt_set]
-            if unit.round is None or unit.prompt is None:
+            if unit.round is None:
                 return self._look(prompts[0])
+            if unit.prompt is None:
+                return {"batches": list(self._batches(prompts, unit.round))}
             return self._turn(prompts[unit.prompt], unit.round, unit.round + unit.prompt)
 
     def _begin(self, name: str) -> None:
@@ -90,6 +102,22 @@ class Worker:
         self._warm_up(prompt)
         groups = run_turn(self._decoders, prompt, turn)
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
+
+    def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
+        """Each size by plain decoding and by the default decoder; the first time after both once uncounted."""
+        texts, seed = max(self._config.batches), self._config.seed
+        for dtype, size in product(self._config.dtypes, self._config.batches):
+            group = Group(dtype, min(self._config.temperatures))
+            with self._bench.batch(self._set, group, size) as own:
+                decoders = list(own.items())
+                for _, one in decoders if (self._set, dtype, size) not in self._warm_batches else ():
+                    run_batches(one, prompts, size, texts=size, seed=seed)
+                self._warm_batches.add((self._set, dtype, size))
+                records = {
+                    name: run_batches(one, prompts, size, texts=texts, seed=seed)
+                    for name, one in (reversed(decoders) if round_ % 2 else decoders)
+                }
+            yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
         """The sample texts are of the first dtype and the lowest temperature."""

@@ -53,7 +53,9 @@ def content(folder: Path) -> dict[str, bytes]:
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     found = {name: path.read_bytes() for name, path in files.items() if name != "manifest.json"}
     manifest = read_manifest(folder, "shards", "out")
-    kept = {key: value for key, value in manifest.items() if key not in ("created", "commit", "versions")}
+    kept = {
+        key: value for key, value in manifest.items() if key not in ("created", "commit", "seconds", "versions")
+    }
     return {**found, "manifest": json.dumps(kept, sort_keys=True).encode()}
 
 

@@ -41,7 +41,7 @@ def present(path: Path) -> Any:
     return True
 
 
-MANIFEST = less("created", "commit")
+MANIFEST = less("created", "commit", "seconds")
 LOG = less("tokens_per_second", "memory_gib")  # of the machine
 LEARNING = ("adaptive", "auto", "ngrams")  # their drafts hang on measured times, and on what was seen before
 COUNTED = ("tokens", "forwards", "drafted", "rows_per_forward", "acceptance_rate", "acceptance_by_position")

@@ -104,7 +104,13 @@ def decoders(
     for k in ks:
         drafters[Way("sdsat", k)] = Each(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
     return {
-        way: loop_decoder(PacedRunner(wait, seconds, prompt), one, Limits(new_tokens), clock=clock)  # type: ignore[arg-type]
+        way: loop_decoder(
+            PacedRunner(wait, seconds, prompt),  # type: ignore[arg-type]
+            one,
+            Limits(new_tokens),
+            clock=clock,
+            stamp=clock,
+        )
         for way, one in drafters.items()
     }
 

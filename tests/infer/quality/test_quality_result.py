@@ -7,8 +7,8 @@ from rich.console import Console
 
 from infer.quality.result import result
 from infer.quality.verdicts import key_of
-from infer.report.terminal_quality import print_scores
-from infer.report.warnings import warnings
+from infer.report.summary import warnings
+from infer.report.terminal import print_scores
 
 LANGUAGES = ("cpp", "java", "php", "ts", "cs", "sh", "js", "rs", "go")
 
@@ -120,7 +120,7 @@ def test_a_prompt_that_does_not_fit_counts_as_failed_and_is_told() -> None:
     found = result(header(), {"0": one, "v": verdicts(one)})
     (row,) = found["rows"]
     assert (row["value"], row["problems"], row["too_long"]) == (0.5, 2, 1)
-    told = "1 of 2 prompts leave no room for an answer in the context of "
+    told = "prompts that leave no room for an answer in the context count as failed: HumanEval Python 1 of 2"
     assert any(told in warning for warning in warnings({"quality": found}))
 
 
@@ -140,8 +140,8 @@ def test_answers_that_the_limit_cut_are_told() -> None:
     one = unit(0, "model", [answer("a", "bad", [1] * 8), answer("b", "good", [1] * 7)])
     found = result(header(), {"0": one, "v": verdicts(one)})
     assert found["rows"][0]["cut"] == 1
-    (told,) = (one for one in warnings({"quality": found}) if "ended" in one)
-    assert "1 of 2 answers of " in told and told.endswith("were ended by max_new_tokens=8")
+    told = "max_new_tokens=8 cut answers off: HumanEval Python 1 of 2 (model)"
+    assert told in warnings({"quality": found})
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

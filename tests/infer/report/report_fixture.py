@@ -81,7 +81,24 @@ def speed(
         ],
         "costs": [{"dtype": dtype, "rows": costs, "ms": [_cost(q) for q in costs]} for dtype in dtypes],
         "rows": rows,
+        "batches": [_batch(name, dtypes[0], size) for name in sets for size in (1, 4, 8)],
         "samples": [_sample(name, dtypes[0]) for name in sets[:2]],
+    }
+
+
+def _batch(name: str, dtype: str, size: int) -> dict[str, Any]:
+    return {
+        "prompt_set": name,
+        "dtype": dtype,
+        "temperature": 0.0,
+        "batch": size,
+        "rounds": 3,
+        "plain_tokens_per_second": 110.0 * size,
+        "tokens_per_second": 110.0 * size * (3 - 0.2 * size),
+        "speedup": 3 - 0.2 * size,
+        "speedup_interval": [2.9 - 0.2 * size, 3.1 - 0.2 * size],
+        "identical": 3 * size,
+        "compared": 3 * size,
     }
 
 
@@ -145,6 +162,11 @@ def _row(
         "node_efficiency": float(np.mean(np.cumprod(places))) if depth else None,
         "acceptance_by_position": np.cumprod(places).tolist(),
         "acceptance_where_reached": places,
+        "acceptance_where_reached_low": [0.9 * share for share in places],
+        "acceptance_where_reached_high": [min(1, 1.1 * share) for share in places],
+        "reached": [max(1, int(400 * share)) for share in [1, *np.cumprod(places)[:-1]]][:depth],
+        "token_ms_p50": None if peer else 1e3 / rate,
+        "token_ms_p99": None if peer else 3e3 / rate,
         "sources": {
             name: {
                 "accepted": int(100 * share),
@@ -246,6 +268,34 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
                 "verdict": "passed",
             }
         ],
+    }
+
+
+def training() -> dict[str, Any]:
+    """training.json."""
+    steps = range(10, 1010, 10)
+    return {
+        "schema": 1,
+        "name": "tuned",
+        "settings": {"objective": {"name": "branch", "L": 5}, "steps": 1000, "global_batch": 4},
+        "parameters": 6_738_546_688,
+        "ranks": 8,
+        "data": {
+            "documents": 35978,
+            "tokens": 10711749,
+            "languages": ["py"],
+            "decontaminated": ["humaneval"],
+            "own": {"documents": 456, "tokens": 134682, "share": 0.25},
+        },
+        "validation": [
+            {"step": step, "standard_loss": 1.4, "masked_loss": 5.0 - step / 500, "accepted": step / 900}
+            for step in (0, 500, 1000)
+        ],
+        "log": [{"step": step, "standard_loss": 1.3, "masked_loss": 5.0 - step / 400} for step in steps],
+        "tokens": 2_048_000,
+        "stages": {"data_prep": 8.6, "training": 195.0},
+        "commit": "0123456789abcdef",
+        "date": "2026-11-21T17:00:00+00:00",
     }
 
 

@@ -1,65 +1,144 @@
-"""The report's plots: what is drawn, as matplotlib holds it."""
+"""The report's plots: what is drawn, as matplotlib holds it, and as markup of the page."""
 
+import re
+
+import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from infer.report.bars import scores, speedup_by_set
-from infer.report.curves import acceptance_by_position, rate_against_k, time_of_rows
-from infer.report.palette import COLORS
+from conf.html import LIGHT, THEME, plot_style
+from infer.report.plots import (
+    PLOTS,
+    STYLES,
+    Panel,
+    acceptance_against_k,
+    acceptance_by_place,
+    draw,
+    rate_against_k,
+    scores,
+    speedups,
+    time_of_rows,
+    training_curves,
+)
 from tests.infer.report import report_fixture as fixture
+
+
+def drawn(panel: Panel):
+    """The panel's axis."""
+    with plot_style():
+        axis = Figure().subplots()
+        panel.draw(axis)
+    return axis
 
 
 def test_every_panel_shows_its_whole_curve() -> None:
     """The first panel fixed the shared axis, and the second's higher curve was cut off."""
     speed = fixture.speed(sets=("spec_bench", "humaneval"))
-    figure = rate_against_k(speed)
-    assert figure is not None and [axis.get_title() for axis in figure.axes] == ["spec bench", "humaneval"]
+    panels = rate_against_k(speed)
+    assert [panel.title for panel in panels] == ["spec bench", "humaneval"]
     highest = max(row["tokens_per_second"] for row in speed["rows"] if not row["peer"])
-    for axis in figure.axes:
+    for axis in map(drawn, panels):
         low, high = axis.get_ylim()
         assert low == 0 and high > highest
         # The paper's curve for each temperature, and the levels of plain, adaptive, auto and gsd.
-        assert len(axis.lines) == 3 * 5 and len(axis.lines[0].get_xdata()) == len(fixture.KS)
+        assert len(axis.lines) == 3 * 5
+        assert sum(len(line.get_xdata()) == len(fixture.KS) for line in axis.lines) == 3
 
 
-def test_a_type_has_its_own_row_of_panels() -> None:
-    figure = (
-        rate_against_k(fixture.speed(sets=("a", "humaneval"), dtypes=("bfloat16", "float32")))
-        if False
-        else None
-    )
+def test_a_type_has_panels_of_its_own() -> None:
     speed = fixture.speed(sets=("humaneval", "infilling"), dtypes=("bfloat16", "float32"), temperatures=(0.0,))
-    figure = acceptance_by_position(speed)
-    assert figure is not None
     titles = ["humaneval, bfloat16", "infilling, bfloat16", "humaneval, float32", "infilling, float32"]
-    assert [axis.get_title() for axis in figure.axes] == titles
+    assert [panel.title for panel in acceptance_by_place(speed)] == titles
 
 
 def test_a_decoder_has_one_colour_everywhere() -> None:
-    speed = fixture.speed(sets=("humaneval",))
-    curves, bars = acceptance_by_position(speed), speedup_by_set(speed)
-    assert curves is not None and bars is not None
-    drawn = {line.get_label(): to_hex(line.get_color()) for line in curves.axes[0].lines}
-    containers = [one for one in bars.axes[0].containers if hasattr(one, "patches")]
-    colors = {one.get_label(): to_hex(one.patches[0].get_facecolor()) for one in containers}
-    filled = {name.removesuffix(" k=*"): color for name, color in colors.items()}
-    for name, decoder in (("sdsat", "auto"), ("n-grams only", "ngrams"), ("gsd", "gsd"), ("vllm", "vllm")):
-        assert drawn[name] == filled[name] == COLORS[decoder]
-    assert len(set(COLORS.values())) == len(COLORS) - 1  # plain decoding of the base model is plain decoding
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))
+    (curves,), (bars,) = map(drawn, acceptance_by_place(speed)), map(drawn, speedups(speed))
+    lines = {one.get_label(): to_hex(one[0].get_color()) for one in curves.containers}
+    names = [text.get_text() for text in bars.get_yticklabels()]
+    filled = dict(zip(names, (to_hex(patch.get_facecolor()) for patch in bars.patches)))
+    for name, decoder in (("sdsat", "auto"), ("n-grams only", "ngrams"), ("gsd", "gsd")):
+        assert lines[name] == filled[name] == LIGHT[STYLES[decoder][0]]
+    colors = [color for color, _ in STYLES.values()]
+    assert len(set(colors)) == len(colors) - 1  # plain decoding of the base model is plain decoding
 
 
 def test_intervals_and_the_line_at_one() -> None:
-    figure = speedup_by_set(fixture.speed())
-    assert figure is not None
-    (axis,) = figure.axes
-    bars = [container for container in axis.containers if hasattr(container, "patches")]
-    assert all(bar.errorbar.has_yerr and len(bar.patches) == 3 for bar in bars)
-    assert any(set(line.get_ydata()) == {1} for line in axis.lines)
+    for axis in map(drawn, speedups(fixture.speed())):
+        assert any(set(line.get_xdata()) == {1} for line in axis.lines)
+        (whiskers,) = (one for one in axis.containers if not hasattr(one, "patches"))
+        assert whiskers.has_xerr and len(axis.patches) == len(axis.get_yticklabels())
+
+
+def test_places_that_few_drafts_reached_are_left_out() -> None:
+    """The right ends of the curves, of a handful of drafts, rose to 100 % and fell to 0 again."""
+    speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))
+    for row in speed["rows"]:
+        row["reached"] = [20] * 4 + [19] * 16
+    (axis,) = map(drawn, acceptance_by_place(speed))
+    assert max(max(one[0].get_xdata()) for one in axis.containers) < 4.6
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
     speed = fixture.speed(sets=("humaneval",))
-    assert time_of_rows(speed | {"limits": [], "costs": []}) is None
-    assert rate_against_k(speed | {"rows": speed["rows"][:1]}) is None
-    assert speedup_by_set(speed | {"rows": speed["rows"][:1]}) is None
-    assert acceptance_by_position(speed | {"rows": speed["rows"][:1]}) is None
-    assert scores({"rows": []}) is None
+    alone = speed | {"rows": speed["rows"][:1]}
+    assert time_of_rows(speed | {"limits": [], "costs": []}) == []
+    for panels in (rate_against_k, acceptance_against_k, speedups, acceptance_by_place):
+        assert panels(alone) == []
+    assert scores({"rows": []}) == []
+    assert training_curves({"log": [], "validation": []}) == []
+
+
+def test_scores_of_nothing_are_not_drawn() -> None:
+    """Two bars of length 0, whose intervals were the plot."""
+    quality = fixture.quality()
+    assert len(scores(quality)) == 1
+    for row in quality["rows"]:
+        row["value"] = 0.0
+    assert scores(quality) == []
+
+
+def test_a_plot_follows_the_theme_of_its_page() -> None:
+    """No colour is left in the markup but variables of the style, and no id but those that are referred to."""
+    report = {"speed": fixture.speed(), "quality": fixture.quality(), "training": fixture.training()}
+    drawings = draw(report)
+    assert drawings.keys() == PLOTS.keys()
+    markup = "".join(panel for one in drawings.values() for panel in (*one.panels, one.legend))
+    assert not re.findall(r"#[0-9a-f]{6}\b", markup)
+    assert set(re.findall(r"var\(--([a-z-]+)\)", markup)) <= THEME.keys()
+    ids = re.findall(r' id="([^"]*)"', markup)
+    assert len(ids) == len(set(ids)) and set(re.findall(r'(?:url\(#|href="#)([^")]*)', markup)) <= set(ids)
+    assert all(one.png.startswith(b"\x89PNG") for one in drawings.values())
+
+
+def luminance(color: str) -> float:
+    """WCAG's relative luminance."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_and_lines_are_seen_in_both_themes(dark: bool) -> None:
+    """WCAG AA: 4.5 of a text and its background, 3 of a line of a plot."""
+    from data_prep.inspect.page import COLOURS
+    from infer.graph.picture import COLOURS as NODES
+    from infer.view.coloured import KINDS
+
+    theme = {name: pair[dark] for name, pair in THEME.items()}
+    texts = [(ink, paper) for ink in ("ink", "faint", "accent", "good", "warn") for paper in ("paper", "panel")]
+    for ink, paper in (*texts, ("ink", "warn-paper")):
+        assert contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
+    backgrounds = [kind.dark if dark else kind.light for kind in KINDS.values()]
+    backgrounds += [pair[dark] for pair in COLOURS.values()]
+    backgrounds += [pair[dark] for name, pair in NODES.items() if name != "line"]
+    for background in backgrounds:
+        assert contrast(theme["ink"], background) >= 4.5, background
+    assert contrast(NODES["line"][dark], theme["paper"]) >= 3
+    for name in {color for color, _ in STYLES.values()} | {"silver"}:
+        assert contrast(theme[name], theme["paper"]) >= 3, name

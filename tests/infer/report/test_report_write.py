@@ -47,7 +47,9 @@ def test_one_folder_holds_all_of_it(tmp_path: Path, monkeypatch, capsys) -> None
     with (tmp_path / "quality.csv").open() as file:
         assert {row["metric"] for row in csv.DictReader(file)} == {"pass@1", "pass@10", "exact match"}
     pictures = {path.stem: path.read_bytes() for path in tmp_path.glob("*.png")}
-    assert pictures.keys() == PLOTS.keys() and all(data.startswith(b"\x89PNG") for data in pictures.values())
+    assert pictures.keys() == PLOTS.keys() - {"training"} and all(
+        data.startswith(b"\x89PNG") for data in pictures.values()
+    )
     assert not list(tmp_path.glob(".*"))  # no part of a file is left
     printed = capsys.readouterr().out
     assert "…" not in printed and max(map(len, printed.splitlines()[:-1])) <= 80
@@ -67,8 +69,9 @@ def test_the_sentence_names_the_fastest_exact_decoder(tmp_path: Path, capsys) ->
     printed = lines(capsys.readouterr().out)
     ratio = rows["auto"]["speedup"]
     assert f"sdsat in bfloat16 is {ratio:.2f}x plain decoding (95 %: " in printed
-    assert "sdsat decodes humaneval at" in printed and "token for token the same" in printed
-    assert "not token for token plain decoding's texts: gsd (at worst 19 of 20, humaneval)" in printed
+    assert "7b/model with drafts (sdsat) on humaneval: greedy, " in printed
+    assert "The texts are the same, token for token." in printed
+    assert "texts: gsd (at worst 19 of 20 the same, humaneval, greedy)" in printed
 
 
 def test_plain_decoding_is_not_held_against_itself(tmp_path: Path, capsys) -> None:
@@ -81,7 +84,7 @@ def test_plain_decoding_is_not_held_against_itself(tmp_path: Path, capsys) -> No
     assert "tokens by forward count both" in lines(shown) and "tokens by forward count both" in page
 
 
-@pytest.mark.parametrize(("temperature", "told"), [(0.0, ")"), (1.0, ", which drew other texts)")])
+@pytest.mark.parametrize(("temperature", "told"), [(0.0, ")"), (1.0, ", which sampled other texts)")])
 def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: float, told: str) -> None:
     """ "1.50x the fastest peer" was a ratio of two noisy figures, without a word on their intervals."""
     speed = fixture.speed(sets=("humaneval",), temperatures=(temperature,))
@@ -91,7 +94,7 @@ def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: floa
     (best,) = (report := build(fixture.write_parts(tmp_path, speed=speed)))["summary"]["best"]
     assert best["over_peer"] is None
     assert f"no clear difference from the fastest peer (vllm{told}" in sentence(best)
-    assert "without a clear difference from the fastest peer" in report["summary"]["sentence"]
+    assert "decoders (vllm) is not clearly slower or faster" in report["summary"]["sentence"]
 
 
 def test_a_wide_interval_is_not_the_best(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_without_an_exact_decoder_the_sentence_says_so(tmp_path: Path) -> None:
         row["exact"], row["identical"] = row["decoder"] == "plain", 5
     report = build(fixture.write_parts(tmp_path, speed=speed))
     assert not report["summary"]["best"][0]["exact"]
-    assert "but not token for token the same" in report["summary"]["sentence"]
+    assert "Not all texts are the same, token for token." in report["summary"]["sentence"]
 
 
 def test_a_slower_type_is_held_against_plain_decoding_in_the_fastest(tmp_path: Path) -> None:
@@ -134,13 +137,13 @@ def test_what_a_reader_must_beware_of(tmp_path: Path) -> None:
     report = build(fixture.write_parts(tmp_path, speed=speed, quality=quality))
     assert report["warnings"] == [
         "speed is partial: 37 of 60 units are done",
-        "not token for token plain decoding's texts: sdsat (paper) k=1 (at worst 0 of 1, humaneval); in "
-        "float32 they must be",
+        "not token for token plain decoding's texts: sdsat (paper) k=1 (at worst 0 of 1 the same, humaneval, "
+        "greedy); in float32 they must be",
         "humaneval was measured in one round: its spread is not known",
         "humaneval has a single prompt: its figures are that prompt's",
         "HumanEval Python: sdsat and plain decoding agree in 163 of 164 answers, where all must",
-        "HumanEval Python: 3 of 164 prompts leave no room for an answer in the context of 7b, and count as "
-        "failed",
+        "prompts that leave no room for an answer in the context count as failed: HumanEval Python 3 of 164 "
+        "(model)",
     ]
 
 
@@ -157,7 +160,8 @@ def test_equal_ends_are_told_once() -> None:
     """A demo decoded "2 prompt sets at 1.42 to 1.42 times the speed of plain decoding"."""
     row = {"label": "sdsat k=5", "temperature": 0.0, "speedup_interval": [1.2, 1.7], "exact": True, "peer": ""}
     best = [row | {"prompt_set": name, "speedup": ratio} for name, ratio in (("a", 1.418), ("b", 1.421))]
-    assert headline(best, []).startswith("sdsat k=5 decodes 2 prompt sets at 1.42 times the speed of plain")
+    told = "m with drafts (sdsat k=5) on 2 prompt sets: greedy, 1.42 times as fast as without."
+    assert headline("m", best, []).startswith(told)
 
 
 def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None:
@@ -167,10 +171,10 @@ def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None
         ("tokens_per_second", "speedup", "speedup_interval", "acceptance_rate", "ms_forward", "ms_per_forward")
     )
     for row in speed["rows"]:
-        row |= empty | {"acceptance_by_position": []}
-    speed["limits"], speed["costs"], speed["samples"] = [], [], []
+        row |= empty | {"acceptance_where_reached": []}
+    speed["limits"], speed["costs"], speed["samples"], speed["batches"] = [], [], [], []
     report = write(fixture.write_parts(tmp_path, speed=speed))
-    assert report["summary"] == {"sentence": "", "best": [], "scores": []}
+    assert report["summary"] == {"model": "7b/model", "sentence": "", "best": [], "scores": []}
     assert not list(tmp_path.glob("*.png"))
     print_report(report)
     assert "the texts were too short for drafts" in capsys.readouterr().out
@@ -273,6 +277,7 @@ def test_one_way_to_read_the_processors_name() -> None:
 def test_a_benchmark_counts_once_in_the_headline() -> None:
     """HumanEval alone, greedy and sampled, pass@1 and pass@10, was told as three benchmarks."""
     score = {"benchmark": "humaneval", "language": "python", "model": 0.5, "base": 0.5, "interval": [-0.1, 0.1]}
+    score["problems"] = 164
     scores = [
         score | {"metric": metric, "temperature": temperature, "difference": difference}
         for metric, temperature, difference in (
@@ -281,14 +286,14 @@ def test_a_benchmark_counts_once_in_the_headline() -> None:
             ("pass@1", 0.0, 0.02),
         )
     ]
-    assert headline([], scores) == (
-        "The quality is the base model's +2.0 points on 1 benchmark, none of them beyond the difference's 95 % "
+    assert headline("m", [], scores) == (
+        "Its score is the base model's +2.0 points on 1 benchmark, none of them beyond the difference's 95 % "
         "interval."
     )
     more = [
         one | {"benchmark": "multipl_e", "language": language} for one in scores for language in ("ts", "go")
     ]
-    assert "on 3 languages of 2 benchmarks" in headline([], scores + more)
+    assert "on 3 languages of 2 benchmarks" in headline("m", [], scores + more)
 
 
 def test_without_drafts_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,3 +339,66 @@ def test_a_report_from_before_there_were_sources_is_read(tmp_path: Path) -> None
     report = write(fixture.write_parts(tmp_path, speed=speed | {"schema": 3}))
     names = [row["decoder"] for row in report["speed"]["rows"]]
     assert "adaptive" in names and "auto" not in names and report["speed"]["schema"] == 4
+
+
+def training_folder(folder: Path, *, steps: int = 250) -> Path:
+    """What train leaves that a report reads, beside the data it was made of."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/manifest.json").write_text(json.dumps(sealed({"seq_len": 512, "seconds": 8.6})))
+    manifest = {
+        "kind": "checkpoint",
+        "settings": {"objective": {"name": "branch", "L": 5}, "steps": steps, "global_batch": 4},
+        "parameters": 2_672_384,
+        "ranks": 2,
+        "step": steps,
+        "validation": [{"step": 0, "standard_loss": 1.4, "masked_loss": 5.7, "accepted": 0.1}],
+        "data": fixture.training()["data"],
+        "places": {"data.path": str(folder / "data")},
+        "commit": "0123",
+        "created": "2026-11-23T05:04:38+00:00",
+    }
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    # Step 2 was done again after an interruption.
+    numbers = [1, 2, *range(2, steps + 1)]
+    rows = [
+        {"step": step, "standard_loss": step, "masked_loss": 2 * step, "tokens_per_second": 1024}
+        for step in numbers
+    ]
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder, tuned = tmp_path / "report", training_folder(tmp_path / "tuned")
+    fixture.write_parts(folder, quality=fixture.quality())
+    command(monkeypatch, f"out={folder}", f"training={tuned}")
+    kept = json.loads((folder / "training.json").read_text())
+    assert kept["tokens"] == 250 * 4 * 512 and len(kept["log"]) <= 100
+    assert kept["log"][0] == {"step": 3, "standard_loss": 2, "masked_loss": 4}  # means of three steps
+    assert kept["stages"] == {"data_prep": 8.6, "training": 250 * 4 * 512 / 1024}
+    page = (folder / "index.html").read_text()
+    assert "8 min 20 s" in page and 'id="plot-training"' in page
+    write(folder)  # later, without the training folder
+    assert 'id="plot-training"' in (folder / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "found no manifest.json in it"),
+        (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl: must be the log of a training"),
+    ],
+)
+def test_what_is_no_training_folder_is_refused(tmp_path: Path, monkeypatch, capsys, spoil, sentence) -> None:
+    tuned = training_folder(tmp_path / "tuned")
+    spoil(tuned)
+    fixture.write_parts(tmp_path, quality=fixture.quality())
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, f"out={tmp_path}", f"training={tuned}")
+    assert ended.value.code == 2 and sentence in error(capsys.readouterr().err)
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_comparison_has_no_training() -> None:
+    with pytest.raises(UserError, match="training and compare exclude each other"):
+        settings("report", ReportConfig, ["out=c", "compare=a,b", "training=d"])

@@ -36,6 +36,7 @@ def given(model_dir: Path, base_dir: Path, tmp_path: Path, monkeypatch: pytest.M
         "decoders=[sdsat,adaptive,auto,ngrams,prompt_lookup,ssd,gsd]",
         "peers=[]",
         "rounds=1",
+        "batches=[]",
         "max_new_tokens=12",
         "tracker.mode=disabled",
     ]

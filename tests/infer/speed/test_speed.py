@@ -33,6 +33,8 @@ COLUMNS = {
         "node_efficiency",
         "acceptance_by_position",
         "acceptance_where_reached",
+        *("acceptance_where_reached_low", "acceptance_where_reached_high", "reached"),
+        *("token_ms_p50", "token_ms_p99"),
         "sources",
         "tokens_per_forward",
     ),
@@ -233,3 +235,25 @@ def test_each_set_has_its_own_number_of_new_tokens(run: Main, tmp_path: Path) ->
     assert all(row["exact"] for row in report["rows"] if row["decoder"] != "base")
     with pytest.raises(UserError, match="prompts.mine.max_new_tokens=600: wanted"):
         run("prompts.mine.max_new_tokens=600", f"out={tmp_path / 'other'}")
+
+
+def test_texts_side_by_side(run: Main) -> None:
+    """Each size decodes the same texts; with drafts they are those of plain decoding."""
+    report = run("batches=[1,3]", "decoders=[auto]", "temperatures=[0]", "draft=null", "base=null", "rounds=2")
+    assert [(row["batch"], row["rounds"], row["compared"]) for row in report["batches"]] == [
+        (1, 2, 6),
+        (3, 2, 6),
+    ]
+    assert all(row["identical"] == 6 and row["speedup"] > 0 for row in report["batches"])
+    assert {row["token_ms_p50"] is None for row in report["rows"]} == {False}
+    page = (Path(report["settings"]["out"]) / "index.html").read_text(encoding="utf-8")
+    assert "Texts side by side" in page
+
+
+@pytest.mark.parametrize(
+    ("batches", "sentence"),
+    [("[0]", "batches must be numbers from 1 to 8"), ("[9]", "from 1 to 8, got"), ("[1,1]", "batches: wanted")],
+)
+def test_batches_out_of_range_are_refused(given: list[str], batches: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        settings("speed", SpeedConfig, [*given, f"batches={batches}"])

@@ -1,6 +1,6 @@
 """Units to rows: who is held against whom, what is partial, and what is not known."""
 
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import pytest
@@ -184,3 +184,49 @@ def test_what_was_looked_at_once_belongs_to_its_row() -> None:
     found = rows(turn([ran("auto", 1), ran("plain", 2)]), look=look)
     assert found["auto"]["ms_draft"] == 1.5 and found["plain"]["ms_draft"] is None
     assert aggregate({"look": look}, HEADER)["samples"] == [{"id": "a/0"}]
+
+
+def test_times_of_tokens_are_percentiles_of_all_of_them() -> None:
+    """Behind the first step: 98 tokens in pairs of 2 ms, and two that took 30 ms each."""
+    pair, single = Step(0, [0, 0], 1, 1, False, depth=1), Step(0, [0], 1, 0, False, depth=1)
+    steps = [Step(0, [0], 0, 0, False), *[pair] * 49, *[single] * 2]
+    times = list(accumulate((1.0, *[0.004] * 49, 0.03, 0.03)))
+    run = run_of(steps, seconds=2.0, first_seconds=1.0, times=times)
+    assert record(run)["token_ms"] == {"2": 98, "30": 2}
+    row = rows(turn([{"decoder": "auto", "k": 0, **record(run)}, ran("plain", 2)]))["auto"]
+    assert (row["token_ms_p50"], row["token_ms_p99"]) == (2, 30)
+    assert rows(turn([ran("plain", 2)]))["plain"]["token_ms_p50"] is None  # only its whole time is known
+
+
+def test_acceptance_by_place_has_counts_and_intervals_over_prompts() -> None:
+    """Two prompts: every draft of one is right to the end, of the other none."""
+
+    def of(prompt: str, right: int) -> dict:
+        steps = [Step(0, [0] * (1 + right), 2, right, False, depth=2)] * 5
+        run = run_of(steps, seconds=2.0, first_seconds=0.1)
+        return turn([{"decoder": "auto", "k": 0, **record(run)}, ran("plain", 2)], prompt=prompt)
+
+    row = rows(of("a/0", 2), of("a/1", 0))["auto"]
+    assert row["reached"] == [10, 5] and row["acceptance_where_reached"] == [0.5, 1.0]
+    assert row["acceptance_where_reached_low"] == [0, 1] and row["acceptance_where_reached_high"] == [1, 1]
+    alone = rows(of("a/0", 2))["auto"]
+    assert alone["reached"] == [5, 5] and alone["acceptance_where_reached_low"] == []
+
+
+def test_batches_are_rows_of_pairs() -> None:
+    def unit(round_: int, plain: float, auto: float, text: str = "x") -> dict:
+        runs = {"plain": (plain, "x"), "auto": (auto, text)}
+        records = {
+            name: {"tokens": 100, "seconds": seconds, "texts": ["w", text]}
+            for name, (seconds, text) in runs.items()
+        }
+        key = {"prompt_set": "a", "dtype": "float32", "temperature": 0.0, "batch": 4}
+        return {"batches": [{**key, **records}]}
+
+    units = {"0": unit(0, 2, 1), "1": unit(1, 4, 2), "2": unit(2, 2, 1, "another")}
+    (row,) = aggregate(units, HEADER)["batches"]
+    assert (row["batch"], row["rounds"], row["speedup"]) == (4, 3, pytest.approx(2))
+    assert row["plain_tokens_per_second"] == pytest.approx(50)
+    assert row["tokens_per_second"] == pytest.approx(100)
+    assert (row["identical"], row["compared"]) == (5, 6)
+    assert aggregate({}, HEADER)["batches"] == []

@@ -1,0 +1,221 @@
+"""Two reports side by side: what differs in how they were made, and their figures row by row, as files, as a
+page, and as tables on a terminal of 80 columns.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from conf import UserError
+from conf.console import PlainConsole
+from conf.files import write_bytes, write_json
+from conf.stage import check_place
+from infer.report.page import render
+from infer.report.rows import (
+    KEY,
+    PLACE,
+    Row,
+    differs,
+    dotted,
+    groups,
+    label,
+    number,
+    percent,
+    points,
+    span,
+    task,
+)
+from infer.report.tables import compared_sources
+from infer.report.terminal import OTHER, table_of
+from infer.report.write import build, sheet
+
+SCHEMA = 1
+COMPARED = (
+    "tokens_per_second",
+    "speedup",
+    "speedup_interval",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "tokens_per_forward",
+    "sources",
+)
+APART = "*"
+LEGEND = f"{APART} the intervals do not overlap"
+
+
+def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
+    """Write comparison.json, CSV and index.html into `out`; returns the comparison.
+
+    Raises UserError where one of the two is no report, and where `out` is one.
+    """
+    check_place(out)
+    if any((out / name).exists() for name in ("report.json", "speed", "quality", "manifest.json")):
+        raise UserError(f"out={out}: wanted a folder for the comparison alone, found another result in it")
+    reports = [build(folder, setting="compare") for folder in (first, second)]
+    found = {**compare(*reports), "folders": [str(first), str(second)]}
+    for kind in ("speed", "quality"):
+        if found[kind]:
+            write_bytes(out / f"{kind}.csv", sheet(found[kind]))
+    title = " and ".join(found["names"])
+    page = render("compare.html.j2", title, found=found, page_tables=_tables(found), apart=LEGEND)
+    write_bytes(out / "index.html", page.encode("utf-8", "replace"))
+    write_json(out / "comparison.json", found)
+    return found
+
+
+def print_comparison(found: Mapping[str, Any]) -> None:
+    """What differs, then the tables."""
+    console = PlainConsole()
+    first, second = found["names"]
+    console.print(f"A: {first} ({found['folders'][0]})\nB: {second} ({found['folders'][1]})\n")
+    for one in found["differences"]:
+        console.print(f"{one['part']} {one['name']}: {one['values'][0]} | {one['values'][1]}")
+    console.print("" if found["differences"] else "Both were made alike.\n")
+    for one in _tables(found):
+        console.print(one["title"])
+        console.print(table_of(one["head"], one["rows"]))
+        console.print()
+    console.print(LEGEND)
+    for one in found["lone"]:
+        console.print(f"only in {one['report']}: {one['row']}")
+    for warning in found["warnings"]:
+        console.print(f"warning: {warning}")
+
+
+def _tables(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of title, head and rows of texts, for terminal and page alike."""
+    head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
+    tables = list[dict[str, Any]]()
+    for (name, dtype, heat), mine in groups(found["speed"], "prompt_set", "dtype", "temperature").items():
+        title = f"{name}, {dtype}, temperature {heat:g}"
+        tables.append({"title": title, "head": head, "rows": [_speed_row(row) for row in mine]})
+        sources, shares = compared_sources(mine)
+        if shares:
+            tables.append({"title": f"{title}: accepted drafts by source", "head": sources, "rows": shares})
+    rows = [_quality_row(row) for row in found["quality"]]
+    quality = {"title": "Quality, decoded plainly", "head": ["benchmark", "metric", "A", "B", "B - A", ""]}
+    return [*tables, *([{**quality, "rows": rows}] if rows else [])]
+
+
+def _speed_row(row: Row) -> list[str]:
+    return [
+        label(row) + (f" {OTHER}" if row["first_differs"] or row["second_differs"] else ""),
+        number(row["first_tokens_per_second"], ".0f"),
+        number(row["second_tokens_per_second"], ".0f"),
+        number(row["ratio"]),
+        _speedup(row, "first"),
+        _speedup(row, "second"),
+        _mark(row),
+        percent(row["first_acceptance_rate"]),
+        percent(row["second_acceptance_rate"]),
+    ]
+
+
+def _speedup(row: Row, which: str) -> str:
+    value, interval = row[f"{which}_speedup"], row[f"{which}_speedup_interval"]
+    return number(value) + (f" {span(interval)}" if interval and row["decoder"] != "plain" else "")
+
+
+def _quality_row(row: Row) -> list[str]:
+    heat = f", temperature {row['temperature']:g}" if row["temperature"] else ""
+    scores = (percent(row["first_score"], 1), percent(row["second_score"], 1))
+    return [task(row) + heat, row["metric"], *scores, points(row["change"]), _mark(row)]
+
+
+def _mark(row: Row) -> str:
+    return APART if row["overlap"] is False else ""
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Differences of what made them, rows that both have, and rows that one has."""
+    ours, theirs = (_by_key(_rows(one, "speed"), KEY) for one in (first, second))
+    scores, others = (_by_key(one["summary"]["scores"], PLACE) for one in (first, second))
+    names = _names(first["name"], second["name"])
+    return {
+        "schema": SCHEMA,
+        "names": names,
+        "warnings": [
+            f"{name}: {told}" for name, one in zip(names, (first, second)) for told in one["warnings"]
+        ],
+        "differences": list(_differences(first, second)),
+        "speed": [_pair(ours[key], theirs[key]) for key in ours if key in theirs],
+        "quality": [_scores(scores[key], others[key]) for key in scores if key in others],
+        "lone": [
+            {"report": name, "row": _told(row)}
+            for name, mine, other in (
+                (names[0], {**ours, **scores}, {**theirs, **others}),
+                (names[1], {**theirs, **others}, {**ours, **scores}),
+            )
+            for key, row in mine.items()
+            if key not in other
+        ],
+    }
+
+
+def _names(first: str, second: str) -> list[str]:
+    """Two, also of folders that are called alike."""
+    return [f"{first} (A)", f"{second} (B)"] if first == second else [first, second]
+
+
+def _rows(report: Mapping[str, Any], kind: str) -> list[Row]:
+    return report[kind]["rows"] if report[kind] else []
+
+
+def _by_key(rows: Iterable[Row], fields: tuple[str, ...]) -> dict[tuple[Any, ...], Row]:
+    return {tuple(row[name] for name in fields): row for row in rows}
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of hardware, versions, commit and settings, in which figures may have their cause."""
+    for kind in ("speed", "quality"):
+        if not (first[kind] and second[kind]):
+            continue
+        ours, theirs = (dict(dotted(_made(one[kind]))) for one in (first, second))
+        for name in dict.fromkeys((*ours, *theirs)):
+            if ours.get(name) != theirs.get(name):
+                values = [str(one.get(name, "")) for one in (ours, theirs)]
+                yield {"part": kind, "name": name, "values": values}
+
+
+def _made(part: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("hardware", "versions", "commit", "model", "ranks", "settings")
+    made = {name: part[name] for name in kept if name in part}
+    return {**made, "settings": {key: one for key, one in part["settings"].items() if key != "out"}}
+
+
+def _pair(ours: Row, theirs: Row) -> dict[str, Any]:
+    """A decoder's row of both: figures, the ratio of rates, and whether the intervals of speedup overlap."""
+    rates = [row["tokens_per_second"] for row in (ours, theirs)]
+    intervals = [row["speedup_interval"] for row in (ours, theirs)]
+    found: dict[str, Any] = {name: ours[name] for name in KEY}
+    for name in COMPARED:
+        found |= {f"first_{name}": ours[name], f"second_{name}": theirs[name]}
+    return found | {
+        "ratio": rates[1] / rates[0] if all(rates) else None,
+        "overlap": _overlap(*intervals) if all(intervals) and ours["decoder"] != "plain" else None,
+        "first_differs": differs(ours),
+        "second_differs": differs(theirs),
+    }
+
+
+def _overlap(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
+    return ours[0] <= theirs[1] and theirs[0] <= ours[1]
+
+
+def _scores(ours: Row, theirs: Row) -> dict[str, Any]:
+    models = [ours["model"], theirs["model"]]
+    intervals = [ours["model_interval"], theirs["model_interval"]]
+    return {
+        **{name: ours[name] for name in PLACE},
+        "first_score": models[0],
+        "second_score": models[1],
+        "change": None if None in models else models[1] - models[0],
+        "overlap": _overlap(*intervals) if all(intervals) else None,
+    }
+
+
+def _told(row: Row) -> str:
+    """A row by name."""
+    if "decoder" in row:
+        return f"{label(row)} on {row['prompt_set']}, {row['dtype']}, temperature {row['temperature']:g}"
+    return f"{task(row)}, {row['metric']}, temperature {row['temperature']:g}"
