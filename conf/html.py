@@ -73,7 +73,8 @@ def page(title: str, body: str, *, style: str = "") -> str:
 
 def plot_style() -> AbstractContextManager[Any]:
     """Around the drawing of a figure: the light theme's colours, and sizes to be read on a phone."""
-    from matplotlib import cycler, rc_context
+    from matplotlib import rc_context
+    from matplotlib.rcsetup import cycler
 
     inks = dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), LIGHT["ink"])
     lines = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["faint"])
