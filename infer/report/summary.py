@@ -139,7 +139,7 @@ def _speed_text(model: str, by_temperature: Mapping[tuple[Any, ...], Sequence[Ro
     for (heat,) in heats:
         rows = by_temperature[heat,]
         unclear = sum(map(_unclear, rows))
-        places = f" in {unclear} of them" if len(rows) > 1 else ""
+        places = f" in {unclear} of them" if unclear < len(rows) else ""
         doubt = f" (without a clear difference{places})" if unclear else ""
         figures.append(f"{how(heat)}, {_range('{:.2f}', [row['speedup'] for row in rows])} times{doubt}")
     coolest = by_temperature[heats[0]]
@@ -165,9 +165,10 @@ def _peers_text(best: Sequence[Row]) -> str:
     if not clear:
         return f" The fastest of other libraries' decoders ({names}) is not clearly slower or faster."
     others = ", without a clear difference in the others" * (len(clear) < len(peers))
+    chosen = how(best[0]["temperature"]).capitalize()
     return (
-        f" That is {_range('{:.2f}', clear)} times the fastest of other libraries' decoders ({names}, "
-        f"{how(best[0]['temperature'])}){others}."
+        f" {chosen}, it is {_range('{:.2f}', clear)} times as fast as the fastest of other libraries' decoders "
+        f"({names}){others}."
     )
 
 

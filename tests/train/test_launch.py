@@ -13,6 +13,7 @@ from conf import settings
 from data_prep.config import DataPrepConfig
 from infer.quality.config import QualityConfig
 from infer.regenerate.config import RegenerateConfig
+from infer.report.config import ReportConfig
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
 from train.export.config import ExportConfig
@@ -26,6 +27,7 @@ ENTRIES: dict[str, tuple[str, Any]] = {
     "infer.regenerate": ("regenerate", RegenerateConfig),
     "infer.speed": ("speed", SpeedConfig),
     "infer.quality": ("quality", QualityConfig),
+    "infer.report": ("report", ReportConfig),
 }
 RECORD = """#!/usr/bin/env bash
 [[ $1 != -c ]] || { echo 2; exit; }  # how many ranks
@@ -171,7 +173,14 @@ def test_the_demo_and_the_second_rung_run_every_stage_with_settings_that_compose
             assert [word for word in words if word.startswith("experiment=")][-1] == data
             assert not environment or (composed.data.path, composed.tokenizer) == tuple(environment.values())
     base = ["data_prep", "train", "train.export", "infer.regenerate", "data_prep"]
-    assert called == [*base, *["train"] * 2, *["train.export"] * 2, "infer.speed", "infer.quality"]
+    assert called == [
+        *base,
+        *["train"] * 2,
+        *["train.export"] * 2,
+        "infer.speed",
+        "infer.quality",
+        "infer.report",
+    ]
 
 
 def test_the_second_rung_needs_data_and_tokenizer_together() -> None:

@@ -152,7 +152,11 @@ def test_it_is_printed_and_drawn(
         told = capsys.readouterr()
         assert (tmp_path / name).read_bytes().startswith(begins) and f"wrote {tmp_path / name}" in told.err
     assert told.out.startswith("draft ") and "\n✓ 0 " in told.out and "✓ accepted" in told.out
-    assert ElementTree.parse(tmp_path / "graph.svg").getroot().tag.endswith("svg")
+    picture = ElementTree.parse(tmp_path / "graph.svg").getroot()
+    assert picture.tag.endswith("svg") and "viewBox" in picture.attrib
+    assert not {"width", "height"} & picture.attrib.keys()  # it was wider than a phone
+    (title,) = picture.findall("{http://www.w3.org/2000/svg}title")
+    assert (title.text or "").startswith("draft ")
     if "step=2" in arguments:
         assert told.out.startswith("draft 2 of ")
 
