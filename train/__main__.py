@@ -12,7 +12,7 @@ from train.config import TrainConfig
 from train.folder import RUN
 from train.monitor.exit_code import EXIT_STOPPED, Stopped, leave_exit_code
 
-# What may be another when a run goes on: it changes nothing in the result. Of `steps` the manifest has those taken.
+# What may be another when a run goes on: it changes nothing in the result. The manifest has the steps taken.
 CHANGEABLE = (
     "steps",
     "tracker",
