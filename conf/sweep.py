@@ -38,7 +38,7 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
             "-m must run in one process, got torchrun. Use a shell loop: for L in 3 5; do torchrun ... -m "
             "train objective.L=$L out=runs/$L; done"
         )
-    jobs = list(product(*(_values(text, entry, schema) for text in overrides)))
+    jobs = jobs_of(entry, schema, overrides)
     swept = [index for index in range(len(overrides)) if len({job[index] for job in jobs}) > 1]
     _check_jobs(entry, schema, jobs, [unsigned(jobs[0][index].partition("=")[0]) for index in swept])
     spec = sys.modules["__main__"].__spec__
@@ -59,6 +59,11 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
     return abs(next(iter(failed.values()), 0))
 
 
+def jobs_of(entry: str, schema: type, overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the settings of every job: all combinations, of which the last value changes fastest."""
+    return list(product(*(_values(text, entry, schema) for text in overrides)))
+
+
 def _values(override: str, entry: str, schema: type) -> list[str]:
     """Return an override once for each of its values.
 
@@ -73,9 +78,8 @@ def _values(override: str, entry: str, schema: type) -> list[str]:
     try:
         parsed = OverridesParser.create().parse_override(override)
         if not parsed.is_sweep_override():
-            text = parsed.value()
-            quoted = str in types_of(kind) and isinstance(text, QuotedString)
-            return [f"{name}={text.text}" if quoted else override]  # type: ignore[union-attr]
+            quoted = str in types_of(kind) and value.startswith(("'", '"'))
+            return [f"{name}={parsed.value()}" if quoted else override]  # type: ignore[union-attr]
         return [f"{name}={one}" for one in _elements(parsed, plain=str in types_of(kind))]
     except HydraException as error:
         if str in types_of(kind):
@@ -101,9 +105,7 @@ def _check_jobs(entry: str, schema: type, jobs: Sequence[Sequence[str]], swept: 
         out = getattr(settings(entry, schema, job), "out", None)
         if out and outs.setdefault(out, job) is not job:
             example = "-".join(f"${{{name}}}" for name in swept)
-            raise UserError(
-                f"out={out}: must differ between the jobs of -m, got one. Use out='{out}/{example}'"
-            )
+            raise UserError(f"out={out}: must differ between the jobs of -m, got one. Use out='DIR/{example}'")
 
 
 def _run(command: Sequence[str]) -> int:

@@ -1,7 +1,10 @@
 """Errors of files, as the command line tells them."""
 
 import errno
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,3 +48,12 @@ def test_a_disk_that_takes_no_more_is_one_sentence(
         raise OSError(number, "told by the system", "place")
 
     assert told(fail, monkeypatch, capsys) == "place: told by the system"
+
+
+def test_ctrl_c_while_a_command_is_importing_prints_nothing(tmp_path: Path) -> None:
+    """Ctrl-C during --help was a traceback of whichever import it met."""
+    (tmp_path / "hydra.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    command = [sys.executable, "-m", "train", "--help"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGINT and ended.stdout + ended.stderr == ""

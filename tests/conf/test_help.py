@@ -62,6 +62,18 @@ def test_what_is_no_setting_is_told_in_one_sentence(argument: str, capsys: Any, 
     with pytest.raises(SystemExit, match="^2$"):
         run("infer", ENTRIES["infer"], lambda config: None)
     assert capsys.readouterr().err == (
-        f"error: settings are given as name=value, and --help lists them: found '{argument}'\n"
+        f"error: settings must be given as name=value, got '{argument}'. --help lists the settings\n"
         "  see docs/settings/infer.md\n"
     )
+
+
+@pytest.mark.parametrize("given", [["--model", "X"], ["--model=X"]])
+def test_a_setting_with_hyphens_is_told_how_it_is_written(
+    given: list[str], capsys: Any, monkeypatch: Any
+) -> None:
+    """`--model X` was told that settings are name=value, not that this one is model=X."""
+    monkeypatch.setattr(sys, "argv", ["infer", *given, "prompt=x"])
+    with pytest.raises(SystemExit, match="^2$"):
+        run("infer", ENTRIES["infer"], lambda config: None)
+    sentence = f"error: settings must be given as name=value, got '{given[0]}'. Write model=X\n"
+    assert capsys.readouterr().err == sentence

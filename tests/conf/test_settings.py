@@ -74,7 +74,7 @@ def test_a_set_by_a_name_of_its_own_comes_beside_the_others_or_instead() -> None
         ("prompts=humanevil", "xsum, found humanevil"),
         ("prompts.mine.cont=3", "unknown setting 'prompts.mine.cont': did you mean 'prompts.mine.count'?"),
         ("prompts.humaneval.pth=3", "did you mean 'prompts.humaneval.path'?"),
-        ("prompts.mine.count=x", "setting 'prompts.mine.count': Value 'x' of type 'str' could not be"),
+        ("prompts.mine.count=x", "prompts.mine.count must be a whole number, got 'x'"),
         ("prompts.mine.kind=zip", "prompts.kind: wanted one of humaneval, mbpp, "),
     ],
 )
@@ -126,7 +126,7 @@ def test_no_bare_value_is_none_at_all() -> None:
         (["draft=d", "draft.adaptiv=true"], "unknown setting 'draft.adaptiv': did you mean 'draft.adaptive'?"),
         (["drafts=d"], "unknown setting 'drafts': did you mean 'draft'?"),
         (["draft="], "draft: wanted a model directory or self:N, found nothing"),
-        (["draft=d", "draft.adaptive=maybe"], "setting 'draft.adaptive': Value 'maybe' is not a valid bool"),
+        (["draft=d", "draft.adaptive=maybe"], "draft.adaptive must be true or false, got 'maybe'"),
         (["draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or draft.dtype"),
         (["draft=self:0"], "draft=self:0: wanted self:N with a number N of layers from 1 on"),
     ],
@@ -185,8 +185,9 @@ def test_a_library_s_own_settings_may_be_added_and_left_out() -> None:
     [
         (["stepz=3"], "unknown setting 'stepz': did you mean 'steps'?"),
         (["optimizer.lrr=3"], "unknown setting 'optimizer.lrr': did you mean 'optimizer.lr'?"),
-        (["steps=abc"], "setting 'steps': Value 'abc' of type 'str' could not be converted to Integer"),
-        (["objective.w=x"], "setting 'objective.w': Value 'x' of type 'str' could not be converted to Float"),
+        (["steps=ten"], "steps must be a whole number, got 'ten'"),  # were OmegaConf's words, with its types
+        (["objective.w=x"], "objective.w must be a number, got 'x'"),
+        (["out=x/${nothing}"], "out must refer to settings as ${NAME}, got ${nothing}, which is none"),
         (["objective.L=0"], "objective.L: wanted at least 1, found 0"),
         (["steps=0"], "steps: wanted at least 1, found 0"),
         (["seed=-1"], "seed: wanted at least 0, found -1"),  # was NumPy's error, of the first step
@@ -292,7 +293,12 @@ def test_every_recipe_composes(experiment: str) -> None:
         (["filters.control=keep"], "filters.control: wanted reencode or drop, found keep"),
         (["fim_rate=2"], "fim_rate: wanted a share between 0 and 1, found 2.0"),
         (["workers=0"], "workers: wanted at least 1, found 0"),
-        (["tokenizer=null"], "wanted either tokenizer=DIR or vocab.train_size=N, found both or neither"),
+        # Both were "found both or neither".
+        (["tokenizer=null"], "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or"),
+        (
+            ["vocab.train_size=500"],
+            "vocab.train_size must be null with tokenizer=b, got 500. Leave one of",
+        ),
         (["proportion.table=t.csv"], "proportion.table: wanted a budget to share out, found none"),
         (["shard_tokens=100"], "shard_tokens: wanted at least seq_len=16384, found 100"),
     ],
@@ -302,3 +308,23 @@ def test_impossible_data_settings_die_at_start(overrides: list[str], message: st
     with pytest.raises(UserError) as told:
         settings("data_prep", DataPrepConfig, given)
     assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "setting 'data.path' is required: give it as data.path=VALUE"),
+        (["path=code"], "unknown setting 'path': did you mean 'data.path'?"),
+    ],
+)
+def test_data_without_a_path_asks_for_the_setting_by_its_whole_name(given: list[str], message: str) -> None:
+    """It asked for 'path', which it then refused."""
+    with pytest.raises(UserError) as error:
+        settings("data_prep", DataPrepConfig, ["out=d", *given])
+    assert str(error.value) == message
+
+
+def test_out_takes_the_values_of_other_settings() -> None:
+    """`out='runs/${objective.L}'` made a folder of that name; a prompt keeps its braces."""
+    assert demo("objective.L=7", "out=runs/${objective.L} a, [b]").out == "runs/7 a, [b]"
+    assert demo("out=it's\\${objective.L}").out == "it's${objective.L}"

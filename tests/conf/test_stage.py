@@ -24,6 +24,7 @@ from conf.stage import (
     begun,
     check_out,
     commit,
+    create_folder,
     is_finished,
     lock,
     made_from,
@@ -259,7 +260,7 @@ def test_what_was_begun_is_kept_for_its_own_settings_alone(tmp_path: Path) -> No
         (partial / "work").write_text("of hours")
         raise KeyboardInterrupt
     with (
-        pytest.raises(UserError, match="with seed=0; requested seed=1"),
+        pytest.raises(UserError, match="already contains an unfinished run with seed=0; requested seed=1"),
         begun(out, {"settings": {"seed": 1}}),
     ):
         pass
@@ -418,5 +419,13 @@ def test_a_mount_that_cannot_be_written_is_one_sentence_at_the_start(tmp_path: P
         ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert end.stderr.splitlines()[-1] == (
-        "conf.errors.UserError: out=out: wanted a folder that can be made, found Read-only file system"
+        "conf.errors.UserError: out=out: must be a folder that can be created, got 'Read-only file system'. "
+        "Use another out="
     )
+
+
+def test_a_folder_that_cannot_be_created_is_one_sentence(tmp_path: Path) -> None:
+    """`out=/proc/x` was a traceback of every rank."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^out=a: must be a folder that can be created, got '.+'. Use another"):
+        create_folder(tmp_path / "file" / "x", "a")

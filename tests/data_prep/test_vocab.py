@@ -121,7 +121,7 @@ def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-34b-hf")
     vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
     assert not vocab.infilling and vocab.size == 32001
-    with pytest.raises(UserError, match=r"wanted ids below the model's 32000 embedding rows.*found 32011"):
+    with pytest.raises(UserError, match=r"got 32011. Use vocab.adaptive=\[32000\], a row that"):
         find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32011]))
 
 

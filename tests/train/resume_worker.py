@@ -172,6 +172,25 @@ def finishing(run: Run) -> None:
     run.train("finishing", "zero2")
 
 
+def longer(run: Run) -> None:
+    """A finished run with more steps, then with fewer; an unfinished one with other steps."""
+    if run.rank == 0:
+        shutil.copytree(run.folder / "zero2", run.folder / "longer")
+    torch.distributed.barrier()
+    run.train("longer", "zero2", f"steps={STEPS + 4}")
+    run.train("longer", "zero2", f"steps={STEPS}")
+    run.interrupted("zero2", "shorter", SAVE_EVERY)
+    run.train("shorter", "zero2", "steps=8")
+
+
+def refused(run: Run) -> None:
+    """A folder that the system does not let anybody create."""
+    if run.rank == 0:
+        (run.folder / "refused").symlink_to("/proc/x")
+    torch.distributed.barrier()
+    run.train("refused", "zero2")
+
+
 def held(run: Run) -> None:
     """A folder that another run is writing."""
     out = run.folder / "held"

@@ -187,3 +187,29 @@ def test_the_second_rung_needs_data_and_tokenizer_together() -> None:
     run = launch("small.sh", DATA="/code", TOKENIZER="")
     assert run.returncode == 2
     assert run.stderr.startswith("error: DATA and TOKENIZER must be given together, got DATA=/code TOKENIZER=.")
+
+
+@pytest.mark.parametrize(
+    "name", ["demo", "small", "pipeline", "evaluate", "gpu_check", "drill", "docs", "setup"]
+)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_of_a_script_is_its_head(name: str, option: str) -> None:
+    """`bash launch/demo.sh --help` began the demo in a folder named --help."""
+    run = launch(f"{name}.sh", option)
+    head = (ROOT / "launch" / f"{name}.sh").read_text().splitlines()[1].removeprefix("# ")
+    assert run.returncode == 0 and run.stdout.startswith(head + "\n") and "set -e" not in run.stdout
+
+
+@pytest.mark.parametrize("out", ["--out", "out=x"])
+def test_an_option_is_no_folder_for_the_demo(out: str) -> None:
+    run = launch("demo.sh", out)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: OUT must be a folder, got {out}. Run launch/demo.sh [OUT]")
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/evaluate.sh wants .venv")
+def test_a_mistake_in_an_evaluation_is_told_once() -> None:
+    """Speed and quality each told that there is no such model."""
+    run = launch("evaluate.sh", "/nowhere", RANKS="1")
+    sentence = "error: model=/nowhere: wanted a Transformers model directory, found no such directory\n"
+    assert run.returncode == 2 and run.stderr == sentence + "  see docs/settings/speed.md#model\n"

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from conf import settings
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
+from train.config import TrainConfig
+from train.schedule import learning_rate
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +29,10 @@ def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of every run of two ranks; `told` is what they printed."""
     folder = tmp_path_factory.mktemp("runs")
     told = worker(
-        "whole_and_resumed,broken,failing,stopped,finishing,held,lacking", folder, data_folder, ranks=2
+        "whole_and_resumed,broken,failing,stopped,finishing,longer,refused,held,lacking",
+        folder,
+        data_folder,
+        ranks=2,
     )
     (folder / "told").write_text(told)
     return folder
@@ -213,3 +219,31 @@ def test_two_runs_never_write_one_folder(runs: Path) -> None:
     """The same command, started twice, trained into the same checkpoints and log."""
     assert told(runs, "held").endswith("another run is writing it")
     assert not list((runs / "held").iterdir())
+
+
+def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
+    """A finished run of 12 steps refused steps=16. The learning rate is the new length's from there on."""
+    assert (
+        losses(runs / "longer")[:STEPS] == losses(runs / "zero2") and len(losses(runs / "longer")) == STEPS + 4
+    )
+    optimizer = settings("train", TrainConfig, RECIPE).optimizer
+    expected = [
+        learning_rate(step, STEPS if step < STEPS else STEPS + 4, optimizer) for step in range(STEPS + 4)
+    ]
+    assert values(runs / "longer", "lr") == pytest.approx(expected)
+    manifest = json.loads((runs / "longer" / "manifest.json").read_text())
+    assert manifest["settings"]["steps"] == manifest["step"] == STEPS + 4
+    assert manifest["schedules"] == [[0, STEPS], [STEPS, STEPS + 4]]
+    assert f"steps={STEPS}: must be at least the {STEPS + 4} steps that out=" in told(runs, "longer")
+
+
+def test_an_unfinished_run_may_be_given_other_steps(runs: Path) -> None:
+    manifest = json.loads((runs / "shorter" / "manifest.json").read_text())
+    assert manifest["schedules"] == [[0, STEPS], [SAVE_EVERY, 8]] and len(losses(runs / "shorter")) == 8
+
+
+def test_a_folder_that_cannot_be_created_is_one_sentence(runs: Path) -> None:
+    """`out=/proc/x` was a traceback of every rank."""
+    assert "refused: must be a folder that can be created, got 'No such file or directory'" in told(
+        runs, "refused"
+    )

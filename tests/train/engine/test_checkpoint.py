@@ -229,7 +229,7 @@ except OSError as error:
 def test_an_unfinished_run_is_not_gone_on_with_unasked(data_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     arguments = ["model=demo", f"data.path={data_folder}", f"out={tmp_path}", "resume=false"]
-    with pytest.raises(UserError, match=r"wanted a new folder for resume=false, found an unfinished run"):
+    with pytest.raises(UserError, match=r"must have no run with resume=false, got an unfinished one"):
         main(settings("train", TrainConfig, arguments))
 
 

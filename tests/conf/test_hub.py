@@ -1,0 +1,110 @@
+"""Names of the hub in place of folders, with a cache as the hub's client makes it."""
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from conf import UserError, settings
+from conf.hub import find_folder, replace_hub_names
+from data_prep.config import DataPrepConfig
+from infer.speed.config import SpeedConfig
+from train.config import TrainConfig
+from train.provenance import base_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, of a client that is offline."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hub"
+
+
+def put(cache: Path, name: str, *files: str) -> str:
+    """Put a repository into the cache; return its folder."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    folder = repository / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).touch()
+    return str(folder)
+
+
+def test_a_name_in_the_cache_is_its_folder(cache: Path) -> None:
+    model = put(cache, "owner/model-7b.v1", "config.json", "model.safetensors", "tokenizer.json")
+    draft = put(cache, "owner/draft", "config.json", "model.safetensors")
+    name = "owner/model-7b.v1"
+    speed = settings("speed", SpeedConfig, [f"model={name}", f"base={name}", "draft=owner/draft", "out=o"])
+    replace_hub_names(speed)
+    assert (speed.model, speed.base, speed.draft.model, speed.out) == (model, model, draft, "o")
+    train = settings("train", TrainConfig, [f"model.path={name}", "data.path=owner/data"])
+    replace_hub_names(train)
+    assert (train.model.path, train.data.path) == (model, "owner/data")
+    data = settings("data_prep", DataPrepConfig, ["out=o", "data.path=a/b", f"tokenizer={name}"])
+    replace_hub_names(data)
+    assert (data.tokenizer, data.data.path) == (model, "a/b")
+    assert base_model(model)["hub"] == name
+
+
+@pytest.mark.parametrize("files", [(), ("tokenizer.json", "config.json")])
+def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path, files: tuple[str, ...]) -> None:
+    """A name may be in the cache for its tokenizer alone."""
+    if files:
+        put(cache, "owner/model", *files)
+        assert find_folder("owner/model", "tokenizer") != "owner/model"
+    train = settings("train", TrainConfig, ["model.path=owner/model"])
+    with pytest.raises(UserError) as error:
+        replace_hub_names(train)
+    assert str(error.value) == (
+        "model.path=owner/model: must be a folder or the hub's name of a model, got no such folder, and "
+        "HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first"
+    )
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub tries again for half a minute, and tells of it in many lines."""
+    asked = []
+
+    def fail(api: Any, name: str, **options: Any) -> None:
+        asked.append((name, options["timeout"]))
+        raise ConnectionError("many\nlines")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    with pytest.raises(UserError, match=r"^draft=owner/draft: .* did not answer \(ConnectionError\). Check"):
+        find_folder("owner/draft", setting="draft")
+    assert asked == [("owner/draft", 10.0)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "./model",
+        "../owner/model",
+        "/owner",
+        "/owner/model",
+        "runs/demo/model",
+        "model",
+        "runs/model/",
+        "self:2",
+    ],
+)
+def test_a_path_is_never_sent_to_the_hub(path: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        raise AssertionError("sent to the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", ask)
+    assert find_folder(path) == path
+
+
+def test_a_folder_goes_before_a_name(cache: Path) -> None:
+    put(cache, "owner/model", "config.json", "model.safetensors")
+    Path("owner/model").mkdir(parents=True)
+    assert find_folder("owner/model") == "owner/model"
