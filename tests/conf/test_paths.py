@@ -18,6 +18,7 @@ REQUIRED = {
     "export": ["out=o", "checkpoint=c"],
     "infer": ["model=m", "prompt=x"],
     "graph": ["model=m", "prompt=x", "draft=self:1"],
+    "playground": ["model=m"],
     "speed": ["out=o", *DRAFTED],
     "quality": ["out=o", "model=m", "benchmarks.mine.path=b"],
     "regenerate": ["out=o", "model=m", "data.path=d"],
@@ -32,12 +33,13 @@ PATHS = {
     "inspect": ["out"],
     "train": ["out", "data.path", "data.own", "model.path"],
     "export": ["out", "checkpoint", "data.path", "report", "chat_template"],
-    "infer": ["model", "draft", "html"],
+    "infer": ["model", "draft", "prompt_file", "html"],
     "graph": ["model", "draft", "out"],
+    "playground": ["model", "draft"],
     "speed": ["model", "base", "draft", "out", "prompts.mine.path"],
     "quality": ["model", "base", "out", "benchmarks.mine.path", "sandbox.python"],
     "regenerate": ["model", "data.path", "out"],
-    "report": ["out", "compare"],
+    "report": ["out", "compare", "training"],
     "study": ["model", "draft", "out", "prompts.mine.path"],
     "gpu_check": ["out"],
     "train_check": ["out"],
@@ -47,6 +49,8 @@ PATHS = {
 def overrides(entry: str, name: str, path: str) -> list[str]:
     """What a command needs, with `name` as this path."""
     needed = [text for text in REQUIRED[entry] if not text.startswith(f"{name}=")]
+    if name == "prompt_file":
+        needed.remove("prompt=x")
     if name == "tokenizer":
         needed.remove("vocab.train_size=400")
     value = {"decontaminate.others": f"['{path}']", "compare": f"other,{path}"}.get(name, path)

@@ -32,6 +32,7 @@ GIVEN = {
     "export": ["checkpoint=c", "out=o"],
     "infer": ["model=m", "prompt=p"],
     "graph": ["model=m", "prompt=p"],
+    "playground": ["model=m"],
     "speed": ["model=m", "out=o"],
     "quality": ["model=m", "out=o"],
     "report": ["out=o"],
