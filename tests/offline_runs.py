@@ -3,15 +3,21 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 
 def records(file: Path) -> list[dict[str, Any]]:
-    """Return every record of a run's log."""
+    """Return every record of a run's log, which W&B may write some time after the run has ended."""
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", file]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in found.stdout.splitlines()]
+    for _ in range(20):
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        parts = [json.loads(line) for line in output.splitlines()]
+        if any(part["type"] == "exit" for part in parts):
+            break
+        time.sleep(1)
+    return parts
 
 
 def read_runs(folder: Path) -> dict[str, dict[str, Any]]:

@@ -139,7 +139,7 @@ def counted_job(folder: Path, documents: Sequence[Sequence[int]], **ngrams: int)
     data, chosen = DataConfig(path="unread"), NgramsConfig(**ngrams)
     job = Job(DataPrepConfig(out=str(folder), data=data, tokenizer="unread", seq_len=64, ngrams=chosen), folder)
     vocab = Vocab(size=VOCABULARY + 2, bos=0, eos=1, pre=None, suf=None, mid=None, eot=None, adaptive=(40, 41))
-    job.write_plan([], "", vocab, None)
+    job.write_plan([], "", vocab, None, 0.0)
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer.json").write_text("{}")
     encoded = [Encoded(str(index), 0, Mode.PLAIN, np.array(own)) for index, own in enumerate(documents)]

@@ -14,8 +14,10 @@ from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.api import check_compile
 from infer.drafters.adaptive import FixedPolicy
-from infer.drafters.costs import LoopCosts
+from infer.drafters.cost_tables import CostTables
+from infer.drafters.costs import Costs, LoopCosts
 from infer.engine.forward import context_length
+from infer.methods import Methods
 from infer.requests import Prompt
 
 METHODS = {
@@ -88,6 +90,8 @@ def test_a_stop_string_within_an_accepted_draft_ends_the_text(
     On a busy machine the clock told `auto` that drafts cost more than they bring: it drafted next to nothing.
     """
     monkeypatch.setattr(LoopCosts, "observe", lambda self, q, ms, answered=False: self(q) / self(1))
+    monkeypatch.setattr(CostTables, "load", lambda self: [Costs((1, 64), (10.0, 11.0))] * 2)
+    model = replace(model, methods=Methods(model.lm, model.adaptive, model.methods._draft_methods))
     decode = DecodeConfig(max_new_tokens=200, **METHODS[name])
     steps = list(generate(model, [20, 30], decode))
     assert sum(step.accepted for step in steps) > 5

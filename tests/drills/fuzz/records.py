@@ -24,6 +24,9 @@ from conf import UserError, settings
 from infer import DecodeConfig
 from infer.benchmarks.config import PromptSetConfig
 from infer.benchmarks.prompts import load_prompts
+from infer.drafters.cost_tables import CostTables
+from infer.drafters.costs import prior_costs
+from infer.engine.sampling import GREEDY
 from infer.models.checkpoint import load_text
 from infer.quality import run as quality
 from infer.quality.config import QualityConfig
@@ -226,8 +229,7 @@ def by_costs(rng: random.Random, folder: Path) -> str:
 @functools.cache
 def _tables() -> Path:
     with patch.dict(os.environ, XDG_CACHE_HOME=str(made() / "tables")):
-        model().methods._policies.__init__()
-        tokens([[20, 30]], DecodeConfig("sdsat", max_new_tokens=8))
+        CostTables(model().lm, batch=1, capacity=10, sampling=GREEDY).save(prior_costs("cpu"))
     return made() / "tables" / "adaptive-tokens"
 
 

@@ -35,6 +35,7 @@ GIVEN = {
     "playground": ["model=m"],
     "speed": ["model=m", "out=o"],
     "quality": ["model=m", "out=o"],
+    "regenerate": ["model=m", "data.path=d", "out=o"],
     "report": ["out=o"],
     "study": ["model=m", "out=o", "draft=d"],
     "gpu_check": ["out=o"],

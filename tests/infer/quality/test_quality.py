@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_says_what_it_began_on(
     machine = hardware()
     with (
         monkeypatch.context() as patch,
-        pytest.raises(UserError, match="hardware.cpu=.* with hardware.cpu=other"),
+        pytest.raises(UserError, match="hardware.cpu=.*; requested hardware.cpu=other"),
     ):
         patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
         quality.run(config)

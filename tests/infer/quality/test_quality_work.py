@@ -34,7 +34,7 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
     assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
     assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
     printed = " ".join(capsys.readouterr().out.split())
-    assert "3 of 3 prompts leave no room for an answer in the context of model, and count as failed" in printed
+    assert "leave no room for an answer in the context count as failed: HumanEval Python 3 of 3" in printed
 
 
 def test_a_model_without_adaptive_tokens_is_decoded_plainly(
