@@ -79,7 +79,7 @@ def _values(override: str, entry: str, schema: type) -> list[str]:
         parsed = OverridesParser.create().parse_override(override)
         if not parsed.is_sweep_override():
             quoted = str in types_of(kind) and value.startswith(("'", '"'))
-            return [f"{name}={parsed.value()}" if quoted else override]  # type: ignore[union-attr]
+            return [f"{name}={parsed.value()}" if quoted else override]
         return [f"{name}={one}" for one in _elements(parsed, plain=str in types_of(kind))]
     except HydraException as error:
         if str in types_of(kind):
