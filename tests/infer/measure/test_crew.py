@@ -32,7 +32,7 @@ def test_what_other_settings_left_is_refused_and_stays(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
         Units(partial, ["a"]).save("a", {"n": 1})
         raise KeyboardInterrupt
-    told = "already contains a result with x=1; requested x=2"
+    told = "already contains an unfinished run with x=1; requested x=2"
     with pytest.raises(UserError, match=told), folder(out, other, ALONE):
         pass
     assert Units(partial, ["a"]).read() == {"a": {"n": 1}}
