@@ -108,7 +108,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     begun = (partial / "units" / "mine-000-00000.json").read_bytes()
     done.clear()
     monkeypatch.setattr(Worker, "__call__", lambda self, unit: done.append(unit.name) or real(self, unit))
-    with pytest.raises(UserError, match="already contains a result with rounds=1; requested rounds=2"):
+    with pytest.raises(UserError, match="already contains an unfinished run with rounds=1; requested rounds=2"):
         run(*short, "rounds=2")
     report = run(*short)
     assert done == ["mine-000-00001", "mine-look"] and report["units"]["done"] == 3
