@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_says_what_it_began_on(
     machine = hardware()
     with (
         monkeypatch.context() as patch,
-        pytest.raises(UserError, match="hardware.cpu=.* with hardware.cpu=other"),
+        pytest.raises(UserError, match="hardware.cpu=.*; requested hardware.cpu=other"),
     ):
         patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
         quality.run(config)
@@ -161,7 +161,7 @@ def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
     config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
     quality.run(config)
     changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
-    with pytest.raises(UserError, match="already contains an unfinished run with problems.infilling="):
+    with pytest.raises(UserError, match="already contains a result with problems.infilling="):
         quality.run(config)
 
 
