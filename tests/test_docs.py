@@ -9,13 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from wandb.sdk.launch.sweeps import utils as sweep_utils
+from yaml import safe_load
 
 from conf import UserError, settings
+from conf.sweep import jobs_of
 from data_prep.config import DataPrepConfig
 from infer.benchmarks.reading import kind_of
 from infer.quality.config import QualityConfig
 from tests.drills import quick_start
 from tests.markdown import Command, anchors, blocks, commands, headless, links
+from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -133,13 +137,30 @@ def check(command: Command) -> str | None:
     if command.program.startswith("tests."):
         return _of_drill(command)
     if not command.program.startswith("launch/"):
-        return _of_entry(command.program, command.settings)
+        return _of_entry(command.program, command.settings, swept="-m" in command.arguments)
     if not (ROOT / command.program).is_file():
         return "no such script"
     name = Path(command.program).stem
     if name == "evaluate":
         return _of_evaluate(command.settings)
     return _of_entry(SCRIPTS[name], command.settings) if name in SCRIPTS else None
+
+
+def test_the_sweep_of_weights_and_biases_gives_commands_that_parse() -> None:
+    """As W&B's agent makes them of the recipe, with the first and with the last value of every setting."""
+    (recipe,) = map(safe_load, blocks((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "yaml"))
+    command = sweep_utils.create_sweep_command(recipe["command"])
+    outs = set()
+    for end, bound in ((0, "min"), (-1, "max")):
+        found = recipe["parameters"].items()
+        values = {name: {"value": one["values"][end] if "values" in one else one[bound]} for name, one in found}
+        args = sweep_utils.create_sweep_command_args({"args": values})
+        words = [word for one in command for word in (args.get(one[2:-1], [one]) if one[:1] == "$" else [one])]
+        assert words[2:4] == ["-m", recipe["program"]]
+        config = settings("train", TrainConfig, words[4:])
+        assert values["objective.L"]["value"] == config.objective.L
+        outs.add(config.out)
+    assert outs == {"runs/sweep/L3-lr0.0005-soft0.0", "runs/sweep/L7-lr0.005-soft0.5"}
 
 
 def _of_drill(command: Command) -> str | None:
@@ -162,7 +183,7 @@ def _of_evaluate(given: list[str]) -> str | None:
     return None
 
 
-def _of_entry(module: str, given: list[str]) -> str | None:
+def _of_entry(module: str, given: list[str], *, swept: bool = False) -> str | None:
     place = ROOT / module.replace(".", "/")
     file = next((path for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file()), None)
     if file is None:
@@ -173,7 +194,9 @@ def _of_entry(module: str, given: list[str]) -> str | None:
     entry, schema = found.groups()
     name = f"{module}.__main__" if file.stem == "__main__" else module
     try:
-        settings(entry, getattr(importlib.import_module(name), schema), given)
+        config = getattr(importlib.import_module(name), schema)
+        for job in jobs_of(entry, config, given) if swept else [given]:
+            settings(entry, config, job)
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None

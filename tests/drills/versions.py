@@ -41,9 +41,11 @@ print(json.dumps({'python': platform.python_version()} | {name: version(name) fo
 
 
 def ranges() -> list[Requirement]:
-    """The direct dependencies, those of the extras too."""
+    """The direct dependencies, those of the extras too but for the playground's: Gradio holds Pillow back, and no
+    script installs it.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"].values()
+    extras = [names for extra, names in project["optional-dependencies"].items() if extra != "playground"]
     return [Requirement(one) for group in (project["dependencies"], *extras) for one in group]
 
 
