@@ -41,7 +41,7 @@ print(json.dumps({'python': platform.python_version()} | {name: version(name) fo
 
 
 def ranges() -> list[Requirement]:
-    """The direct dependencies, those of the extras too but for the playground's: Gradio holds Pillow back, and no
+    """The direct dependencies, those of the extras too but the playground's: Gradio holds Pillow back, and no
     script installs it.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
