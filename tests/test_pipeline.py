@@ -199,7 +199,10 @@ def test_bad_inputs_are_one_sentence(
     (tmp_path / "empty").mkdir()
     out = f"out={tmp_path / 'out'}"
     cases = [
-        (["train", shards, "model.path=absent/model", out], "model.path=absent/model: must be a folder or the hub's name"),
+        (
+            ["train", shards, "model.path=absent/model", out],
+            "model.path=absent/model: must be a folder or the hub's name",
+        ),
         (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch=3: wanted a multiple"),
         (["train", f"data.path={tmp_path / 'empty'}", model, out], "found no manifest.json"),
         (["train", f"data.path={other}", model, out], "found shards of another tokenizer"),
