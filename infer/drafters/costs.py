@@ -18,6 +18,8 @@ EVERY = 256  # steps between two bursts of plain ones, of which the first is col
 BURST = 4  # plain steps of such a burst
 FOLLOWED, LEARNED = 1 / 4, 1 / 32  # share of one step in the time of plain steps, and at least in a point
 COLD = 4.0  # times the expected time that a step counts as at most: new shapes take longer
+BEGUN = 0.1  # steps that the table at the beginning counts as in the fit
+SHRUNK = 2.0  # steps that the fit over all points counts as at each of them
 WILD = 2.0  # times the expected time, or its inverse: surprises beyond are clipped
 UPDATED = 16  # steps between two updates of the table; the first so many steps update it each
 
@@ -62,26 +64,44 @@ def work(sampling: Sampling) -> tuple[bool, int, bool]:
 
 
 class CostCurve:
-    """A table that learns: `costs` is how it stands. With `base`, L(1) is fixed: it is the unit."""
+    """A table that learns: `costs` is how it stands. With `base`, L(1) is fixed: it is the unit.
+
+    Each point has a mean of the times seen there. What it says is shrunk towards the table that it began with,
+    scaled to fit all means: a slow first step at one point does not make that point dear for good, and points
+    that no step came near move with the others. More rows never cost less (isotonic regression).
+    """
 
     def __init__(self, costs: Costs, *, base: bool = False) -> None:
-        self.costs, self._base = costs, base
+        self.costs, self._start = costs, costs.ms
+        self._base = costs.ms[0] if base else 0.0
+        self._first = int(base)  # the first point that moves
+        self._means = list(costs.ms)
+        self._weights = list(costs.weights or [1 / LEARNED] * len(costs.rows))
 
     def learn(self, q: int, surprise: float) -> None:
         """Learn that a step of q rows took (1 + surprise) times what was expected."""
-        ms, weights = list(self.costs.ms), list(self.costs.weights or [1 / LEARNED] * len(self.costs.rows))
-        base, moved = (ms[0] if self._base else 0.0), 1.0
         for point, share in self._beside(q):
-            if self._base and not point:
-                continue
-            before = max(ms[point] - base, FINE)
-            ms[point] *= 1 + max(LEARNED, 1 / (2 + weights[point])) * share * surprise
-            weights[point] += share
-            moved = min(max((ms[point] - base) / before, 1 / COLD), COLD)
-        for point in range(1, len(ms)):
-            if not weights[point]:
-                ms[point] = base + (ms[point] - base) * moved
-        self.costs = Costs(self.costs.rows, tuple(ms), tuple(weights))
+            if point >= self._first:
+                seen = (1 + surprise) * self.costs.ms[point]
+                pace = max(LEARNED, 1 / (1 + self._weights[point])) * share
+                self._means[point] += pace * (seen - self._means[point])
+                self._weights[point] += share
+        self.costs = Costs(self.costs.rows, tuple(self._fitted()), tuple(self._weights))
+
+    def _fitted(self) -> list[float]:
+        base, points = self._base, range(self._first, len(self._start))
+        above = [ms - base for ms in self._start]
+        fit = norm = BEGUN * sum(above[point] ** 2 for point in points) / len(points)
+        for point in points:
+            fit += self._weights[point] * above[point] * (self._means[point] - base)
+            norm += self._weights[point] * above[point] ** 2
+        scale = fit / norm if norm else 1.0  # a flat table has no scale
+        values, weights = list(self._start[: self._first]), [float("inf")] * self._first
+        for point in points:
+            weight, expected = self._weights[point], base + scale * above[point]
+            values.append((weight * self._means[point] + SHRUNK * expected) / (weight + SHRUNK))
+            weights.append(weight + SHRUNK)
+        return rising(values, weights)
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
         """The points on both sides of q, and their shares in it."""
@@ -162,6 +182,18 @@ class LoopCosts:
         for q in range(1, self._most + 1):
             ms.append(max(ms[-1], costs(q)))  # more rows never cost less
         self.ms, self.slopes = ms, slopes(ms)
+
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the nearest values that never fall, by pooling adjacent violators."""
+    pools = list[tuple[float, float, int]]()
+    for value, weight in zip(values, weights):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, u, m), (b, v, n) = pools[-2:]
+            mean = a if u == float("inf") else (u * a + v * b) / (u + v)
+            pools[-2:] = [(mean, u + v, m + n)]
+    return [value for value, _, count in pools for _ in range(count)]
 
 
 def clipped(ratio: float) -> float:

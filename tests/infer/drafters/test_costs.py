@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.drafters.costs import LEARNED, ROWS, CostCurve, Costs, LoopCosts, clipped, prior_costs
+from infer.drafters.costs import LEARNED, ROWS, CostCurve, Costs, LoopCosts, clipped, prior_costs, rising
 
 CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
 
@@ -35,11 +35,34 @@ def test_points_that_no_step_came_near_move_along(q: int, factor: float) -> None
     assert curve.costs.ms == pytest.approx(truth.ms, rel=0.25)
 
 
-def test_a_point_that_many_steps_met_moves_alone_and_slowly() -> None:
+def test_points_that_many_steps_met_hardly_move() -> None:
     curve = CostCurve(CPU)
     curve.learn(8, 1.0)
     moved = [after / before for before, after in zip(CPU.ms, curve.costs.ms)]
-    assert moved == pytest.approx([1, 1, 1, 1 + LEARNED, 1, 1, 1])
+    assert moved == pytest.approx([1, 1, 1, 1 + LEARNED, 1, 1, 1], abs=0.005)
+
+
+def test_a_slow_first_step_makes_no_row_dear_for_good() -> None:
+    """A new shape took twice as long. All rows beyond it cost as much then, none more: 64 were bought."""
+    curve = CostCurve(prior_costs("cpu"), base=True)
+    for q in (12, 12, 16, 20):
+        curve.learn(q, 0.0)
+    curve.learn(8, 1.0)
+    assert list(curve.costs.ms) == sorted(curve.costs.ms)
+    assert curve.costs(8) < 1.3 * prior_costs("cpu")(8) and curve.costs(64) > 1.5 * curve.costs(16)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 9)), min_size=1, max_size=9))
+def test_costs_never_fall(points: list[tuple[float, float]]) -> None:
+    """Isotonic regression: no other rising sequence lies nearer, weighted."""
+    values, weights = zip(*points)
+    n = len(points)
+
+    def mean(i: int, j: int) -> float:
+        return sum(v * w for v, w in points[i : j + 1]) / sum(weights[i : j + 1])
+
+    expected = [max(min(mean(i, j) for j in range(x, n)) for i in range(x + 1)) for x in range(n)]
+    assert rising(values, weights) == pytest.approx(expected)
 
 
 def test_the_clock_of_plain_steps_is_the_unit() -> None:
