@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     command("train", *training)
     (tuned / "manifest.json").unlink()  # as if it had been killed in its second step
     shutil.rmtree(tuned / "checkpoints" / "step-000002")
+    time.sleep(1)  # W&B names a run's offline folder by the second
     command("train", *training)
     export = [f"checkpoint={tuned}", f"out={model}", "verify_sequences=2"]
     command("train.export", *export)

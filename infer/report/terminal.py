@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import mean
+from textwrap import wrap
 from typing import Any
 
 from rich import box
@@ -41,7 +42,8 @@ def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "
     if report["quality"] and "quality" in kinds:
         _print_quality(console, report["quality"])
     for warning in report["warnings"]:
-        console.print(f"warning: {warning}")
+        lines = wrap(f"warning: {warning}", console.width, break_long_words=False, break_on_hyphens=False)
+        console.print("\n".join(lines), soft_wrap=True)  # a long path stays whole
     if report["summary"]["sentence"]:
         console.print(report["summary"]["sentence"])
 
