@@ -21,7 +21,7 @@ from PIL import Image, ImageChops
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.places import Places
-from infer.drafters.protocol import Each, Outcome
+from infer.drafters.protocol import Drafter, Each, Outcome, Verified
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
 from infer.graph.view import spelled
@@ -191,7 +191,7 @@ def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
     axes.set_title("one forward: a dark cell is attended", fontsize=10)
 
 
-class Recorder:
+class Recorder(Drafter):
     """A drafter that keeps the text and the adaptive tokens' answers that each of its drafts is made of."""
 
     def __init__(self, drafter: AdaptiveDrafter) -> None:
@@ -208,19 +208,11 @@ class Recorder:
         self._text = list(context)
         return self._drafter.propose(context, left)
 
-    def observe(
-        self,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
+    def observe(self, result: Verified) -> None:
         """See Drafter."""
-        if answers:
-            self.steps.append(([*self._text, *(tree.tokens[node] for node in path[1:]), choice], answers))
-        self._drafter.observe(tree, path, choice, answers, rows, seconds)
+        if result.answers:
+            self.steps.append(([*self._text, *result.tokens], result.answers))
+        self._drafter.observe(result)
 
 
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:

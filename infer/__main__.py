@@ -25,9 +25,8 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view.live import complete
-    from infer.view.page import write_page
-    from infer.view.session import Session
+    from infer.view.coloured import write_page
+    from infer.view.live import Session, complete
 
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -20,7 +20,6 @@ from conf import UserError
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
-from infer.draft_methods import DraftMethods
 from infer.drafters.protocol import Drafters, Watch
 from infer.engine.agreement import shares
 from infer.engine.cache import shape
@@ -29,7 +28,7 @@ from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
 from infer.engine.runner import Runner, Runners
 from infer.loop import Limits, Step
-from infer.methods import Methods, library_processors
+from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import (
     Adaptive,
     eos_ids,
@@ -40,9 +39,8 @@ from infer.models.checkpoint import (
     load_text,
 )
 from infer.models.draft import Draft, check_draft, load_draft
-from infer.output import Output
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
-from infer.text import Text
+from infer.text import Output, Text
 
 
 @dataclass(frozen=True)

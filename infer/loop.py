@@ -6,7 +6,7 @@ Knows the order of the verbs; what they do is the drafter's, the runner's and th
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from infer.drafters.protocol import Drafters
+from infer.drafters.protocol import Drafters, Verified
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -134,7 +134,7 @@ def decode(
             steps.append(one.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = reading.drafts(b, path[-1], drafters.width)
-                drafters.observe(b, tree, path, choice, answers, rows, seconds)
+                drafters.observe(b, Verified(tree, path, choice, answers, rows, seconds))
         observing = clock() - began  # of this step: a part of the next one's time
         yield steps
         for b in reversed(range(len(live))):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infer.drafters.places import Places
-from infer.drafters.protocol import Outcome, Watch
+from infer.drafters.protocol import Drafter, Outcome, Verified, Watch
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import Ngrams, TextNgrams
@@ -32,38 +32,30 @@ class Policy(Protocol):
 
     @property
     def most(self) -> int:
-        """Probes under a node, ever."""
-        ...
+        """The most probes under a node."""
 
     @property
     def max_rows(self) -> int:
         """Rows of the largest tree."""
-        ...
 
     @property
     def width(self) -> int:
         """Candidates for each place."""
-        ...
 
     @property
     def resting(self) -> bool:
-        """Whether the next step is to be plain."""
-        ...
+        """Whether the next step is plain."""
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """The drafts to verify, no deeper than `left` - 1, the nodes to probe, and the probes under each."""
-        ...
+        """Return the drafts, at most `left` - 1 deep, the nodes to probe, and the probes under each."""
 
-    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
-        """What a forward of so many rows emitted, one token more than were accepted, in a step of so many
-        seconds, and the candidates that there were; None in a plain step.
-        """
-        ...
+    def learn(self, places: Places | None, result: Verified) -> None:
+        """Learn from a step and the candidates that it had; None in a plain step."""
 
 
 @dataclass(frozen=True)
-class FixedPolicy:
-    """Always the same: up to `nodes` drafts of `width` candidates for each of k places.
+class FixedPolicy(Policy):
+    """How much is drafted, and where the probes hang: up to `nodes` drafts of `width` candidates for k places.
 
     `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
     `tree`: "lattice", unrolled from the candidates' lattice by their weights, or "paper", the published shape.
@@ -107,8 +99,8 @@ class FixedPolicy:
         sites = likeliest(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
-    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
-        """Nothing changes."""
+    def learn(self, places: Places | None, result: Verified) -> None:
+        """Do nothing: the shape is fixed."""
 
 
 def likeliest(drafts: Drafts, count: int) -> list[int]:
@@ -133,7 +125,7 @@ def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
     return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
 
 
-class AdaptiveDrafter:
+class AdaptiveDrafter(Drafter):
     """One sequence's drafts. The policy may serve several, and learns from all.
 
     Without `adaptive_ids` n-grams draft alone; without `ngrams` adaptive tokens do, as in the paper.
@@ -180,18 +172,9 @@ class AdaptiveDrafter:
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
-    def observe(
-        self,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
+    def observe(self, result: Verified) -> None:
         """The answers behind the accepted path are of the next step's places."""
-        tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._policy.learn(self._places, tokens, rows, seconds)
+        self._policy.learn(self._places, result)
         if self._watch and self._places:
-            self._watch(Outcome(self._places.graph, self._drafts, list(path), tokens))
-        self._answers = answers
+            self._watch(Outcome(self._places.graph, self._drafts, list(result.path), result.tokens))
+        self._answers = result.answers

@@ -29,6 +29,7 @@ import numpy as np
 from infer.drafters.adaptive import likeliest
 from infer.drafters.costs import Costs, LoopCosts, context_of, work
 from infer.drafters.places import Places
+from infer.drafters.protocol import Verified
 from infer.engine.sampling import Sampling
 from infer.trees.token_graph import Drafts
 
@@ -181,12 +182,13 @@ class AutoPolicy:
                 return drafts, likeliest(drafts, 1), self.most
             return drafts, sites, self._k
 
-    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
+    def learn(self, places: Places | None, result: Verified) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
+        tokens = result.tokens
         with self._lock:
             answered = places is not None and places.answered > 0
-            spent = self._costs.observe(rows, 1e3 * seconds, answered=answered)
-            ms = self._costs(rows) + (self._costs.reading if answered else 0.0)
+            spent = self._costs.observe(result.rows, 1e3 * result.seconds, answered=answered)
+            ms = self._costs(result.rows) + (self._costs.reading if answered else 0.0)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.drafters.protocol import Outcome, Watch
+from infer.drafters.protocol import Drafters, Outcome, Verified, Watch
 from infer.engine.reading import Candidates, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -84,7 +84,7 @@ class Pending:
         return rows
 
 
-class DraftModelDrafters(ABC):
+class DraftModelDrafters(Drafters, ABC):
     """The drafters of a batch. `take` lends a runner of the draft model for so many sequences, which
     `give` takes back after the last one.
     """
@@ -148,25 +148,15 @@ class DraftModelDrafters(ABC):
         self._drafting = self.runner.agreed(self.runner.clock() - began)
         return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
 
-    def observe(
-        self,
-        b: int,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
+    def observe(self, b: int, result: Verified) -> None:
         """See Drafters."""
         pending = self._pending[b]
-        tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        graph = pending.graph if pending else None
-        self._budget.learn(graph, tokens, rows, self._forwards, seconds, self._drafting)
+        self._budget.learn(pending.graph if pending else None, result, self._forwards, self._drafting)
         if pending:
-            self._keeping[b] = pending.kept(path)
+            self._keeping[b] = pending.kept(result.path)
             if self._watch and pending.drafts:
-                self._watch(Outcome(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed))
+                path = list(result.path)
+                self._watch(Outcome(pending.graph, pending.drafts, path, result.tokens, rows=pending.fed))
 
     def drop(self, b: int) -> None:
         """See Drafters."""

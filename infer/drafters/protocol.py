@@ -1,14 +1,12 @@
-"""What the loop asks of whatever drafts: to hang a tree under the last token, and to learn what came of it.
+"""The interface of drafters: propose a tree under the last token, and learn from its verification.
 
-Nothing here decides what is emitted.
-
-`Outcome` records a step's draft and what came of it, for infer.graph and measurements.
+Nothing here decides what is emitted. `Outcome` records a draft and its verification for infer.graph and
+measurements.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
@@ -16,116 +14,82 @@ from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
 
-class Drafters(Protocol):
-    """What hangs a tree under the last token of each of several sequences."""
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What one forward made of a sequence's tree.
+
+    `path` is the accepted path from the root, `choice` the token behind it, `answers` what the probes under
+    the path's end predict behind `choice`, `rows` the rows of each sequence in the forward, and `seconds` the
+    time of the step.
+    """
+
+    tree: Tree
+    path: Sequence[int]
+    choice: int
+    answers: Candidates | None
+    rows: int
+    seconds: float
 
     @property
-    def max_rows(self) -> int:
-        """Nodes of the largest tree."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Candidates wanted for each place behind a probed node."""
-        ...
-
-    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """These texts come now; what was known of others is forgotten."""
-        ...
-
-    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
-        """The trees to verify next, that of sequence b no deeper than `left[b]` - 1: so many tokens may
-        still be emitted. A context is the whole text so far; its last token is the tree's root.
-        """
-        ...
-
-    def observe(
-        self,
-        b: int,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
-        """What came of the tree of sequence b: the accepted path, the token behind it, what the probes under
-        the path's end say of the places behind that token, the rows that each sequence had in this forward,
-        and the time of the step. Not told of a sequence that has ended.
-        """
-        ...
-
-    def drop(self, b: int) -> None:
-        """Forget a sequence; the last one takes its place."""
-        ...
+    def tokens(self) -> list[int]:
+        """The emitted tokens, without regard to the text's end."""
+        return [*(self.tree.tokens[node] for node in self.path[1:]), self.choice]
 
 
-class Drafter(Protocol):
-    """The same for one sequence, without regard to those beside it."""
+class Drafter:
+    """Drafts for one sequence; itself it proposes the root alone, which is plain decoding.
 
-    max_rows: int
-    width: int
+    `max_rows` bounds the nodes of a tree; `width` is the number of candidates that are read for each place
+    behind a probed node.
+    """
+
+    max_rows = 1
+    width = 1
 
     def start(self, request: Request, sampling: Sampling) -> None:
-        """Its text begins."""
-        ...
+        """Begin a text."""
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """The tree to verify next."""
-        ...
+        """Return the tree to verify next, no deeper than `left` - 1, the tokens that may still be emitted.
 
-    def observe(
-        self,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
-        """What came of it."""
-        ...
+        `context` is the whole text so far; its last token is the tree's root.
+        """
+        return Tree.chain(context[-1])
+
+    def observe(self, result: Verified) -> None:
+        """Learn from the result. It is not called with a sequence's last step."""
 
 
-class Each:
-    """A drafter of its own for every sequence."""
+class Drafters:
+    """Drafts for the sequences of a batch; itself each sequence by a `Drafter` of its own."""
 
-    def __init__(self, new: Callable[[], Drafter]) -> None:
+    def __init__(self, new: Callable[[], Drafter] = Drafter) -> None:
         self._new, self._drafters = new, list[Drafter]()
         first = new()
         self.max_rows, self.width = first.max_rows, first.width
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """See Drafters."""
+        """Begin new texts, and forget all others."""
         self._drafters = [self._new() for _ in requests]
         for drafter, request in zip(self._drafters, requests):
             drafter.start(request, sampling)
 
     def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
-        """See Drafters."""
+        """Return the tree of each sequence; see Drafter."""
         return [drafter.propose(text, n) for drafter, text, n in zip(self._drafters, contexts, left)]
 
-    def observe(
-        self,
-        b: int,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
-        """See Drafters."""
-        self._drafters[b].observe(tree, path, choice, answers, rows, seconds)
+    def observe(self, b: int, result: Verified) -> None:
+        """Learn from the result of sequence b; see Drafter."""
+        self._drafters[b].observe(result)
 
     def drop(self, b: int) -> None:
-        """See Drafters."""
+        """Forget a sequence; the last one takes its place."""
         self._drafters[b] = self._drafters[-1]
         self._drafters.pop()
 
 
 class Fate(Enum):
-    """Of a node of the graph. `SHARED` is an accepted one that the path came to through a merged node."""
+    """What became of a node of the graph; a `SHARED` node was reached through a merged node."""
 
     ACCEPTED = "accepted"
     SHARED = "accepted behind a merged node"
@@ -135,18 +99,18 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was drafted for one sequence and step, and what the target said to it.
+    """The draft of one sequence in one step, and its verification.
 
     `drafts` is the tree that was verified, whose `nodes` say where each of its nodes stands in the graph;
-    `path` are its accepted nodes from the root on; `tokens` are theirs without the root's, and the target's
-    own behind them.
+    `path` are its accepted nodes from the root on; `tokens` are theirs without the root's, and the target's own
+    token behind them.
     """
 
     graph: TokenGraph
     drafts: Drafts
     path: list[int]
     tokens: list[int]
-    rows: int = 0  # that a draft model was fed for it, the text's among them, probes not
+    rows: int = 0  # of the draft model for it, with those of the text, without probes
 
     @property
     def accepted(self) -> list[int]:
@@ -172,29 +136,5 @@ class Outcome:
         return fates
 
 
-Watch = Callable[[Outcome], None]  # told every draft, but for that of a sequence's last step
-
-
-class PlainDrafter:
-    """Proposes the root alone."""
-
-    max_rows = 1
-    width = 1
-
-    def start(self, request: Request, sampling: Sampling) -> None:
-        """No matter which."""
-
-    def propose(self, context: Sequence[int], left: int) -> Tree:
-        """The root."""
-        return Tree.chain(context[-1])
-
-    def observe(
-        self,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
-        """Nothing to learn."""
+Watch = Callable[[Outcome], None]  # called with every draft but a sequence's last
+Each, PlainDrafter = Drafters, Drafter

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from infer.engine.pick import LEADERS, Logits, candidates, likeliest, pick, probabilities
-from infer.engine.ratio import draw, law
+from infer.engine.pick import LEADERS, Logits, candidates, draw, law, likeliest, pick, probabilities
 from infer.engine.sampling import Sampling
 from infer.trees.layout import Layout
 from infer.trees.tree import Tree

@@ -11,10 +11,10 @@ from conf.characters import print_line
 from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
-from infer.draft_methods import NODES
 from infer.drafters.protocol import Outcome
 from infer.graph.picture import write_picture
 from infer.graph.view import print_graph, title
+from infer.methods import NODES
 from infer.models import parallel
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs
+from infer.drafters.protocol import Verified
 from infer.engine.agreement import agreed_value
 from infer.engine.forward import context_length
 from infer.engine.reading import Reading, Request
@@ -81,7 +82,7 @@ class Bench:
         walks, walked = self._walks(tree, reading)
         for b, (path, choice) in enumerate(walks if probes else ()):
             found = reading.drafts(b, tree.drafted, WIDTH)
-            self._drafter.observe(tree, path, choice, found, q, 0.0)
+            self._drafter.observe(Verified(tree, path, choice, found, q, 0.0))
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
         _, again = self._walks(tree, reading)  # what was made with the forward is looked up

@@ -11,10 +11,12 @@ Under torchrun the target is divided over the ranks. A draft model is small: eve
 drafts the same tree (agreement.py). The first layers are divided as the target is.
 
 Knows which ids both models have; knows no drafting.
+
+Whether a base model can be given the ids of the model that was tuned from it.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -158,3 +160,26 @@ def told_as(setting: str, folder: str | Path) -> Iterator[None]:
     except UserError as error:
         told = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
         raise UserError(told, page=error.page) from error
+
+
+def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
+    """The base's pieces by id, before any weight is read; `text` is the tuned model's tokenizer.
+
+    Raises UserError for what is no model directory with a tokenizer, and where an id is another piece.
+    """
+    with told_as("base", folder):
+        pieces = load_text(folder).pieces
+    try:
+        rows_of_both(text.pieces, pieces)
+    except ValueError as error:
+        raise UserError(f"base={folder}: wanted the token ids of the model, {error}") from error
+    return pieces
+
+
+def lacking(pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]) -> str | None:
+    """The first id of prompts, given as (name, ids), that is no piece, in words; None where all are.
+
+    The tuned model may have more ids than its base, such as those of infilling.
+    """
+    strange = ((id, name) for name, ids in prompts for id in ids if id not in pieces)
+    return next((f"no id {id} of {name}" for id, name in strange), None)

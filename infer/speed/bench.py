@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
-from infer.draft_methods import DraftMethods
 from infer.drafters.protocol import Drafters, Each, PlainDrafter, Watch
 from infer.engine.cache import shape
 from infer.engine.forward import context_length
@@ -18,7 +17,7 @@ from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
 from infer.loop import Limits
 from infer.measure.runs import Decoder, loop_decoder
-from infer.methods import Methods
+from infer.methods import DraftMethods, Methods
 from infer.models.checkpoint import eos_ids, load_model, load_ngrams
 from infer.models.draft import Draft, load_draft, told_as
 from infer.requests import check_lengths

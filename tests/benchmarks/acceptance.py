@@ -21,8 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from infer.engine.pick import Logits, gumbel, probabilities
-from infer.engine.ratio import draw, law
+from infer.engine.pick import Logits, draw, gumbel, law, probabilities
 from infer.engine.sampling import Sampling
 
 SAMPLINGS = {

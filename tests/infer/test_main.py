@@ -13,9 +13,8 @@ from conf import run
 from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view.live import View
-from infer.view.page import write_page
-from infer.view.summary import Summary
+from infer.view.coloured import write_page
+from infer.view.live import Summary, View
 from tests.told import error
 
 STEPS = [

@@ -17,9 +17,8 @@ from data_prep.encode.encoder import Encoder
 from data_prep.vocab import Vocab, load_tokenizer
 from infer import Infill
 from infer.models.checkpoint import load_text
-from infer.output import Output
 from infer.requests import ids_of
-from infer.text import Text
+from infer.text import Output, Text
 
 
 @pytest.fixture(scope="module", params=["demo", "codellama"])

@@ -9,6 +9,7 @@ import pytest
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration
 from infer.drafters.costs import Costs, prior_costs, slopes
+from infer.drafters.protocol import Verified
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.ngrams import Ngrams
@@ -62,7 +63,7 @@ class Text:
                 [self._token(first - 1 + j) if self._rng.random() < accepted else WRONG, 4] for j in range(k)
             ]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
-        self._drafter.observe(self.tree, path, choice, answers, rows, ms / 1e3)
+        self._drafter.observe(Verified(self.tree, path, choice, answers, rows, ms / 1e3))
 
     def write(self, n: int, costs: Costs, accepted: float) -> float:
         """The text's next n tokens; return their number per plain forward's time."""

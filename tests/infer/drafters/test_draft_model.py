@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, DraftModelDrafters, LevelDrafters, ProbeDrafters
-from infer.drafters.protocol import Drafters, Each, PlainDrafter
+from infer.drafters.protocol import Drafters, Each, PlainDrafter, Verified
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -22,7 +22,6 @@ from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers
 from infer.trees.growth import Rules
 from infer.trees.token_graph import TokenGraph
-from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.engine.test_runner import by_library
 from tests.infer.trees import literal
@@ -173,12 +172,13 @@ class Reader:
             self.read.append(before + fed[0])
         return trees
 
-    def observe(self, b: int, tree: Tree, path: Sequence[int], *rest) -> None:
+    def observe(self, b: int, result: Verified) -> None:
+        path = result.path
         pending = self.drafters._pending[b]
         if pending:
             fed = [node for node in path[1:] if pending.drafts.nodes[node] in pending.rows]
             self.wanted.append(len(path) - len(fed))  # the path less its root, and the target's own token
-        self.drafters.observe(b, tree, path, *rest)
+        self.drafters.observe(b, result)
 
 
 @pytest.mark.parametrize("prompt", [[5, 17, 3], [*range(2, 42)]])
@@ -225,7 +225,7 @@ def test_a_draft_model_that_rested_reads_on_and_drafts_as_if_it_had_not() -> Non
     for token in text:
         (tree,) = drafters.propose([context], [60])
         assert tree.drafted == 0
-        drafters.observe(0, tree, [0], token, None, 1, 0.0)
+        drafters.observe(0, Verified(tree, [0], token, None, 1, 0.0))
         context = [*context, token]
     drafters._budget = FixedBudget(12)
     (tree,) = drafters.propose([context], [9])

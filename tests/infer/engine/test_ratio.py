@@ -14,8 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from infer.engine.pick import Logits, probabilities
-from infer.engine.ratio import draw, law
+from infer.engine.pick import Logits, draw, law, probabilities
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from conf import UserError, settings
 from infer import DecodeConfig, DraftConfig, generate, load
 from infer.config import InferConfig
-from infer.draft_methods import ROWS as ROWS_IN_A_STEP
 from infer.drafters.draft_model import UNREAD
 from infer.engine.runner import Runner
+from infer.methods import ROWS as ROWS_IN_A_STEP
 from infer.models.draft import STAND_IN, Draft, rows_of_both
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama

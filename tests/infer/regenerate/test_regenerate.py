@@ -23,8 +23,7 @@ from infer.api import Model, generate
 from infer.measure.crew import Units
 from infer.regenerate import run as stage
 from infer.regenerate.config import RegenerateConfig
-from infer.regenerate.run import KIND, content
-from infer.regenerate.source import PLAIN, Source
+from infer.regenerate.run import KIND, PLAIN, Source, content
 
 Run = Callable[..., RegenerateConfig]
 

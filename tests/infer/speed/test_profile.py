@@ -13,12 +13,12 @@ from transformers import LlamaForCausalLM
 
 from infer import Model
 from infer.config import DecodeConfig, DraftConfig
-from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.protocol import Each, Outcome, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Limits, decode
+from infer.methods import DraftMethods
 from infer.models.draft import load_draft
 from infer.speed import profile as module
 from infer.speed.profile import peak_memory, profile, timed
