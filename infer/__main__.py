@@ -37,9 +37,9 @@ def main(config: InferConfig) -> None:
         return
     before, after = prompt or config.infill.prefix, config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)
-    shown, summary = complete(steps, console, before, after)
+    steps_taken, summary = complete(steps, console, before, after)
     if page and parallel.is_first():
-        write_page(page, title=config.model, before=before, after=after, steps=shown, summary=summary)
+        write_page(page, title=config.model, before=before, after=after, steps=steps_taken, summary=summary)
         print_line(f"wrote {page}", error=True)
 
 

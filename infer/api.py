@@ -97,14 +97,14 @@ def load(
     model_dir = find_folder(model_dir)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
-    asked = _asked(draft)
-    if asked.model:
-        asked = replace(asked, model=str(find_folder(asked.model, setting="draft")))
-    rows = check_draft(asked, text) if asked.model else 0
+    draft_config = _asked(draft)
+    if draft_config.model:
+        draft_config = replace(draft_config, model=str(find_folder(draft_config.model, setting="draft")))
+    rows = check_draft(draft_config, text) if draft_config.model else 0
     with enough_for_weights(model_dir, dtype, device):
         lm = load_model(model_dir, dtype=dtype, device=device)
     check_compile(lm, compile)
-    drafting = load_draft(asked, lm, rows=rows, adaptive=adaptive) if asked.model else None
+    drafting = load_draft(draft_config, lm, rows=rows, adaptive=adaptive) if draft_config.model else None
     draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
     methods = Methods(lm, adaptive, draft_methods, load_ngrams(model_dir))
     runners = Runners(lm, compile=compile)
@@ -125,8 +125,8 @@ def check_compile(lm: PreTrainedModel, compile: bool) -> None:
     if compile and lm.device.type != "cuda":
         raise UserError(f"compile=true: wanted the model on a GPU, found it on {lm.device}")
     if compile and not fixed_shapes(lm):
-        found = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
-        raise UserError(f"compile=true: wanted a whole model that takes fixed shapes, found {found}")
+        reason = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
+        raise UserError(f"compile=true: wanted a whole model that takes fixed shapes, found {reason}")
 
 
 def generate(
@@ -161,7 +161,7 @@ def generate(
         Request(prompt, seed, _processors(model, prompt, decode, processors))
         for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
-    outputs = [_output(model, prompt, one, decode) for prompt, one in zip(batch, ids)]
+    outputs = [_output(model, prompt, prompt_ids, decode) for prompt, prompt_ids in zip(batch, ids)]
     return _steps(model, requests, outputs, *_allocate(model, ids, decode, watch), decode)
 
 
@@ -191,17 +191,17 @@ def _steps(
     longest = max(len(request.prompt) for request in requests)
     with _memory(model, len(requests), longest + decode.max_new_tokens, drafters.max_rows):
         for steps in loop.decode(runner, requests, drafters, limits, decode.sampling):
-            for one in steps:
-                texts = outputs[one.sequence].take(finished=one.finished)
-                told = {field.name: getattr(one, field.name) for field in fields(Step)}
-                yield TextStep(**told, texts=texts)
+            for step in steps:
+                texts = outputs[step.sequence].take(finished=step.finished)
+                values = {field.name: getattr(step, field.name) for field in fields(Step)}
+                yield TextStep(**values, texts=texts)
     model.runners.give(runner)
 
 
 def _check_device(device: str | None) -> None:
-    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if device not in (None, *found, *(["cuda"] if len(found) > 1 else [])):
-        raise UserError(f"device={device}: wanted a device of this machine ({', '.join(found)})")
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
+        raise UserError(f"device={device}: wanted a device of this machine ({', '.join(devices)})")
 
 
 def _processors(

@@ -271,8 +271,8 @@ class DraftConfig:
     @property
     def layers(self) -> int | None:
         """N of self:N; None for a directory."""
-        found = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
-        return int(found[1]) if found else None
+        match = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
+        return int(match[1]) if match else None
 
 
 def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:

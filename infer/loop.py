@@ -124,14 +124,14 @@ def decode(
     clock, observing = runner.clock, 0.0
     while live:
         began = clock()
-        trees = drafters.propose([one.context for one in live], [one.left for one in live])
-        reading = runner.forward(trees, [one.request for one in live], sampling)
+        trees = drafters.propose([sequence.context for sequence in live], [sequence.left for sequence in live])
+        reading = runner.forward(trees, [sequence.request for sequence in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
         seconds = runner.agreed(clock() - began + observing)
         steps, rows, began = [], sum(extent(trees)), clock()
-        for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
-            steps.append(one.advance(tree, path, choice))
+        for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
+            steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = reading.drafts(b, path[-1], drafters.width)
                 drafters.observe(b, Verified(tree, path, choice, answers, rows, seconds))

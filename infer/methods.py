@@ -100,9 +100,9 @@ class DraftMethods:
             "nodes": (context_length(self._lm.config), "positions of the model"),
         }
         for name, (most, what) in bounds.items():
-            found = getattr(decode, name) or 0
-            if found > most:
-                raise UserError(f"decode.{name}: wanted at most the {most} {what}, found {found}")
+            value = getattr(decode, name) or 0
+            if value > most:
+                raise UserError(f"decode.{name}: wanted at most the {most} {what}, found {value}")
         if decode.verify == "ratio" and (decode.nodes or NODES) < rules.k:
             raise UserError(
                 f"decode.nodes: wanted at least decode.k={rules.k} with decode.verify=ratio, which verifies a "
@@ -131,11 +131,11 @@ def _check_adaptive(decode: DecodeConfig) -> None:
             "decode.method: wanted gsd or ssd with draft.adaptive=true, which draws no trees, found tsd"
         )
     for name in ("theta_prob", "theta_sib", "tau", "draft_rows"):
-        found = getattr(decode, name)
-        if found is not None:
+        value = getattr(decode, name)
+        if value is not None:
             raise UserError(
                 f"decode.{name}: wanted none with draft.adaptive=true, which draws all in one forward, found "
-                f"{found}"
+                f"{value}"
             )
 
 
@@ -262,14 +262,14 @@ def library_processors(
 
     `ends` are the ids that `min_new_tokens` holds back.
     """
-    found = list[LogitsProcessor]()
+    processors = list[LogitsProcessor]()
     if decode.repetition_penalty != 1:
-        found.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
+        processors.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
     if decode.no_repeat_ngram_size:
-        found.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
+        processors.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
     if decode.min_new_tokens and ends:
         minimum = MinNewTokensLengthLogitsProcessor(
             prompt, decode.min_new_tokens, sorted(ends), device=str(device)
         )
-        found.append(minimum)
-    return LogitsProcessorList(found) if found else None
+        processors.append(minimum)
+    return LogitsProcessorList(processors) if processors else None

@@ -18,13 +18,13 @@ Taken: TypeAlias = str | Infill | list
 
 def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
     """The prompts, and what to call each in a sentence."""
-    taken = _taken(prompts, "prompt")
-    if isinstance(taken, str | Infill) or not taken or any(isinstance(id, Number) for id in taken):
-        return [taken], ["prompt"]
-    if len(taken) > SIDE_BY_SIDE:
-        raise UserError(f"prompts: wanted 1 to {SIDE_BY_SIDE} side by side, found {len(taken)}")
-    names = [f"prompts[{index}]" for index in range(len(taken))]
-    return [_taken(prompt, name) for prompt, name in zip(taken, names)], names
+    items = _taken(prompts, "prompt")
+    if isinstance(items, str | Infill) or not items or any(isinstance(id, Number) for id in items):
+        return [items], ["prompt"]
+    if len(items) > SIDE_BY_SIDE:
+        raise UserError(f"prompts: wanted 1 to {SIDE_BY_SIDE} side by side, found {len(items)}")
+    names = [f"prompts[{index}]" for index in range(len(items))]
+    return [_taken(prompt, name) for prompt, name in zip(items, names)], names
 
 
 def _taken(prompt: object, name: str) -> Taken:
@@ -51,8 +51,8 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
         return [default] * count
     items = _items(seeds) or []
     if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items):
-        found = items or seeds
-        raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
+        given = items or seeds
+        raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {given}")
     return [int(seed) for seed in items]
 
 

@@ -125,8 +125,8 @@ class Text:
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
         """What ends the text behind a prompt, beside EOS: EOT, where it asks for a middle."""
-        asked = self._infilling is not None and self._infilling.mid in prompt
-        return frozenset([self._infilling.eot]) if self._infilling and asked else frozenset()
+        infills = self._infilling is not None and self._infilling.mid in prompt
+        return frozenset([self._infilling.eot]) if self._infilling and infills else frozenset()
 
     def unseen(self, stop: Sequence[str]) -> frozenset[int]:
         """The ids of special pieces that hold a string of `stop`: they are no part of the text that is told."""
@@ -135,7 +135,7 @@ class Text:
             for id, piece in self._tokenizer.get_added_tokens_decoder().items()
             if piece.special
         }
-        return frozenset(id for id, piece in special.items() if any(one in piece for one in stop))
+        return frozenset(id for id, piece in special.items() if any(string in piece for string in stop))
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Whether this is the prompt of an empty text."""
@@ -178,13 +178,13 @@ class Text:
 
     def _bytes(self, text: str) -> list[int]:
         """The byte pieces that spell a text. Raises UserError where there are none."""
-        found = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
-        if None in found:
+        ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+        if None in ids:
             raise UserError(
                 f"tokenizer: wanted a spelling of {text!r} within the model's rows and without control ids, "
                 "found none"
             )
-        return found  # type: ignore[return-value]
+        return ids  # type: ignore[return-value]
 
 
 class TextStream:
@@ -265,12 +265,12 @@ class Output:
         return pieces
 
 
-def in_pieces(told: Iterable[tuple[str, str]]) -> list[list[str]]:
+def in_pieces(tokens: Iterable[tuple[str, str]]) -> list[list[str]]:
     """[kind, text] in turn, of each token's kind (`Step.kinds`) and text: neighbours of a kind become one."""
-    found = list[list[str]]()
-    for kind, text in told:
-        if found and found[-1][0] == kind:
-            found[-1][1] += text
+    pieces = list[list[str]]()
+    for kind, text in tokens:
+        if pieces and pieces[-1][0] == kind:
+            pieces[-1][1] += text
         elif text:
-            found.append([kind, text])
-    return found
+            pieces.append([kind, text])
+    return pieces

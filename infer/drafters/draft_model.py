@@ -257,8 +257,8 @@ class LevelDrafters(DraftModelDrafters):
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
             reading = self._forward(pending)
             for b, growth in growths.items():
-                found = self._behind(b, growth.frontier, rows[b], reading)
-                growth.grow(found.ids, found.weights)
+                candidates = self._behind(b, growth.frontier, rows[b], reading)
+                growth.grow(candidates.ids, candidates.weights)
 
     def _growth(self, root: int) -> Growth:
         return Growth(
@@ -309,11 +309,13 @@ class ProbeDrafters(DraftModelDrafters):
             if item is None:
                 continue
             root = len(item.tokens) - 1
-            found = [reading.following(b, [root], self._k)]
+            candidates = [reading.following(b, [root], self._k)]
             if depths[b] > 1:
-                found.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
-            ids = [row for part in found for row in part.ids]
-            item.graph = lattice(item.graph.tokens[0], ids, [row for part in found for row in part.weights])
+                candidates.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
+            ids = [row for part in candidates for row in part.ids]
+            item.graph = lattice(
+                item.graph.tokens[0], ids, [row for part in candidates for row in part.weights]
+            )
 
 
 class RatioDrafters(LevelDrafters):

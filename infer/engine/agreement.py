@@ -31,7 +31,7 @@ def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
         dist.broadcast(tensor, 0)
         return tensor
 
-    return agreed if shares(lm) > 1 else lambda found: found
+    return agreed if shares(lm) > 1 else lambda tensor: tensor
 
 
 def agreed_value(lm: PreTrainedModel, value: T) -> T:

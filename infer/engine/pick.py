@@ -129,7 +129,7 @@ def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -
     """(n,) the token of each row; `positions` (n,) are those that the tokens will have."""
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
-    values, ids = kept(logits, sampling)
+    values, ids = warped(logits, sampling)
     return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][:, 0]
 
 
@@ -152,7 +152,7 @@ def leaders(
     if not sampling.temperature:
         return logits.top(min(m, logits.vocabulary))
     # Drafts may miss a token far down that the noise lifts; a pick may not.
-    values, ids = kept(logits, sampling, most=WIDE)
+    values, ids = warped(logits, sampling, most=WIDE)
     return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, m)
 
 
@@ -166,7 +166,7 @@ def likeliest(
     """
     if not sampling.temperature:
         return top(logits.chances(), min(m, logits.vocabulary))
-    values, ids = kept(logits, sampling, most=WIDE)
+    values, ids = warped(logits, sampling, most=WIDE)
     noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
     result, ids = _best(noisy, ids, m)
     return (result - noisy.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0), ids
@@ -174,12 +174,12 @@ def likeliest(
 
 def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
     """(n, V) float64: what `pick` draws from, where it samples."""
-    values, ids = kept(logits, sampling)
+    values, ids = warped(logits, sampling)
     shares = values.double().softmax(-1)
     return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
 
 
-def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
     """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.
     """

@@ -126,17 +126,17 @@ class LazyReading:
         drawn = self._agree(draw(q, k, generator))
         ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
         chances = q.gather(1, drawn.clamp(min=0)).tolist()
-        return Candidates(ids, [row[: len(kept)] for row, kept in zip(chances, ids)]), q
+        return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
         """One call and one copy for the drafts of all trees."""
         layout, n, device = self.layout, len(self.trees), self.logits.device
-        q, shown = layout.ids.shape[1], layout.drafts
-        rows = [b * q + row for b in range(n) for row in range(shown)] if n > 1 else slice(0, shown)
-        positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
-        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
+        q, drafts = layout.ids.shape[1], layout.drafts
+        rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
+        positions = torch.from_numpy(layout.positions[:, :drafts].ravel() + 1)
+        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(drafts)
         picks = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
-        return self._agree(picks).view(n, shown).tolist()
+        return self._agree(picks).view(n, drafts).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
         """Picks with the library's processors, which see the tokens before each place."""

@@ -1,4 +1,4 @@
-"""A draft of a text, found by decoding it, and shown."""
+"""Decode a text, choose one of its drafts, and show it as a graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,13 +38,13 @@ def run(config: GraphConfig) -> None:
             "found neither, and drafts that are no graphs"
         )
     seen = drafts_of(model, config.prompt, config.decode)
-    chosen = choose([one.outcome for one in seen], config.step)
+    chosen = choose([draft.outcome for draft in seen], config.step)
     outcome, before = seen[chosen].outcome, config.prompt + seen[chosen].before
-    told = f"draft {chosen + 1} of {len(seen)}: {title(outcome, model.text)}"
+    caption = f"draft {chosen + 1} of {len(seen)}: {title(outcome, model.text)}"
     if parallel.is_first():
-        print_graph(Console(), outcome, model.text, before=before, told=told)
+        print_graph(Console(), outcome, model.text, before=before, caption=caption)
         if out:
-            write_picture(out, outcome, model.text, told=told)
+            write_picture(out, outcome, model.text, caption=caption)
             print_line(f"wrote {out}", error=True)
 
 

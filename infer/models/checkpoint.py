@@ -105,8 +105,8 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    lm, found = loaded
-    _check_weights(path, found)
+    lm, info = loaded
+    _check_weights(path, info)
     return lm
 
 
@@ -128,14 +128,14 @@ def _names(file: Path) -> list[str]:
         return list(weights.keys())
 
 
-def _check_weights(path: Path, found: dict[str, Any]) -> None:
+def _check_weights(path: Path, info: dict[str, Any]) -> None:
     """Raises UserError where a weight is absent or of another size: the library would draw it at random."""
-    for name, stored, wanted in sorted(found["mismatched_keys"]):
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
         raise UserError(
             f"model={path}: wanted weights of the sizes that config.json says, {tuple(wanted)} for {name}, "
             f"found {tuple(stored)}"
         )
-    absent, further = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    absent, further = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if absent:
         raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
     if further:
@@ -145,10 +145,10 @@ def _check_weights(path: Path, found: dict[str, Any]) -> None:
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     """The ids that end a text; a model may have none, one or several. Raises UserError for what is no id."""
-    found: Any = lm.generation_config.eos_token_id if lm.generation_config else None
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(id, int) for id in ids):
-        raise UserError(f"eos_token_id of generation_config.json: wanted token ids, found {found}")
+        raise UserError(f"eos_token_id of generation_config.json: wanted token ids, found {value}")
     return frozenset(ids)
 
 
@@ -239,22 +239,22 @@ def _infilling(value: Any) -> Infilling | None:
     """None where a tokenizer lacks one of the ids, which is then null."""
     if value is None or value == {}:
         return None
-    found, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
-    if absent := [name for name in names if name not in found]:
+    ids_by_name, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
+    if absent := [name for name in names if name not in ids_by_name]:
         raise ValueError(f"wanted {', '.join(names)} in infilling, found no {absent[0]}")
-    ids = [found[name] for name in names]
+    ids = [ids_by_name[name] for name in names]
     return None if None in ids else Infilling(*_ids(ids, "infilling"))
 
 
-def _ids(found: object, name: str) -> tuple[int, ...]:
-    return tuple(_expect(id, int, f"an id of {name}") for id in _expect(found, list, name))
+def _ids(values: object, name: str) -> tuple[int, ...]:
+    return tuple(_expect(id, int, f"an id of {name}") for id in _expect(values, list, name))
 
 
-def _expect(found: Any, kind: type[T], name: str) -> T:
+def _expect(value: Any, kind: type[T], name: str) -> T:
     """A value of this very type: true is no number."""
-    if type(found) is not kind:
-        raise ValueError(f"wanted {name} as {kind.__name__}, found {found!r:.60}")
-    return found
+    if type(value) is not kind:
+        raise ValueError(f"wanted {name} as {kind.__name__}, found {value!r:.60}")
+    return value
 
 
 def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:

@@ -119,10 +119,10 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
 
 
 def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
-    found, wanted = lm.num_parameters(), target.num_parameters()
-    if found > wanted:
-        told = "draft=%s: wanted fewer parameters than the model's %s, found %s, which drafts slowly"
-        getLogger(__name__).warning(told, folder, f"{wanted:,}", f"{found:,}")
+    parameters, limit = lm.num_parameters(), target.num_parameters()
+    if parameters > limit:
+        message = "draft=%s: wanted fewer parameters than the model's %s, found %s, which drafts slowly"
+        getLogger(__name__).warning(message, folder, f"{limit:,}", f"{parameters:,}")
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -158,8 +158,8 @@ def told_as(setting: str, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        told = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
-        raise UserError(told, page=error.page) from error
+        message = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
+        raise UserError(message, page=error.page) from error
 
 
 def base_pieces(folder: str, text: Text) -> Mapping[int, str]:

@@ -106,7 +106,7 @@ def _amiss(settings: dict[str, Any]) -> str | None:
 
 
 def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(one) is kind for one in value)
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Linear]]:

@@ -139,21 +139,21 @@ def run(config: RegenerateConfig) -> None:
         torch.set_num_threads(config.threads)
     source = Source(config)
     inputs = {"model": config.model, "data.path": config.data.path}
-    made = made_from(config, inputs, ignore=("threads",))
-    if is_finished(out, KIND, made):
+    settings = made_from(config, inputs, ignore=("threads",))
+    if is_finished(out, KIND, settings):
         _tell(members, f"{out} is finished: nothing to do")
     else:
         source.check_tokenizer(load_text(config.model))
         documents = source.documents()
         parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
         names = [f"{index:06}" for index in range(len(parts))]
-        with crew.folder(out, made, members) as partial:
+        with crew.folder(out, settings, members) as partial:
             units = Units(partial / UNITS, names)
             _continue(config, source, dict(zip(names, parts)), units, members)
             members.wait()
             if members.first:
                 facts = _finish(partial, names)
-                write_manifest(partial, KIND, made, **facts)
+                write_manifest(partial, KIND, settings, **facts)
                 _tell(members, f"{facts['documents']} documents, {facts['tokens']} new tokens")
     if members.first:  # also what a run that was killed right at its end has left
         shutil.rmtree(out / UNITS, ignore_errors=True)
@@ -183,8 +183,8 @@ def _continue(
             units.save(name, unit)
             tokens, forwards = tokens + unit["tokens"], forwards + unit["forwards"]
             rate = tokens / (time.perf_counter() - began)
-            shown = f"{rate:,.0f} tok/s {tokens / forwards:.1f} tok/forward"
-            progress.update(task, advance=len(parts[name]), rate=shown)
+            figures = f"{rate:,.0f} tok/s {tokens / forwards:.1f} tok/forward"
+            progress.update(task, advance=len(parts[name]), rate=figures)
 
 
 def regenerate(

@@ -86,8 +86,8 @@ def safe(text: str) -> str:
 
 def legend(kinds: Collection[str]) -> str:
     """Return what the colours of these kinds mean, as HTML."""
-    shown = [span(name, kind.meaning) for name, kind in KINDS.items() if name in kinds]
-    return f'<p class="legend">{"".join([span("given", "given"), span("own", OWN), *shown])}</p>'
+    parts = [span(name, kind.meaning) for name, kind in KINDS.items() if name in kinds]
+    return f'<p class="legend">{"".join([span("given", "given"), span("own", OWN), *parts])}</p>'
 
 
 TEMPLATE = Template("""<!DOCTYPE html>

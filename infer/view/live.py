@@ -89,13 +89,13 @@ def complete(
     steps: Iterable[TextStep], console: Console, before: str, after: str = ""
 ) -> tuple[list[TextStep], Summary]:
     """Show a text as its steps come, and return what was shown, with its figures."""
-    summary, shown, view = Summary(), list[TextStep](), View(console, before, after)
+    summary, steps_taken, view = Summary(), list[TextStep](), View(console, before, after)
     for step in steps:
         summary.add(step)
-        shown.append(step)
+        steps_taken.append(step)
         view.step(step)
     view.close(summary)
-    return shown, summary
+    return steps_taken, summary
 
 
 class View:
@@ -128,8 +128,8 @@ class View:
 
     def _legend(self) -> Text:
         """Return what the colours of the text mean."""
-        shown = [(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
-        return Text("  ").join([Text("given", GIVEN), Text(OWN), *(Text(*one) for one in shown)])
+        parts = [(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
+        return Text("  ").join([Text("given", GIVEN), Text(OWN), *(Text(*part) for part in parts)])
 
     def _write(self, text: str, style: Style | None = None) -> None:
         # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.

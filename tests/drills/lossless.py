@@ -30,7 +30,7 @@ from infer.drafters.budget import AutoBudget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters
 from infer.drafters.protocol import Drafters, Each, PlainDrafter
-from infer.engine.pick import gumbel, kept
+from infer.engine.pick import gumbel, warped
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -96,7 +96,7 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     if request.processors:
         logits = logits.replaced(request.processors(torch.tensor([context]), logits.whole().clone()))
     if sampling.temperature:
-        values, ids = kept(logits, sampling)
+        values, ids = warped(logits, sampling)
         values = values + gumbel(torch.tensor([request.seed]), torch.tensor([len(context)]), ids)
         whole = torch.full((logits.vocabulary,), float("-inf"), dtype=torch.float64)
         whole[ids[0]] = values[0].double()

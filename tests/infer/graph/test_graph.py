@@ -52,7 +52,7 @@ def test_a_node_fares_as_the_best_of_its_copies() -> None:
 def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Model) -> None:
     file = io.StringIO()
     outcome = outcome_of([0, 3], nodes=4)
-    print_graph(Console(file=file, width=30), outcome, model.text, before="x\x1b[2J\n", told="told")
+    print_graph(Console(file=file, width=30), outcome, model.text, before="x\x1b[2J\n", caption="told")
     a, one, red, car = (repr(model.text.stream(opens=False)(id)) for id in range(21, 25))
     assert file.getvalue().splitlines() == [
         "told",
@@ -223,5 +223,5 @@ def test_a_picture_is_there_whole_or_not_at_all(tmp_path: Path, model: Model) ->
     path = tmp_path / "graph.svg"
     path.write_text("the last one")
     with largest_file(2000), pytest.raises(OSError, match="File too large"):
-        write_picture(path, outcome_of([0, 1, 3]), model.text, told="")
+        write_picture(path, outcome_of([0, 1, 3]), model.text, caption="")
     assert [one.name for one in tmp_path.iterdir()] == ["graph.svg"] and path.read_text() == "the last one"
