@@ -82,7 +82,7 @@ def load(
     draft: DraftConfig | str | Path | None = None,
     compile: bool = False,
 ) -> Model:
-    """A model directory, or a model of the hub by its name, ready to decode, on a GPU where there is one.
+    """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
     `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
@@ -121,7 +121,7 @@ def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
-    """Raises UserError where forwards have no fixed shapes to compile."""
+    """Raise UserError where forwards have no fixed shapes to compile."""
     if compile and lm.device.type != "cuda":
         raise UserError(f"compile=true: wanted the model on a GPU, found it on {lm.device}")
     if compile and not fixed_shapes(lm):
@@ -138,7 +138,7 @@ def generate(
     processors: LogitsProcessorList | None = None,
     watch: Watch | None = None,
 ) -> Iterator[TextStep]:
-    """Continue one prompt, or 1 to 8 of unequal length side by side; the steps come as they are made.
+    """Continue 1 to 8 prompts side by side; yield the steps as they are made.
 
     A prompt is a text, an `Infill`, or token ids (n,), also as a tensor or an array, which may be BOS
     alone. Each forward yields a step of every sequence that goes on. A sequence's tokens do not depend

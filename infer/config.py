@@ -195,13 +195,13 @@ class DecodeConfig:
 
 
 def check_dtype(value: str, *, name: str = "dtype") -> None:
-    """Raises ValueError for what no weights are read as."""
+    """Raise ValueError for a dtype that weights are not read as."""
     if value not in DTYPES:
         raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value or 'none'}")
 
 
 def check_growth(config: Any, *, group: str = "") -> None:
-    """Raises ValueError for a threshold, a tau or a reading of it that a draft model's graph cannot have."""
+    """Raise ValueError for thresholds or a tau that no graph of a draft model can have."""
     for name in ("theta_prob", "theta_sib"):
         value = getattr(config, name)
         if value is not None and not 0 <= value <= 1:
@@ -218,7 +218,7 @@ def check_growth(config: Any, *, group: str = "") -> None:
 
 
 def check_at_least(config: object, bounds: Mapping[str, int], *, group: str = "") -> None:
-    """Raises ValueError for a setting below its bound; one that is null has none."""
+    """Raise ValueError for a setting below its bound; null has no bound."""
     for name, bound in bounds.items():
         value = getattr(config, name)
         if value is not None and value < bound:

@@ -25,7 +25,7 @@ class Limits:
     stop: Callable[[int], Stop] | None = None  # the one of each sequence, by its index
 
     def of(self, ends: Collection[int], max_new_tokens: int | None = None) -> "Limits":
-        """The limits of a text that more ids end, and that may have a number of tokens of its own."""
+        """Return the limits of a text that more ids end, and that may have a number of tokens of its own."""
         return replace(self, eos={*self.eos, *ends}, max_new_tokens=max_new_tokens or self.max_new_tokens)
 
 

@@ -159,8 +159,9 @@ class Methods:
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
-        """The settings with the method that will run: where none is given gsd with a model that drafts,
-        sdsat with adaptive tokens, ngrams with a table of them, else plain.
+        """Return the settings with the method that will run.
+
+        The default is gsd with a draft model, sdsat with adaptive tokens, ngrams with a table, else plain.
 
         Raises UserError for settings that this method does not have.
         """
@@ -175,8 +176,9 @@ class Methods:
     def drafters(
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
-        """The drafters of `batch` sequences of up to `capacity` tokens, behind whose
-        prompts the context has `left` positions. `watch` is told what is drafted, where that is a graph.
+        """Return the drafters of `batch` sequences of up to `capacity` tokens.
+
+        Behind the prompts the context has `left` positions. `watch` is called with drafts that are graphs.
 
         Raises UserError for what `settled` refuses, for sdsat without adaptive tokens, for ssd, tsd and
         gsd without a model that drafts, for a k, depth or number of nodes that the models or the context
@@ -250,7 +252,7 @@ def check_k(ids: Sequence[int], k: int) -> None:
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:
-    """The policy that the settings spell out."""
+    """Return the fixed policy of the settings."""
     probes = int(decode.probes) if decode.probes.isdigit() else "all" if decode.probes == "all" else "root"
     return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
@@ -258,7 +260,7 @@ def fixed(decode: DecodeConfig, k: int) -> Policy:
 def library_processors(
     decode: DecodeConfig, *, prompt: int, ends: Collection[int], device: torch.device
 ) -> LogitsProcessorList | None:
-    """The library's, in its order, for a prompt of so many tokens; None where none is asked for.
+    """Return the library's processors in its order; None where the settings need none.
 
     `ends` are the ids that `min_new_tokens` holds back.
     """

@@ -17,7 +17,7 @@ Taken: TypeAlias = str | Infill | list
 
 
 def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
-    """The prompts, and what to call each in a sentence."""
+    """Return the prompts, and what to call each in a sentence."""
     items = _taken(prompts, "prompt")
     if isinstance(items, str | Infill) or not items or any(isinstance(id, Number) for id in items):
         return [items], ["prompt"]
@@ -28,7 +28,7 @@ def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
 
 
 def _taken(prompt: object, name: str) -> Taken:
-    """A text or an Infill as it is; of anything else its items, read once."""
+    """Return a text or an Infill as it is, and anything else as a list of its items."""
     if isinstance(prompt, str | Infill):
         return prompt
     items = _items(prompt)
@@ -86,9 +86,7 @@ def check_lengths(
     context: int,
     setting: str = "decode.max_new_tokens",
 ) -> None:
-    """Raises UserError where a prompt and so many new tokens, as `setting` says, are more than the model's
-    context.
-    """
+    """Raise UserError where a prompt and `new` tokens, by `setting`, exceed the model's context."""
     for prompt, name in zip(ids, names):
         if len(prompt) >= context:
             raise UserError(

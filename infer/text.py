@@ -94,7 +94,7 @@ class Text:
 
     @TOKENIZING
     def infill(self, wanted: Infill) -> list[int]:
-        """The prompt whose continuation, up to EOT, is the middle.
+        """Return the prompt whose continuation, up to EOT, is the middle.
 
         Raises NoInfilling for a model that was not trained for it.
         """
@@ -124,12 +124,12 @@ class Text:
         return TextStream(self._tokenizer, self._plain("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
-        """What ends the text behind a prompt, beside EOS: EOT, where it asks for a middle."""
+        """Return the ids that end the text behind a prompt beside EOS: EOT, for infilling."""
         infills = self._infilling is not None and self._infilling.mid in prompt
         return frozenset([self._infilling.eot]) if self._infilling and infills else frozenset()
 
     def unseen(self, stop: Sequence[str]) -> frozenset[int]:
-        """The ids of special pieces that hold a string of `stop`: they are no part of the text that is told."""
+        """Return the ids of special pieces, which no text shows, that contain a string of `stop`."""
         special = {
             id: piece.content
             for id, piece in self._tokenizer.get_added_tokens_decoder().items()
@@ -142,7 +142,7 @@ class Text:
         return list(ids) == self._bos
 
     def _lead(self, text: str) -> str:
-        """The text whose plain encoding is enc(text)."""
+        """Return the text whose plain encoding is enc(text)."""
         return " " + text if self._implicit_space and text else text
 
     def _plain(self, text: str) -> list[int]:
@@ -167,8 +167,9 @@ class Text:
         return [*first, *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others)]
 
     def _defused(self, text: str) -> Iterator[int]:
-        """The ids of a text that spells a control piece, cut in the middle of each spelling; a piece of
-        one character cannot be cut: its bytes stand for it.
+        """Yield the ids of a text that spells a control piece, cut in the middle of each spelling.
+
+        A piece of one character cannot be cut: its bytes stand for it.
         """
         middles = [m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)]
         for start, stop in pairwise([0, *middles, len(text)]):
@@ -177,7 +178,7 @@ class Text:
                 yield from self._bytes(spelled) if id in self._control else [id]
 
     def _bytes(self, text: str) -> list[int]:
-        """The byte pieces that spell a text. Raises UserError where there are none."""
+        """Return the byte pieces that spell a text. Raises UserError where there are none."""
         ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
         if None in ids:
             raise UserError(
@@ -199,7 +200,7 @@ class TextStream:
 
     @TOKENIZING
     def __call__(self, id: int) -> str:
-        """The text that this id completes."""
+        """Return the text that this id completes."""
         try:
             return self._step(id)
         except Exception:  # the library's bare one: bytes that are no UTF-8 would change text that is out
@@ -209,7 +210,7 @@ class TextStream:
 
     @TOKENIZING
     def rest(self) -> str:
-        """What is left at the end: half of a character, shown as the replacement character."""
+        """Return the rest at the end: half of a character, shown as the replacement character."""
         ids, self._held = [*self._context, *self._held], []
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text.removeprefix(self._tokenizer.decode(self._context, skip_special_tokens=True))
@@ -224,7 +225,7 @@ class TextStream:
 
 
 def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer's description as a list."""
+    """Return a normalizer's description as a list."""
     return (normalizer or {}).get("normalizers", [normalizer or {}])
 
 
@@ -256,8 +257,9 @@ class Output:
         return token in self._ends or any(text in seen for text in self._stop)
 
     def take(self, *, finished: bool) -> list[str]:
-        """The text of every token since the last call, "" for one that completes no character; what is
-        left of a broken one goes to the last token of all.
+        """Return the text of every token since the last call, "" for one that completes no character.
+
+        The rest of a broken character goes to the last token of all.
         """
         pieces, self._pieces = self._pieces, []
         if finished:

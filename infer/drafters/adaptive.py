@@ -88,7 +88,7 @@ class FixedPolicy(Policy):
         return max(1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted))
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """The likeliest paths. Drafts without adaptive answers are always probed, or there would be none."""
+        """Return the likeliest paths; drafts without adaptive answers are always probed."""
         if self.tree == "paper":
             drafts = nucleus_tree(places.graph, min(self.k, left - 1), places.expand)
         else:
@@ -104,13 +104,13 @@ class FixedPolicy(Policy):
 
 
 def likeliest(drafts: Drafts, count: int) -> list[int]:
-    """The nodes at which the accepted path most probably ends, in that order."""
+    """Return the nodes at which the accepted path ends most probably, likeliest first."""
     endings = drafts.endings()
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
 
 def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
-    """Raises ValueError for a k that is not positive, or beyond the diverse ids."""
+    """Raise ValueError for a k that is not positive, or beyond the diverse ids."""
     if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
         wanted = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
         raise ValueError(f"k: wanted {wanted} adaptive tokens, found {k}")
@@ -147,11 +147,11 @@ class AdaptiveDrafter(Drafter):
         self.max_rows, self.width = policy.max_rows, max(policy.width, ANSWERS) if ngrams else policy.width
 
     def start(self, request: Request, sampling: Sampling) -> None:
-        """The noise of its draws is known."""
+        """See Drafter. The noise of the request's draws is known."""
         self._sampling, self._seed = sampling, request.seed
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """The drafts at hand, and probes for new ones as far as the text goes on."""
+        """Return the drafts at hand, with probes for the next ones as far as the text goes on."""
         if self._policy.resting:
             self._places = None
             return Tree.chain(context[-1])
@@ -173,7 +173,7 @@ class AdaptiveDrafter(Drafter):
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
     def observe(self, result: Verified) -> None:
-        """The answers behind the accepted path are of the next step's places."""
+        """See Drafter. The answers behind the accepted path draft the next step."""
         self._policy.learn(self._places, result)
         if self._watch and self._places:
             self._watch(Outcome(self._places.graph, self._drafts, list(result.path), result.tokens))

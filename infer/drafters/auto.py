@@ -80,7 +80,7 @@ class Credit:
         self._left, self.drafting = FIRST, True
 
     def account(self, tokens: int, spent: float) -> None:
-        """What a step emitted, and its time in plain steps."""
+        """Account for a step: the tokens that it emitted, and its time in plain steps."""
         gained = tokens - spent
         if self.drafting:
             self._left = max(min(self._left + gained, FULL), -AGAIN)  # one slow step is not paid for ever after
@@ -223,8 +223,9 @@ class AutoPolicy:
                 calibration.record(places.graph.chances[child], child == right)
 
     def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
-        """The drafts, fewer where probes are worth their rows more than they are; the nodes to probe; and what
-        the step is worth beyond its rows.
+        """Return the drafts to verify, the nodes to probe, and the step's worth beyond its rows.
+
+        Drafts make room for probes where those are worth more.
         """
         best, count = (drafts, list[int](), float("-inf")), len(drafts.tokens)
         while count:
@@ -239,8 +240,9 @@ class AutoPolicy:
         return best
 
     def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float, bool]:
-        """The nodes to probe, those where the path may end, while answers there are worth their rows; what they
-        are worth beyond these; and whether rows were wanting.
+        """Return the nodes to probe, their worth beyond their rows, and whether rows ran out.
+
+        Nodes where the path may end are probed while answers there are worth their rows.
         """
         rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
         worth = self._worth(k) - rate * self._costs.reading

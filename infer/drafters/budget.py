@@ -63,7 +63,7 @@ class FamilyBudget(FixedBudget):
     """The same number of nodes for verification by ratio: level by level, siblings together."""
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """The likeliest of each level get their children."""
+        """See FixedBudget. The likeliest nodes of each level get their children."""
         return unroll_levels(graph, self.nodes, depth=depth)
 
 
@@ -100,7 +100,7 @@ class AutoBudget:
         return self._calibration.chance(weight)
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """The first level always: the credit answers for it."""
+        """See FixedBudget. The first level is always drafted: the credit pays for it."""
         return level == 0 or reach * self._followed > self.rate * self._draft.costs(rows)
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:

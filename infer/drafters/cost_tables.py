@@ -70,7 +70,7 @@ class CostTables:
         return priors
 
     def _read(self) -> list[Costs] | None:
-        """What was written; None for nothing, another version, or a broken file."""
+        """Return the saved tables; None where there are none, of another version, or broken ones."""
         try:
             tables = unsealed(self._path)["tables"]
             costs = [

@@ -52,7 +52,7 @@ class Pending:
 
     @classmethod
     def behind(cls, unread: list[int], root: int) -> "Pending":
-        """A root, which is the last of the text's tokens."""
+        """Return a graph of the root alone, the last of the text's tokens."""
         last = len(unread) - 1
         return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
 
@@ -72,7 +72,7 @@ class Pending:
         return Tree(tuple(self.tokens), tuple(self.parents), len(self.tokens), drawn=drawn)
 
     def kept(self, path: Sequence[int]) -> list[int]:
-        """The rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
+        """Return the rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
         if not self.fed or self.drafts is None:  # nothing was drawn
             return []
         rows, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
@@ -171,9 +171,7 @@ class DraftModelDrafters(Drafters, ABC):
             self._runner = None
 
     def _read(self, contexts: Sequence[Sequence[int]], depths: Sequence[int]) -> list[list[int]]:
-        """The last few tokens of each text, which the draft model has not read: at least one, or none where
-        nothing is drafted.
-        """
+        """Return the tokens of each text that the draft model has not read; none where nothing is drafted."""
 
         def unread() -> list[list[int]]:
             return [
@@ -215,7 +213,7 @@ class DraftModelDrafters(Drafters, ABC):
         return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), shared=shared)
 
     def _commit(self) -> None:
-        """The accepted paths' rows into the draft model's cache."""
+        """Commit the accepted paths' rows to the draft model's cache."""
         if any(self._keeping):
             self.runner.commit(self._keeping)
             self._keeping = [[] for _ in self._keeping]
@@ -270,7 +268,7 @@ class LevelDrafters(DraftModelDrafters):
         )
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
-        """The candidates behind these nodes of graph b, which are these rows of it."""
+        """Return the candidates behind these nodes of graph b, whose rows are `rows`."""
         return reading.following(b, rows, self._rules.k)
 
     def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
@@ -297,7 +295,7 @@ class ProbeDrafters(DraftModelDrafters):
         give: Callable[[Runner], None],
         watch: Watch | None = None,
     ) -> None:
-        """Raises ValueError for more places than the draft model has diverse tokens for."""
+        """Raise ValueError for more places than the draft model has diverse tokens for."""
         super().__init__(draft, budget, depth=depth, take=take, give=give, watch=watch)
         assert draft.adaptive is not None
         self._k = k

@@ -24,7 +24,7 @@ def shares(lm: PreTrainedModel) -> int:
 
 
 def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """What makes a tensor rank 0's on every rank."""
+    """Return a function that gives every rank the tensor of rank 0."""
 
     def agreed(tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()

@@ -59,9 +59,7 @@ def leave_to_masks(decoder: Any) -> Tensor:
 
 
 def _beside(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """What the decoder adds to the scores beside a mask: nothing, or the library's own (B * H, 1, n)
-    where the mask is one of padding.
-    """
+    """Return the bias that the decoder adds to a 4-D mask, none, or to one of padding: (B * H, 1, n)."""
     if attention_mask.ndim == 4:
         return torch.zeros(1, 1, 1, dtype=dtype, device=attention_mask.device)
     return build_alibi_tensor(attention_mask, num_heads, dtype)
@@ -133,9 +131,7 @@ def register() -> None:
 
 
 def own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | None:
-    """The library's own for rows without a mask, where its own attention takes them; elsewhere a mask
-    comes from the runner or not at all.
-    """
+    """Return the library's mask for ALiBi's own attention; elsewhere masks come from the runner."""
     return eager_mask(*args, **others) if is_alibi(config) else None
 
 
@@ -185,7 +181,7 @@ def _share_value(value: Any, shared: dict[int, Any]) -> None:
 
 
 def _bound(function: MethodType | partial[Any]) -> list[Any]:
-    """What a bound function is made of."""
+    """Return the parts of a bound function."""
     if isinstance(function, MethodType):
         return [function.__self__]
     return [function.func, *function.args, *function.keywords.values(), *vars(function).values()]

@@ -90,7 +90,7 @@ def places_of(*modules: nn.Module) -> tuple[int, ...]:
 
 
 def windows(config: Any) -> dict[str, int | None]:
-    """The kinds of layers, and how far each sees; None is everything."""
+    """Return the attention window of each kind of layer; None is no window."""
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:
@@ -99,9 +99,7 @@ def windows(config: Any) -> dict[str, int | None]:
 
 
 def context_length(config: PretrainedConfig) -> int:
-    """The most tokens of a text. ALiBi's positions have no end; what a model was trained on has: its
-    configuration says so in `seq_length`, or it was BLOOM's 2,048.
-    """
+    """Return the most tokens of a text; with ALiBi `seq_length`, or BLOOM's 2,048, which it was trained on."""
     learned = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
     return learned or TRAINED
 
@@ -116,7 +114,7 @@ class Forward(Protocol):
         sampling: Sampling,
         fed: Sequence[int] | None = None,
     ) -> Reading:
-        """What the model says of each sequence's tree; the rows wait in the cache behind its lengths."""
+        """Compute the trees' rows, which wait in the cache behind the committed ones."""
         ...
 
 
@@ -152,7 +150,7 @@ class DynamicForward:
         return LazyReading(logits, layout, trees, requests, sampling, target.agree)
 
     def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[Layout, Tensor]:
-        """The rows, and (B, q, d) what the decoder makes of them."""
+        """Return the rows, and (B, q, d) what the decoder makes of them."""
         target, cache = self._target, self._target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         layout = lay_out(trees, cache.lengths, fed=fed, drafts=self._least - probes)
@@ -221,7 +219,7 @@ class Compiled:
         self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
 
     def __call__(self, *args: Any) -> Tensor:
-        """The function's value."""
+        """Call the compiled function, or the function itself after a failure."""
         if not self._failed:
             try:
                 return self._compiled(*args)
@@ -314,7 +312,7 @@ class Graph:
         self.logits: Logits | None = None  # of the last run, where they are kept
 
     def run(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> Packed:
-        """The picks and leaders of these rows; returns when they have arrived."""
+        """Return the picks and leaders of these rows, on the host."""
         self._inputs.fill(layout, lengths, seeds)
         if self._stream is None:
             self._packed = self._compute()
@@ -428,7 +426,5 @@ def additive_mask(
 
 
 def bucket(n: int) -> int:
-    """The smallest of 0, 1, 2, 4, 8, ... that is at least n. Rows cost little on a GPU and a graph a
-    capture in the middle of a text, so shapes are few.
-    """
+    """Return the smallest of 0, 1, 2, 4, 8, ... that is at least n: few shapes mean few captures."""
     return 1 << (n - 1).bit_length() if n else 0

@@ -57,7 +57,7 @@ class Logits:
         return Logits(self._head, self._hidden[rows], self._logits[rows])
 
     def replaced(self, logits_nV: Tensor) -> "Logits":
-        """The same rows with other logits, already of full precision."""
+        """Return the same rows with other logits of full precision."""
         return Logits(self._head, self._hidden, logits_nV)
 
     @property
@@ -240,7 +240,7 @@ def noise(seed: int, position: int, id: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _key(number: int, position: int | None = None) -> int:
-    """An id's, or that of a place: a place has several tokens, and several places have the same token."""
+    """Return the hash of an id, or of a seed and a position."""
     mixed = _mixed_one(number)
     return mixed if position is None else _mixed_one(mixed ^ position)
 

@@ -49,19 +49,18 @@ class Reading(Protocol):
     """One forward of trees."""
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """The pick after each node of tree b, asked for along one path from the root; `context` are
-        the tokens up to and with the root.
+        """Return a function from a node of tree b to the pick after it, called along one path from the root.
+
+        `context` are the tokens up to and with the root.
         """
         ...
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """What the probes under a node of tree b say; None where it has none."""
+        """Return the candidates of the probes under a node of tree b; None where it has none."""
         ...
 
     def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """What may come behind each of these nodes of a draft model's tree b, which lie side by side; its
-        weights are chances.
-        """
+        """Return the likeliest tokens behind adjacent nodes of a draft model's tree b, with their chances."""
         ...
 
     def draws(
@@ -139,7 +138,7 @@ class LazyReading:
         return self._agree(picks).view(n, drafts).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
-        """Picks with the library's processors, which see the tokens before each place."""
+        """Return a chooser that applies the library's processors to the tokens before each place."""
         tree = self.trees[b]
 
         def choose(node: int) -> int:
@@ -153,8 +152,9 @@ class LazyReading:
         return choose
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
-        """The pick after one node, whose row this is: of the target's distribution, or of that which the
-        draft's draws leave of it. The noise is the same, and independent of those draws.
+        """Return the pick after a node, from the target's distribution or what the draft's draws leave of it.
+
+        The noise is the same, and independent of those draws.
         """
         tree, sampling = self.trees[b], self._sampling
         if tree.drawn is not None and node in tree.drawn:

@@ -64,7 +64,7 @@ def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:
 
 
 def choose(drafts: Sequence[Outcome], step: int | None) -> int:
-    """The index of the draft to show: of the first with merges, else of the one of most nodes.
+    """Return the index of the draft to show: of the first with merges, else of the one of most nodes.
 
     Raises UserError for a step beyond the drafts, and where there are none.
     """

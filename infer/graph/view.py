@@ -29,12 +29,12 @@ BEFORE = 60  # characters of the text before the draft that are shown
 
 
 def spelled(text: Text, id: int) -> str:
-    """A token as a string's source: spaces in quotes, nothing that steers a terminal."""
+    """Return a token as the source of a string, safe to print."""
     return repr(text.stream(opens=False)(id) or text.pieces.get(id, f"<{id}>"))
 
 
 def title(outcome: Outcome, text: Text) -> str:
-    """What was drafted, and what came of it."""
+    """Return a line on the draft and its verification."""
     graph, drafts = outcome.graph, outcome.drafts
     return (
         f"{len(graph.tokens) - 1} nodes drafted, {len(graph.merged)} merged; a tree of "
@@ -53,7 +53,7 @@ def print_graph(console: Console, outcome: Outcome, text: Text, *, before: str, 
 
 
 def tree_of(outcome: Outcome, text: Text) -> Tree:
-    """The graph with every node under its parent."""
+    """Return the graph with every node under its parent."""
     graph, fates = outcome.graph, outcome.fates
     branches = list[Tree]()
     for node, token in enumerate(graph.tokens):

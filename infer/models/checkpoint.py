@@ -48,7 +48,7 @@ class Adaptive:
 def load_model(
     folder: str | Path, *, dtype: str, device: str | None = None, whole: bool = False
 ) -> PreTrainedModel:
-    """The library's model with its adapter, if it has one, ready to decode.
+    """Load the library's model with its adapter, if it has one, ready to decode.
 
     Under torchrun it is divided over the processes, each on its own GPU or all on CPUs; `whole`: every process
     loads all of it. Raises UserError
@@ -81,7 +81,7 @@ def load_model(
 
 
 def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
-    """The library's model with every weight from the directory."""
+    """Load the library's model; every weight must come from the directory."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # of weights amiss its report is a table
     try:
@@ -111,9 +111,7 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
 
 
 def _check_depth(path: Path, config: PreTrainedConfig) -> None:
-    """Raises UserError for more layers than there are weights: the library would make them all first, which of
-    a number with a digit too many takes hours.
-    """
+    """Raise UserError for more layers than weights: the library would spend hours on making them all."""
     files = [file for file in path.glob("*.safetensors") if file.name != FILE]
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     weights = sum(len(_names(file)) for file in files)
@@ -129,7 +127,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _check_weights(path: Path, info: dict[str, Any]) -> None:
-    """Raises UserError where a weight is absent or of another size: the library would draw it at random."""
+    """Raise UserError where a weight is absent or of another size: the library would draw it at random."""
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         raise UserError(
             f"model={path}: wanted weights of the sizes that config.json says, {tuple(wanted)} for {name}, "
@@ -144,7 +142,7 @@ def _check_weights(path: Path, info: dict[str, Any]) -> None:
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
-    """The ids that end a text; a model may have none, one or several. Raises UserError for what is no id."""
+    """Return the ids that end a text. Raises UserError for a value that is no id."""
     value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(id, int) for id in ids):
@@ -153,7 +151,7 @@ def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
 
 
 def load_text(folder: str | Path) -> Text:
-    """The directory's tokenizer, with the control ids of training where adaptive.json has them."""
+    """Return the directory's tokenizer, with the control ids of training where adaptive.json has them."""
     path = check_directory(folder)
     file = path / "tokenizer.json"
     if not file.is_file():
@@ -185,9 +183,7 @@ def is_gated(folder: str | Path) -> bool:
 
 
 def load_adaptive(folder: str | Path) -> Adaptive:
-    """What adaptive.json says. Raises UserError where the model was trained without adaptive tokens, and
-    for ids that it has no row for.
-    """
+    """Read adaptive.json. Raises UserError where there is none, and for ids without a row of the embedding."""
     path = check_directory(folder) / "adaptive.json"
     if not path.is_file():
         raise UserError(
@@ -202,9 +198,7 @@ def load_adaptive(folder: str | Path) -> Adaptive:
 
 
 def _adaptive(value: dict[str, Any]) -> Adaptive:
-    """Raises ValueError, in a sentence, for a field of another type: read as what it may have meant, it would
-    draft with other tokens, or leave a control piece to the text.
-    """
+    """Raise ValueError, in a sentence, for a field of another type, which could draft with wrong tokens."""
     bos, control, ngrams = value.get("bos"), value.get("control"), value.get("ngrams")
     return Adaptive(
         _ids(value.get("adaptive_ids"), "adaptive_ids"),
@@ -251,7 +245,7 @@ def _ids(values: object, name: str) -> tuple[int, ...]:
 
 
 def _expect(value: Any, kind: type[T], name: str) -> T:
-    """A value of this very type: true is no number."""
+    """Return the value if it has exactly this type: true is no number."""
     if type(value) is not kind:
         raise ValueError(f"wanted {name} as {kind.__name__}, found {value!r:.60}")
     return value

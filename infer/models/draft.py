@@ -53,7 +53,7 @@ class Draft:
     adaptive: Adaptive | None = None  # what it drafts with under draft.adaptive; None: token by token
 
     def read(self, ids: Sequence[int]) -> list[int]:
-        """The target's ids as this model is fed them: with a stand-in for those that it lacks."""
+        """Return the target's ids with a stand-in for those that this model lacks."""
         return [id if id < self.rows else STAND_IN for id in ids]
 
 
@@ -92,7 +92,7 @@ def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
 
 
 def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adaptive: Adaptive | None) -> Draft:
-    """The model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
+    """Load the model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
 
     A model larger than the target is warned of. Raises UserError for what `load_model` refuses, for
     want of memory on any rank, and for as many layers as the target has.
@@ -126,7 +126,7 @@ def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) ->
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The first layers of a model, with its final norm and head: other modules, the same tensors.
+    """Return the first layers of a model with its final norm and head, on the same tensors.
 
     The tensors of a copy are the original's wherever copying is told that it has copied them already:
     buffers that no checkpoint has, such as rotary frequencies, and an adapter's weights as well.
@@ -142,7 +142,7 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
-    """The logits of the first ids alone, by a view of the head's weights; the embedding stays whole."""
+    """Cut the head to the first ids, by a view of its weights; the embedding stays whole."""
     if rows >= lm.config.vocab_size:
         return
     head: Any = lm.get_output_embeddings()
@@ -154,7 +154,7 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
 
 @contextmanager
 def told_as(setting: str, folder: str | Path) -> Iterator[None]:
-    """A directory's mistakes, by the setting that named it."""
+    """Name the setting that gave the folder in UserErrors of the block."""
     try:
         yield
     except UserError as error:
@@ -163,7 +163,7 @@ def told_as(setting: str, folder: str | Path) -> Iterator[None]:
 
 
 def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
-    """The base's pieces by id, before any weight is read; `text` is the tuned model's tokenizer.
+    """Return the base's pieces by id, before any weight is read; `text` is the tuned model's tokenizer.
 
     Raises UserError for what is no model directory with a tokenizer, and where an id is another piece.
     """
@@ -177,7 +177,7 @@ def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
 
 
 def lacking(pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]) -> str | None:
-    """The first id of prompts, given as (name, ids), that is no piece, in words; None where all are.
+    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are.
 
     The tuned model may have more ids than its base, such as those of infilling.
     """

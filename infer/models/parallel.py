@@ -31,7 +31,7 @@ def processes() -> int:
 
 
 def place() -> tuple[int, int, int]:
-    """The rank of this process among those that torchrun started, their number, its rank on this machine."""
+    """Return torchrun's rank, world size and local rank; 0, 1 and 0 without it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     rank, world, local = (int(os.environ.get(name, "0")) if _by_torchrun() else 0 for name in names)
     return rank, max(1, world), local

@@ -73,7 +73,7 @@ class Source:
         self._shards = Shards(self._path, "train")
 
     def check_tokenizer(self, text: Text) -> None:
-        """Raises UserError where an id of the shards is another piece to the model."""
+        """Raise UserError where an id of the shards is another piece to the model."""
         pieces = load_tokenizer(Path(self._path) / TOKENIZER).get_vocab(with_added_tokens=True)
         size = Vocab.from_json(self._manifest["vocab"]).text_size
         differing = sorted(id for piece, id in pieces.items() if id < size and text.pieces.get(id) != piece)
@@ -97,7 +97,7 @@ class Source:
         return drawn
 
     def prompt(self, document: Document) -> list[int]:
-        """The ids of what opens the document and of its prefix, whose length its id and decode.seed decide.
+        """Return the ids of the document's opening and prefix, whose length its id and decode.seed decide.
 
         At least one token of the document, which may be its end, is left to the model.
         """
@@ -218,7 +218,7 @@ def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, 
 def _decoded(
     model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
 ) -> tuple[list[list[int]], int]:
-    """The new tokens of each prompt, and the number of forwards."""
+    """Return the new tokens of each prompt, and the number of forwards."""
     settings, longest = config.decode, max(map(len, prompts))
     capacity = longest + settings.max_new_tokens
     if capacity > model.context:

@@ -33,12 +33,12 @@ class Layout:
     fed: Sequence[int]  # (B,) nodes that are no rows
 
     def row(self, b: int, tree: Tree, node: int) -> int:
-        """The row of a node of tree b, which was not fed before."""
+        """Return the row of a node of tree b that was not fed before."""
         return node - self.fed[b] if node < tree.probes_from else node + self.drafts - tree.probes_from
 
 
 def extent(trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[int, int]:
-    """The most nodes of any tree that are no probes, and the most that are; of those not fed before."""
+    """Return the most drafts and the most probes of any tree, of nodes not fed before."""
     return (
         max(tree.probes_from - before for tree, before in zip(trees, fed or [0] * len(trees))),
         max(len(tree.tokens) - tree.probes_from for tree in trees),

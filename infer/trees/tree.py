@@ -47,13 +47,13 @@ class Tree:
 
     @classmethod
     def chain(cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()) -> "Tree":
-        """The root, drafts one under the other, then probes under the last of them."""
+        """Return a root, drafts one under the other, and probes under the last of them."""
         tokens = (root, *drafts)
         tree = cls(tokens, tuple(range(-1, len(tokens) - 1)), len(tokens))
         return tree.probe((len(drafts),), probes) if probes else tree
 
     def probe(self, under: Sequence[int], probes: Sequence[int]) -> "Tree":
-        """The same drafts with a chain of probes under each of these nodes."""
+        """Return the same drafts with a chain of probes under each of these nodes."""
         tokens, parents = list(self.tokens), list(self.parents)
         for node in under:
             tokens += probes
@@ -79,11 +79,11 @@ class Tree:
         return int(lineage(self.parents)[1][: self.probes_from].max())
 
     def children(self, node: int) -> list[int]:
-        """The drafts under a node."""
+        """Return the drafts under a node."""
         return [child for child in range(node + 1, self.probes_from) if self.parents[child] == node]
 
     def probes_of(self, node: int) -> range:
-        """The probes under a node; empty where it has none."""
+        """Return the probes under a node; empty where it has none."""
         if node not in self.probed:
             return range(0)
         k = (len(self.tokens) - self.probes_from) // len(self.probed)
@@ -91,7 +91,7 @@ class Tree:
         return range(first, first + k)
 
     def walk(self, choose: Callable[[int], int]) -> tuple[list[int], int]:
-        """The accepted path from the root, and the token that follows it.
+        """Return the accepted path from the root, and the token that follows it.
 
         `choose(i)` is the token that the model puts after node i; it is asked for the nodes of the
         path alone, in their order. From each node the path goes on to the child that holds its choice.
