@@ -20,12 +20,12 @@ from PIL import Image, ImageChops
 
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.outcome import Outcome
 from infer.drafters.places import Places
-from infer.drafters.protocol import Drafter, Each, Outcome, Verified
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
 from infer.graph.view import spelled
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.layout import lay_out, mask
@@ -222,7 +222,7 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
     recorder = Recorder(AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams))
     prompt = model.text.encode(PROMPT)
     runner = model.runners.take(batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows)
-    steps = decode(runner, [Request(prompt, 0)], Each(lambda: recorder), Limits(256))
+    steps = decode(runner, [Request(prompt, 0)], Drafters(lambda: recorder), Limits(256))
     text = [*prompt, *(token for (step,) in steps for token in step.tokens)]
     for context, answers in recorder.steps:
         right = text[len(context) : len(context) + k]

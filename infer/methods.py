@@ -25,10 +25,11 @@ from infer.drafters.auto import Learners, Policies
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.cost_tables import CostTables
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters, RatioDrafters
-from infer.drafters.protocol import Drafters, Each, PlainDrafter, Watch
+from infer.drafters.outcome import Watch
 from infer.engine.forward import WIDTH, context_length
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
+from infer.loop import Drafter, Drafters
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
@@ -187,7 +188,7 @@ class Methods:
         decode = self.settled(decode)
         method = decode.method
         if method == "plain":
-            return Each(PlainDrafter)
+            return Drafters(Drafter)
         if method in BY_DRAFT_MODEL:
             if self._draft_methods is None:
                 raise UserError(
@@ -208,7 +209,7 @@ class Methods:
         if automatic:
             policy = self._auto(k if ids else 0, sources, batch, capacity, decode.sampling)
         ngrams = None if sources == {"adaptive"} else self._ngrams(sources)
-        return Each(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
+        return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
 
     def _sources(self, decode: DecodeConfig) -> frozenset[str]:
         """Those of the settings; where none are given all that the method and the model have.

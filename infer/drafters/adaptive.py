@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from infer.drafters.outcome import Outcome, Watch
 from infer.drafters.places import Places
-from infer.drafters.protocol import Drafter, Outcome, Verified, Watch
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Drafter, Verified
 from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.lattice import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts

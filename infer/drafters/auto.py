@@ -29,8 +29,8 @@ import numpy as np
 from infer.drafters.adaptive import likeliest
 from infer.drafters.costs import Costs, LoopCosts, context_of, work
 from infer.drafters.places import Places
-from infer.drafters.protocol import Verified
 from infer.engine.sampling import Sampling
+from infer.loop import Verified
 from infer.trees.token_graph import Drafts
 
 BINS = 12

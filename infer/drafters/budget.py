@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from infer.drafters.auto import STEPS, Calibration, Credit, Saving
 from infer.drafters.costs import COLD, CostCurve, Costs, LoopCosts, clipped
-from infer.drafters.protocol import Verified
+from infer.loop import Verified
 from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count

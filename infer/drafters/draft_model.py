@@ -22,10 +22,11 @@ from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.drafters.protocol import Drafters, Outcome, Verified, Watch
+from infer.drafters.outcome import Outcome, Watch
 from infer.engine.reading import Candidates, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Drafters, Verified
 from infer.models.draft import Draft
 from infer.trees.growth import Growth, Rules
 from infer.trees.lattice import lattice

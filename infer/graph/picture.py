@@ -16,7 +16,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from conf.files import write_bytes
 from conf.html import LIGHT, plot_style, svg_file
-from infer.drafters.protocol import Fate, Outcome
+from infer.drafters.outcome import Fate, Outcome
 from infer.graph.view import spelled
 from infer.text import Text
 from infer.trees.token_graph import TokenGraph

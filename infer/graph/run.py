@@ -11,7 +11,7 @@ from conf.characters import print_line
 from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.graph.picture import write_picture
 from infer.graph.view import print_graph, title
 from infer.methods import NODES

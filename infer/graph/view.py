@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.text import Text as Line
 from rich.tree import Tree
 
-from infer.drafters.protocol import Fate, Outcome
+from infer.drafters.outcome import Fate, Outcome
 from infer.text import Text
 
 MARKS = {Fate.ACCEPTED: "✓", Fate.SHARED: "✓", Fate.REJECTED: "✗", Fate.DRAFTED: "·"}

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs
-from infer.drafters.protocol import Verified
 from infer.engine.agreement import agreed_value
 from infer.engine.forward import context_length
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import FINE, Runner
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Verified
 from infer.trees.tree import Tree
 
 ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that

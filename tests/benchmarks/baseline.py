@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 import torch
 
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from tests.benchmarks.shapes import random_llama
 
 
@@ -42,7 +41,7 @@ def library(lm, prompt: list[int], new: int, cache: str | None) -> Callable[[], 
 def ours(lm, prompt: list[int], new: int) -> Callable[[], int]:
     runner = Runner(lm, capacity=len(prompt) + new, max_rows=1)
     return lambda: sum(
-        len(step.tokens) for (step,) in decode(runner, [Request(prompt)], Each(PlainDrafter), Limits(new))
+        len(step.tokens) for (step,) in decode(runner, [Request(prompt)], Drafters(Drafter), Limits(new))
     )
 
 

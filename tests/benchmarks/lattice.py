@@ -21,11 +21,10 @@ import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.places import Places
-from infer.drafters.protocol import Each
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafters, Limits, decode
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.trees.token_graph import Drafts
 
@@ -93,7 +92,7 @@ def main() -> None:
 
     def run(policy: FixedPolicy, prompts: list[list[int]], sampling: Sampling) -> dict[str, float]:
         """Tokens per forward, accepted drafts and nodes per verification."""
-        new = Each(partial(AdaptiveDrafter, ids, policy))
+        new = Drafters(partial(AdaptiveDrafter, ids, policy))
         steps = [s for p in prompts for (s,) in decode(runner, [Request(p)], new, limits, sampling)]
         verified = [step for step in steps if step.drafted]
         return {

@@ -15,11 +15,10 @@ import time
 import torch
 
 from infer.drafters.budget import FixedBudget
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from tests.drills.lossless import decoded
 from tests.infer.drafters.test_draft_model import RULES, a_draft_of, drafters_of
 from tests.infer.engine.test_families import FAMILIES, tiny
@@ -42,7 +41,7 @@ def main() -> None:
         draft, limits = a_draft_of(lm, 0.1), Limits(NEW, [1])
         runner = Runner(lm, capacity=LONGEST + NEW, max_rows=16, batch=BATCH)
         for name, sampling in {"greedy": GREEDY, "nucleus": Sampling(0.8, 10, 0.95)}.items():
-            plain = [decoded(runner, [one], Each(PlainDrafter), limits, sampling)[0] for one in requests]
+            plain = [decoded(runner, [one], Drafters(Drafter), limits, sampling)[0] for one in requests]
             for method in RULES:
                 began, drafters, same = time.perf_counter(), drafters_of(draft, method, FixedBudget(12)), 0
                 for first in range(0, len(requests), BATCH):

@@ -16,7 +16,7 @@ import torch
 
 from infer.drafters.budget import FixedBudget
 from infer.drafters.draft_model import UNREAD, LevelDrafters
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Limits, decode

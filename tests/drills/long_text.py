@@ -17,11 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.ngrams import Ngrams
 from tests.drills.lossless import COSTS
 
@@ -49,7 +48,7 @@ def main() -> None:
     lm = LlamaForCausalLM._from_config(config).eval()
     text = Ngrams(None, 1000)
     makers = {
-        "plain": PlainDrafter,
+        "plain": Drafter,
         "prompt lookup": partial(AdaptiveDrafter, (), FixedPolicy(5), text),
         "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(5)),
         "one-forward tree": partial(AdaptiveDrafter, [7], FixedPolicy(3, "all", nodes=6, width=3)),
@@ -60,7 +59,7 @@ def main() -> None:
         for sampling in (GREEDY, Sampling(1.0)):
             runner = Runner(lm, capacity=tokens + 10, max_rows=64)
             address, seen, count = runner._target.cache._kv.data_ptr(), list[float](), 0
-            for (step,) in decode(runner, [Request([5, 6, 7])], Each(new), Limits(tokens), sampling):
+            for (step,) in decode(runner, [Request([5, 6, 7])], Drafters(new), Limits(tokens), sampling):
                 if (count + len(step.tokens)) // 1000 > count // 1000:
                     seen.append(resident())
                 count += len(step.tokens)

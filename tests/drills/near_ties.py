@@ -16,11 +16,10 @@ import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.trees.tree import Tree
 from tests.drills.lossless import BATCH, COSTS, LONGEST, decoded, prompts_of
@@ -51,7 +50,7 @@ def main() -> None:
         "auto": AutoPolicy(COSTS, 8),
     }
     makers = {
-        "plain": PlainDrafter,
+        "plain": Drafter,
         **{name: partial(AdaptiveDrafter, ids, policy) for name, policy in policies.items()},
     }
     results = {}
@@ -64,7 +63,7 @@ def main() -> None:
             requests, found = [Request(prompt) for prompt in prompts], list[float]()
             for start in range(0, len(requests), BATCH):
                 batch = requests[start : start + BATCH]
-                for one, tokens in zip(batch, decoded(runner, batch, Each(new), limits, GREEDY)):
+                for one, tokens in zip(batch, decoded(runner, batch, Drafters(new), limits, GREEDY)):
                     found += gaps(runner, list(one.prompt), tokens)
             flips = [gap for gap in found if gap > 0]
             results[f"{dtype} {name}"] = {

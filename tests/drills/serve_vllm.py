@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Measured, loop_decoder, measure
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_text
 from infer.speed.vllm_peer import Engines, load_engines
@@ -34,9 +33,9 @@ def own(model: str, ids: tuple[int, ...], *, k: int, new: int) -> dict[str, Deco
     """Our loop, plain and as the paper drafts."""
     lm = load_model(model, dtype="float32")
     runner = Runner(lm, capacity=LONGEST + new, max_rows=k + 2)
-    makers = {"plain": PlainDrafter, "sdsat": partial(AdaptiveDrafter, ids, FixedPolicy(k))}
+    makers = {"plain": Drafter, "sdsat": partial(AdaptiveDrafter, ids, FixedPolicy(k))}
     limits = Limits(new, eos_ids(lm))
-    return {name: loop_decoder(runner, Each(maker), limits) for name, maker in makers.items()}
+    return {name: loop_decoder(runner, Drafters(maker), limits) for name, maker in makers.items()}
 
 
 def told(measured: Measured, baseline: Measured) -> dict[str, float | None]:

@@ -28,11 +28,10 @@ from torch import nn
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.pick import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
 from infer.speed.units import PLAIN, Way
 from infer.trees.layout import lay_out
@@ -100,9 +99,9 @@ def decoders(
     clock: Clock,
 ) -> dict[Way, Decoder]:
     """Plain decoding and the paper's two forwards."""
-    drafters = {PLAIN: Each(PlainDrafter)}
+    drafters = {PLAIN: Drafters(Drafter)}
     for k in ks:
-        drafters[Way("sdsat", k)] = Each(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
+        drafters[Way("sdsat", k)] = Drafters(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
     return {
         way: loop_decoder(
             PacedRunner(wait, seconds, prompt),  # type: ignore[arg-type]

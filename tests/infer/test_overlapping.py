@@ -23,10 +23,10 @@ from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy, Policies
 from infer.drafters.costs import Costs
-from infer.drafters.protocol import Verified
 from infer.engine.families import check_tree
 from infer.engine.reading import Candidates
 from infer.engine.sampling import Sampling
+from infer.loop import Verified
 from infer.portable.kept import kept_for
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS

@@ -7,7 +7,7 @@ import pytest
 from infer.drafters.auto import FIRST, PUT_ASIDE
 from infer.drafters.budget import AutoBudget
 from infer.drafters.costs import Costs
-from infer.drafters.protocol import Verified
+from infer.loop import Verified
 from infer.trees.growth import Growth, Rules
 from infer.trees.token_graph import TokenGraph
 from infer.trees.tree import Tree

@@ -13,11 +13,10 @@ from transformers import PreTrainedModel
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, DraftModelDrafters, LevelDrafters, ProbeDrafters
-from infer.drafters.protocol import Drafters, Each, PlainDrafter, Verified
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers
 from infer.trees.growth import Rules
@@ -87,7 +86,7 @@ def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, 
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     found, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
     for request, tokens in zip(requests, found):
-        assert [tokens] == texts(lm, [request], Each(PlainDrafter), Limits(n, [1]), sampling)[0]
+        assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, [1]), sampling)[0]
 
 
 @dataclass
@@ -206,7 +205,7 @@ def test_ids_that_the_draft_model_lacks_are_read_and_never_proposed() -> None:
     drafters = drafters_of(Draft(short, 50, CONTEXT), "gsd", FixedBudget(12))
     request = Request([5, 96, 70, 3])
     found, _ = texts(lm, [request], drafters, Limits(40, []))
-    assert found == texts(lm, [request], Each(PlainDrafter), Limits(40, []))[0]
+    assert found == texts(lm, [request], Drafters(Drafter), Limits(40, []))[0]
 
 
 class Never(FixedBudget):
@@ -221,7 +220,7 @@ def test_a_draft_model_that_rested_reads_on_and_drafts_as_if_it_had_not() -> Non
     drafters = drafters_of(draft, "gsd", Never(12))
     context = [5, 17, 3]
     drafters.start([Request(context)], GREEDY)
-    (text,), _ = texts(lm, [Request(context)], Each(PlainDrafter), Limits(50, []))
+    (text,), _ = texts(lm, [Request(context)], Drafters(Drafter), Limits(50, []))
     for token in text:
         (tree,) = drafters.propose([context], [60])
         assert tree.drafted == 0
@@ -256,4 +255,4 @@ def test_first_layers_share_the_text_of_the_whole_model() -> None:
     request = Request([5, 17, 3], 4)
     for sampling in (GREEDY, Sampling(1.0)):
         found, _ = texts(lm, [request], drafters, Limits(40, []), sampling)
-        assert found == texts(lm, [request], Each(PlainDrafter), Limits(40, []), sampling)[0]
+        assert found == texts(lm, [request], Drafters(Drafter), Limits(40, []), sampling)[0]

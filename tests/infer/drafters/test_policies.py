@@ -5,8 +5,8 @@ from functools import partial
 from infer.drafters.auto import MOST, Learners, Policies
 from infer.drafters.budget import AutoBudget
 from infer.drafters.costs import Costs, prior_costs
-from infer.drafters.protocol import Verified
 from infer.engine.sampling import Sampling
+from infer.loop import Verified
 from infer.trees.tree import Tree
 
 COSTS = Costs((1, 64), (1.0, 2.0))

@@ -12,13 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from conf import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.budget import FixedBudget
-from infer.drafters.protocol import Drafter, Each
 from infer.engine.attention import band
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import load_model
 from infer.trees.tree import Tree
 from tests.infer.drafters import test_draft_model as by_draft
@@ -184,7 +183,7 @@ def texts(
 ) -> list[list[int]]:
     runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
     found: list[list[int]] = [[] for _ in requests]
-    for steps in decode(runner, requests, Each(new), Limits(30, eos=[1])):
+    for steps in decode(runner, requests, Drafters(new), Limits(30, eos=[1])):
         for step in steps:
             found[step.sequence] += step.tokens
     return found

@@ -14,7 +14,7 @@ from rich.console import Console
 from conf import UserError, run
 from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
-from infer.drafters.protocol import Fate, Outcome
+from infer.drafters.outcome import Fate, Outcome
 from infer.graph.__main__ import main
 from infer.graph.picture import layout, write_picture
 from infer.graph.run import choose
