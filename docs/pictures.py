@@ -28,8 +28,7 @@ from infer.graph.view import spelled
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
-from infer.trees.layout import lay_out, mask
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out, mask
 from infer.view.coloured import KINDS
 
 IMAGES = Path(__file__).parent / "images"

@@ -21,12 +21,12 @@ from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.drafters.outcome import Watch
-from infer.engine.agreement import shares
 from infer.engine.cache import shape
-from infer.engine.forward import context_length, fixed_shapes
+from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
 from infer.engine.runner import Runner, Runners
+from infer.engine.static import fixed_shapes
 from infer.loop import Drafters, Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import (

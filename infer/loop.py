@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from infer.engine.reading import Candidates, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.trees.layout import extent
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, extent
 
 Stop = Callable[[int], bool]  # told every token of a sequence in turn: does the text end with it?
 

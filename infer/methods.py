@@ -26,9 +26,10 @@ from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.cost_tables import CostTables
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters, RatioDrafters
 from infer.drafters.outcome import Watch
-from infer.engine.forward import WIDTH, context_length
+from infer.engine.forward import context_length
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
+from infer.engine.static import WIDTH
 from infer.loop import Drafter, Drafters
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft

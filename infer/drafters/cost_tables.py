@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from conf.files import write_json
 from conf.sealed import Broken, sealed, unsealed
 from infer.drafters.costs import Costs, context_of, prior_costs, work
-from infer.engine.agreement import agreed_value, shares
+from infer.engine.forward import agreed_value, shares
 from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
 from infer.hardware import processor

@@ -29,7 +29,8 @@ library adds nothing to it; all else, its attention too, is the library's.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import MethodType
 from typing import Any
@@ -40,8 +41,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-
-from infer.engine.gate import ProbeGate
 
 
 def is_alibi(config: PretrainedConfig) -> bool:
@@ -73,6 +72,30 @@ def biased(attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype) 
     """
     bias = (slopes[:, None, None] * places[:, None, None]).to(dtype)
     return torch.where(attends, bias, float("-inf"))
+
+
+class ProbeGate:
+    """Which rows of the current forward are probes: those of every sequence from `first` on, of `rows`. None
+    outside of `open`, where `rows` is 0.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.rows = 0
+
+    @classmethod
+    def of(cls, lm: nn.Module) -> "ProbeGate":
+        """Return the gate of a model's adapter; for a model without one, a gate on nothing."""
+        gates = (getattr(module, "gate", None) for module in lm.modules())
+        return next((gate for gate in gates if isinstance(gate, cls)), cls())
+
+    @contextmanager
+    def open(self, first: int, rows: int) -> Iterator[None]:
+        """Let the adapter act on the rows from `first` on while the block lasts, if there are any."""
+        self.first, self.rows = first, rows if first < rows else 0
+        try:
+            yield
+        finally:
+            self.first = self.rows = 0
 
 
 NAME = "tree"

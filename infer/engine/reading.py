@@ -17,8 +17,7 @@ from transformers import LogitsProcessorList
 
 from infer.engine.pick import LEADERS, Logits, candidates, draw, law, likeliest, pick, probabilities
 from infer.engine.sampling import Sampling
-from infer.trees.layout import Layout
-from infer.trees.tree import Tree
+from infer.trees.tree import Layout, Tree
 
 EMPTY = torch.empty(0, dtype=torch.int64)
 

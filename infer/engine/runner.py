@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infer.engine.agreement import agreed_value
 from infer.engine.attention import band
-from infer.engine.forward import DynamicForward, Forward, StaticForward, Target, fixed_shapes
+from infer.engine.forward import DynamicForward, Forward, Target, agreed_value
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
+from infer.engine.static import StaticForward, fixed_shapes
 from infer.trees.tree import Tree
 
 FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs
-from infer.engine.agreement import agreed_value
-from infer.engine.forward import context_length
+from infer.engine.forward import agreed_value, context_length
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import FINE, Runner
 from infer.engine.sampling import GREEDY, Sampling

@@ -8,7 +8,7 @@ the depth, chosen for each model by Bayesian optimisation, and stop drafting bel
 Here the first layers draft as they are, without a search; they draft worse for the same number of layers.
 
 Under torchrun the target is divided over the ranks. A draft model is small: every rank loads all of it and
-drafts the same tree (agreement.py). The first layers are divided as the target is.
+drafts the same tree (engine/forward.py). The first layers are divided as the target is.
 
 Knows which ids both models have; knows no drafting.
 
@@ -24,13 +24,13 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
 from infer.config import DraftConfig
-from infer.engine.agreement import failing_together
-from infer.engine.forward import context_length
+from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights
 from infer.models.checkpoint import Adaptive, load_adaptive, load_model, load_text
 from infer.text import Text
@@ -116,6 +116,26 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
         )
     _narrow_head(lm, rows)
     return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
+
+
+@contextmanager
+def failing_together(lm: PreTrainedModel) -> Iterator[None]:
+    """Raise on every rank the UserError of the first rank that meets one in the block.
+
+    A rank that failed alone would leave the others waiting, and torchrun would end them without a sentence.
+    """
+    error: UserError | None = None
+    try:
+        yield
+    except UserError as caught:
+        error = caught
+    errors: list[UserError | None] = [error]
+    if shares(lm) > 1:
+        errors *= shares(lm)
+        dist.all_gather_object(errors, error)
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:

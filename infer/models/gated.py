@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from conf.errors import UserError, in_one_line
-from infer.engine.gate import GatedEmbedding, GatedLinear, ProbeGate
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import GatedEmbedding, GatedLinear
 
 FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the library's names, in peft's files

@@ -2,8 +2,8 @@
 
 Measurements go the other way: each process has a whole model, and prompts of its own (crew.py).
 
-Every rank holds its share of each layer's heads and runs the whole loop on the same tokens (agreement.py). A
-draft model is whole on every rank (draft.py).
+Every rank holds its share of each layer's heads and runs the whole loop on the same tokens (engine/forward.py).
+A draft model is whole on every rank (draft.py).
 """
 
 import atexit

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from infer.engine import gate as gates
-from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY

@@ -34,8 +34,7 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
 from infer.speed.units import PLAIN, Way
-from infer.trees.layout import lay_out
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out
 
 CHANCES = (0.9, 0.8, 0.7, 0.85, 0.5, 0.6, 0.4)  # a_1, a_2, ...
 RIGHT = tuple(accumulate(CHANCES, mul))  # A_1, A_2, ...

@@ -20,8 +20,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.ngrams import Ngrams
-from infer.trees.layout import lay_out
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out
 from tests.conftest import tiny_llama
 
 A = 90  # the adaptive id of these tests

@@ -13,8 +13,7 @@ from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.loop import Verified
 from infer.ngrams import Ngrams
-from infer.trees.layout import extent
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, extent
 
 FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
 STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards

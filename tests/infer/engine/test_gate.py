@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.engine.gate import DENSE, GatedEmbedding, GatedLinear, ProbeGate
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import DENSE, GatedEmbedding, GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits, decode

@@ -18,8 +18,7 @@ from infer.engine.pick import Logits, draw, law, probabilities
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.trees.layout import lay_out
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out
 from tests.conftest import tiny_llama
 
 Row = list[Fraction]

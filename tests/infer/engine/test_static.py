@@ -16,15 +16,14 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
 from infer.engine.attention import biased
-from infer.engine.forward import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.engine.gate import GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
+from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.models.gated import gate_model
-from infer.trees.layout import key_positions, lay_out, mask
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, key_positions, lay_out, mask
 from tests.conftest import tiny_llama
 from tests.infer.gated import write_adapter
 from tests.infer.trees.test_tree import trees

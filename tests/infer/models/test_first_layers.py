@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
 from infer import DraftConfig, Model, load
+from infer.engine.attention import ProbeGate
 from infer.engine.families import check_tree
-from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.gate import GatedLinear
 from infer.engine.runner import Runner
 from infer.models.checkpoint import load_model
 from infer.models.draft import first_layers
