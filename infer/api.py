@@ -92,7 +92,7 @@ def load(
     not suffice.
     """
     if dtype not in DTYPES:
-        raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype or 'none'}")
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
     _check_device(device)
     model_dir = find_folder(model_dir)
     text = load_text(model_dir)
@@ -123,10 +123,10 @@ def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
     """Raise UserError where forwards have no fixed shapes to compile."""
     if compile and lm.device.type != "cuda":
-        raise UserError(f"compile=true: wanted the model on a GPU, found it on {lm.device}")
+        raise UserError(f"compile=true: the model must be on a GPU, got {lm.device}")
     if compile and not fixed_shapes(lm):
         reason = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
-        raise UserError(f"compile=true: wanted a whole model that takes fixed shapes, found {reason}")
+        raise UserError(f"compile=true: the model must be whole and take fixed shapes, got {reason}")
 
 
 def generate(
@@ -201,7 +201,7 @@ def _steps(
 def _check_device(device: str | None) -> None:
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
-        raise UserError(f"device={device}: wanted a device of this machine ({', '.join(devices)})")
+        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
 
 
 def _processors(
@@ -225,9 +225,9 @@ def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractConte
     """Around what needs a cache of so many tokens, and of so many rows of a tree behind them."""
     lm = model.lm
     size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + rows))
-    wanted = (
+    needed = (
         f"{gib(size)} for the cache of {batch} x {capacity} tokens and {rows} rows of drafts in {lm.dtype} on "
         f"{lm.device}"
     )
     remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
-    return enough_memory(wanted, f"{remedy}decode.k, decode.probes or decode.nodes")
+    return enough_memory(needed, f"{remedy}decode.k, decode.probes or decode.nodes")

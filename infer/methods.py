@@ -104,11 +104,11 @@ class DraftMethods:
         for name, (most, what) in bounds.items():
             value = getattr(decode, name) or 0
             if value > most:
-                raise UserError(f"decode.{name}: wanted at most the {most} {what}, found {value}")
+                raise UserError(f"decode.{name} must be at most the {most} {what}, got {value}")
         if decode.verify == "ratio" and (decode.nodes or NODES) < rules.k:
             raise UserError(
-                f"decode.nodes: wanted at least decode.k={rules.k} with decode.verify=ratio, which verifies a "
-                f"node's children together, found {decode.nodes}"
+                f"decode.nodes must be at least decode.k={rules.k} with decode.verify=ratio, which verifies a "
+                f"node's children together, got {decode.nodes}"
             )
 
     def _budget(self, decode: DecodeConfig, batch: int, capacity: int) -> Budget:
@@ -126,17 +126,17 @@ class DraftMethods:
 def _check_adaptive(decode: DecodeConfig) -> None:
     if decode.verify == "ratio":
         raise UserError(
-            "decode.verify=ratio: wanted a draft model that draws token by token, found draft.adaptive=true"
+            "decode.verify=ratio needs a draft model that draws token by token, got draft.adaptive=true"
         )
     if decode.method == "tsd":
         raise UserError(
-            "decode.method: wanted gsd or ssd with draft.adaptive=true, which draws no trees, found tsd"
+            "decode.method must be gsd or ssd with draft.adaptive=true, which draws no trees, got tsd"
         )
     for name in ("theta_prob", "theta_sib", "tau", "draft_rows"):
         value = getattr(decode, name)
         if value is not None:
             raise UserError(
-                f"decode.{name}: wanted none with draft.adaptive=true, which draws all in one forward, found "
+                f"decode.{name} must be unset with draft.adaptive=true, which draws all in one forward, got "
                 f"{value}"
             )
 
@@ -193,7 +193,7 @@ class Methods:
         if method in BY_DRAFT_MODEL:
             if self._draft_methods is None:
                 raise UserError(
-                    f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
+                    f"decode.method={method} needs a draft model, got none. Give draft=DIR or draft=self:N"
                 )
             return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sources = self._sources(decode)
@@ -201,7 +201,7 @@ class Methods:
         automatic = decode.probes == "auto" and (method == "sdsat" or (method == "ngrams" and not decode.k))
         k = decode.k or min(self._adaptive.L if ids and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
-            raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
+            raise UserError(f"decode.k must be at most the {left} tokens that the context has left, got {k}")
         if decode.tree == "paper" and k > DEEPEST:
             raise UserError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}")
         if ids:
@@ -234,7 +234,7 @@ class Methods:
     def _ids(self) -> Sequence[int]:
         if self._adaptive is None:
             raise UserError(
-                "decode.method=sdsat: wanted a model fine-tuned with adaptive tokens, found no adaptive.json "
+                "decode.method=sdsat needs a model fine-tuned with adaptive tokens, got no adaptive.json "
                 "in its directory (decode=plain, decode=ngrams and decode=prompt_lookup need none)"
             )
         return self._adaptive.ids

@@ -69,7 +69,7 @@ class Text:
         self._bos = tokenizer.encode("").ids if bos is None else [bos]
         if rows is not None and any(id >= rows for id in self._bos):
             raise UserError(
-                f"tokenizer: wanted what opens a text among the model's {rows} rows, found {self._bos}"
+                f"tokenizer: the ids that open a text must be among the model's {rows} rows, got {self._bos}"
             )
         described = json.loads(tokenizer.to_str())
         self._implicit_space = any(step.get("type") == "Prepend" for step in steps_of(described["normalizer"]))
@@ -93,7 +93,7 @@ class Text:
         return [*self._bos, *self._plain(self._lead(text))]
 
     @TOKENIZING
-    def infill(self, wanted: Infill) -> list[int]:
+    def infill(self, prompt: Infill) -> list[int]:
         """Return the prompt whose continuation, up to EOT, is the middle.
 
         Raises NoInfilling for a model that was not trained for it.
@@ -101,10 +101,10 @@ class Text:
         ids = self._infilling
         if ids is None:
             raise NoInfilling(
-                "infill: wanted a model trained for infilling, found no infilling ids in its adaptive.json"
+                "infill needs a model trained for infilling, got no infilling ids in its adaptive.json"
             )
-        prefix, suffix = self._plain(self._lead(wanted.prefix)), self._plain(wanted.suffix)
-        if wanted.order == "psm":
+        prefix, suffix = self._plain(self._lead(prompt.prefix)), self._plain(prompt.suffix)
+        if prompt.order == "psm":
             return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
 
@@ -148,7 +148,7 @@ class Text:
     def _plain(self, text: str) -> list[int]:
         """inf(text). Raises UserError for what no UTF-8 can hold, as an argument in another encoding."""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError("prompt: wanted text in UTF-8, found bytes that are none")
+            raise UserError("prompt must be text in UTF-8, got other bytes")
         units = WORD.findall(text) if self._by_words else [text] if text else []
         return list(chain.from_iterable(map(self._unit, units)))
 
@@ -182,8 +182,7 @@ class Text:
         ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
         if None in ids:
             raise UserError(
-                f"tokenizer: wanted a spelling of {text!r} within the model's rows and without control ids, "
-                "found none"
+                f"tokenizer must spell {text!r} within the model's rows and without control ids, got no pieces"
             )
         return ids  # type: ignore[return-value]
 

@@ -113,8 +113,8 @@ def likeliest(drafts: Drafts, count: int) -> list[int]:
 def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
     """Raise ValueError for a k that is not positive, or beyond the diverse ids."""
     if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
-        wanted = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
-        raise ValueError(f"k: wanted {wanted} adaptive tokens, found {k}")
+        bounds = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
+        raise ValueError(f"k must be {bounds} adaptive tokens, got {k}")
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:

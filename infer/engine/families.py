@@ -95,6 +95,6 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
 
 def _refused(config: PretrainedConfig, reason: str) -> UserError:
     return UserError(
-        f"model={config.name_or_path}: wanted a causal model whose attention follows a tree, found "
+        f"model={config.name_or_path} must be a causal model whose attention follows a tree, got "
         f"{config.model_type}{reason}"
     )

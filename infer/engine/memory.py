@@ -11,7 +11,7 @@ from conf.pages import MEMORY
 
 
 @contextmanager
-def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
+def enough_memory(needed: str, remedy: str) -> Iterator[None]:
     """Raise UserError where the block runs out of a device's memory."""
     try:
         yield
@@ -19,7 +19,7 @@ def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory: wanted {wanted}, found too little: {remedy}",
+            f"out of memory for {needed}: {remedy}",
             page=MEMORY,
         ) from error
 
@@ -29,8 +29,8 @@ def enough_for_weights(
 ) -> AbstractContextManager[None]:
     """Guard the reading of a directory's weights; `narrow` is the setting that makes them smaller."""
     stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
-    wanted = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
-    return enough_memory(wanted, f"take {narrow} or a smaller model")
+    needed = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
+    return enough_memory(needed, f"take {narrow} or a smaller model")
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -81,7 +81,7 @@ class Compiled:
 
 
 class StaticForward:
-    """A graph for every shape, made when it is first wanted; all share one pool of memory."""
+    """A graph for every shape, made on its first use; all share one pool of memory."""
 
     def __init__(self, target: Target, *, batch: int, compile: bool = False) -> None:
         self._target, self._batch = target, batch

@@ -34,8 +34,8 @@ def run(config: GraphConfig) -> None:
     model = load(config.model, config.dtype, config.device, draft=config.draft)
     if model.adaptive is None and model.draft is None:
         raise UserError(
-            "decode.method: wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive tokens, "
-            "found neither, and drafts that are no graphs"
+            "decode.method needs a draft model (draft=DIR or draft=self:N) or a model with adaptive tokens, "
+            "got neither, and drafts that are no graphs"
         )
     seen = drafts_of(model, config.prompt, config.decode)
     chosen = choose([draft.outcome for draft in seen], config.step)
@@ -69,10 +69,10 @@ def choose(drafts: Sequence[Outcome], step: int | None) -> int:
     Raises UserError for a step beyond the drafts, and where there are none.
     """
     if not drafts:
-        raise UserError("decode.max_new_tokens: wanted a text long enough for drafts, found none in it")
+        raise UserError("decode.max_new_tokens must give a text long enough for drafts, got none in it")
     if step is not None:
         if step > len(drafts):
-            raise UserError(f"step: wanted one of the text's {len(drafts)} drafts, found {step}")
+            raise UserError(f"step must be one of the text's {len(drafts)} drafts, got {step}")
         return step - 1
     merged = [index for index, outcome in enumerate(drafts) if outcome.graph.merged]
     return merged[0] if merged else max(range(len(drafts)), key=lambda index: len(drafts[index].graph.tokens))

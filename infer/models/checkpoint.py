@@ -59,7 +59,7 @@ def load_model(
     path, ranks = check_directory(folder), 1 if whole else parallel.processes()
     if ranks > 1 and device:
         raise UserError(
-            f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
+            f"device must be unset under torchrun, which gives each of its {ranks} processes one, got {device}"
         )
     adapter, described = path / "adapter", has_adaptive(path)
     gated = is_gated(path)
@@ -101,7 +101,7 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         raise UserError(
-            f"model={path}: wanted a causal model with weights, found {in_one_line(error)}"
+            f"model={path} must be a causal model with weights, got {in_one_line(error)}"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
@@ -117,7 +117,7 @@ def _check_depth(path: Path, config: PreTrainedConfig) -> None:
     weights = sum(len(_names(file)) for file in files)
     if files and layers > weights:
         raise UserError(
-            f"model={path}: wanted weights of {layers} layers, as config.json says, found {weights} in all"
+            f"model={path} must have weights of {layers} layers (config.json), got {weights} weights in all"
         )
 
 
@@ -128,14 +128,14 @@ def _names(file: Path) -> list[str]:
 
 def _check_weights(path: Path, info: dict[str, Any]) -> None:
     """Raise UserError where a weight is absent or of another size: the library would draw it at random."""
-    for name, stored, wanted in sorted(info["mismatched_keys"]):
+    for name, stored, expected in sorted(info["mismatched_keys"]):
         raise UserError(
-            f"model={path}: wanted weights of the sizes that config.json says, {tuple(wanted)} for {name}, "
-            f"found {tuple(stored)}"
+            f"model={path} must have weights of the sizes in config.json, {tuple(expected)} for {name}, "
+            f"got {tuple(stored)}"
         )
     absent, further = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if absent:
-        raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
+        raise UserError(f"model={path} must have every weight of the model, got no {', '.join(absent[:3])}")
     if further:
         names = visible(", ".join(further[:3]))
         getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, names)
@@ -146,7 +146,7 @@ def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(id, int) for id in ids):
-        raise UserError(f"eos_token_id of generation_config.json: wanted token ids, found {value}")
+        raise UserError(f"eos_token_id of generation_config.json must be token ids, got {value}")
     return frozenset(ids)
 
 
@@ -155,8 +155,8 @@ def load_text(folder: str | Path) -> Text:
     path = check_directory(folder)
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
-    with Refusing(f"{file}: wanted a tokenizers file, found"):
+        raise UserError(f"model={folder} must have a tokenizer at {file}, got none")
+    with Refusing(f"{file} must be a tokenizers file, got"):
         tokenizer = Tokenizer.from_file(str(file))
     adaptive = load_adaptive(folder) if has_adaptive(folder) else None
     control = adaptive.control if adaptive else None
@@ -186,9 +186,7 @@ def load_adaptive(folder: str | Path) -> Adaptive:
     """Read adaptive.json. Raises UserError where there is none, and for ids without a row of the embedding."""
     path = check_directory(folder) / "adaptive.json"
     if not path.is_file():
-        raise UserError(
-            f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
-        )
+        raise UserError(f"model={folder} must be fine-tuned with adaptive tokens, got no adaptive.json in it")
     try:
         adaptive = _adaptive(read_json(path, "adaptive_ids and L"))
     except ValueError as error:
@@ -235,7 +233,7 @@ def _infilling(value: Any) -> Infilling | None:
         return None
     ids_by_name, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
     if absent := [name for name in names if name not in ids_by_name]:
-        raise ValueError(f"wanted {', '.join(names)} in infilling, found no {absent[0]}")
+        raise ValueError(f"infilling must have {', '.join(names)}, got no {absent[0]}")
     ids = [ids_by_name[name] for name in names]
     return None if None in ids else Infilling(*_ids(ids, "infilling"))
 
@@ -247,21 +245,21 @@ def _ids(values: object, name: str) -> tuple[int, ...]:
 def _expect(value: Any, kind: type[T], name: str) -> T:
     """Return the value if it has exactly this type: true is no number."""
     if type(value) is not kind:
-        raise ValueError(f"wanted {name} as {kind.__name__}, found {value!r:.60}")
+        raise ValueError(f"{name} must be {kind.__name__}, got {value!r:.60}")
     return value
 
 
 def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
     if not adaptive.ids or adaptive.L < 1:
         raise UserError(
-            f"{path}: wanted at least one of adaptive_ids and L from 1 on, found {list(adaptive.ids)} and "
+            f"{path} must have at least one of adaptive_ids and L from 1 on, got {list(adaptive.ids)} and "
             f"{adaptive.L}"
         )
     infilling = vars(adaptive.infilling) if adaptive.infilling else {}
     ids = [("adaptive_ids", id) for id in adaptive.ids] + [("bos", adaptive.bos), *infilling.items()]
     for name, id in ids:
         if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
-            raise UserError(f"{path}: wanted {name} among the model's {rows} rows, found {id}")
+            raise UserError(f"{path}: {name} must be among the model's {rows} rows, got {id}")
 
 
 def _rows(folder: Path) -> int | None:
@@ -269,5 +267,5 @@ def _rows(folder: Path) -> int | None:
     path = folder / "config.json"
     rows = read_json(path, "a model's JSON").get("vocab_size")
     if rows is not None and type(rows) is not int:
-        raise UserError(f"{path}: wanted vocab_size as a whole number, found {rows!r:.60}")
+        raise UserError(f"{path}: vocab_size must be a whole number, got {rows!r:.60}")
     return rows

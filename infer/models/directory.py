@@ -12,7 +12,7 @@ def check_directory(folder: str | Path) -> Path:
     path = Path(folder)
     if not (path / "config.json").is_file():
         reason = "no config.json in it" if path.is_dir() else "no such directory"
-        raise UserError(f"model={folder}: wanted a Transformers model directory, found {reason}")
+        raise UserError(f"model={folder} must be a Transformers model directory, got {reason}")
     return path
 
 

@@ -73,7 +73,7 @@ def check_draft(config: DraftConfig, text: Text) -> int:
     try:
         return rows_of_both(text.pieces, pieces)
     except ValueError as error:
-        raise UserError(f"draft={folder}: wanted the token ids of the model, {error}") from error
+        raise UserError(f"draft={folder} must have the token ids of the model, {error}") from error
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
@@ -85,9 +85,9 @@ def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
     both = sorted(target.keys() & draft.keys())
     for id in both:
         if target[id] != draft[id]:
-            raise ValueError(f"whose id {id} is {target[id]!r}, found {draft[id]!r}")
+            raise ValueError(f"whose id {id} is {target[id]!r}, got {draft[id]!r}")
     if not both:
-        raise ValueError("found none of them")
+        raise ValueError("got none of them")
     return both[-1] + 1
 
 
@@ -108,11 +108,11 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
     else:
         layers = target.config.num_hidden_layers
         if config.layers >= layers:
-            raise UserError(f"draft={config.model}: wanted fewer layers than the model's {layers}")
+            raise UserError(f"draft must have fewer layers than the model's {layers}, got {config.model}")
         lm = first_layers(target, config.layers)
     if config.adaptive and adaptive is None:
         raise UserError(
-            "draft.adaptive=true: wanted a model fine-tuned with adaptive tokens, found no adaptive.json"
+            "draft.adaptive=true needs a model fine-tuned with adaptive tokens, got no adaptive.json"
         )
     _narrow_head(lm, rows)
     return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
@@ -141,7 +141,7 @@ def failing_together(lm: PreTrainedModel) -> Iterator[None]:
 def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
     parameters, limit = lm.num_parameters(), target.num_parameters()
     if parameters > limit:
-        message = "draft=%s: wanted fewer parameters than the model's %s, found %s, which drafts slowly"
+        message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
         getLogger(__name__).warning(message, folder, f"{limit:,}", f"{parameters:,}")
 
 
@@ -178,7 +178,7 @@ def told_as(setting: str, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        message = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
+        message = str(error).replace(f"model={folder}", f"{setting}={folder}")
         raise UserError(message, page=error.page) from error
 
 
@@ -192,7 +192,7 @@ def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
     try:
         rows_of_both(text.pieces, pieces)
     except ValueError as error:
-        raise UserError(f"base={folder}: wanted the token ids of the model, {error}") from error
+        raise UserError(f"base={folder} must have the token ids of the model, {error}") from error
     return pieces
 
 

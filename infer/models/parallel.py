@@ -54,14 +54,14 @@ def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
     """
     if not config.base_model_tp_plan or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
-            f"torchrun: wanted a model that the library can divide over {ranks} processes, found "
+            f"torchrun: the library must be able to divide the model over {ranks} processes, got "
             f"{config.model_type}, which has no tensor parallel plan"
         )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % ranks or config.num_attention_heads % ranks:
         raise UserError(
-            f"torchrun: wanted a number of processes that divides the model's {config.num_attention_heads} "
-            f"heads and {heads} key-value heads, found {ranks}"
+            f"torchrun: the number of processes must divide the model's {config.num_attention_heads} "
+            f"heads and {heads} key-value heads, got {ranks}"
         )
     atexit.register(leave)
     return DistributedConfig(tp_size=ranks, tp_plan={"lm_head": "replicate"})

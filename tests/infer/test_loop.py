@@ -250,7 +250,7 @@ def test_sampled_text_depends_on_the_seed() -> None:
 
 def test_k_beyond_the_diverse_ids_is_refused() -> None:
     assert AdaptiveDrafter([A], FixedPolicy(13)).max_rows == 14
-    with pytest.raises(ValueError, match="wanted 1 to 2 adaptive tokens, found 3"):
+    with pytest.raises(ValueError, match="must be 1 to 2 adaptive tokens, got 3"):
         AdaptiveDrafter([A, A + 1], FixedPolicy(3))
     with pytest.raises(ValueError, match="at least 1"):
         AdaptiveDrafter([A], FixedPolicy(0))

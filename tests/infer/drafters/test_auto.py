@@ -254,3 +254,14 @@ def test_a_slow_first_shape_does_not_end_drafting() -> None:
         text.observe(rows, CPU(rows) * (30 if rows > 1 else 1), 0.9)
     text.write(600, CPU, 0.9)
     assert text.write(1000, CPU, 0.9) > 3
+
+
+def test_trials_of_probes_are_paid_from_a_budget() -> None:
+    """Where n-grams drafted well and eight probes cost two tokens, they were tried 49 times in 1,000 tokens."""
+    costs, tried = Costs((1, 2, 64), (10.0, 10.0, 165.0)), 0
+    text = Text(AutoPolicy(costs, 8), periodic)
+    while len(text.tokens) < 1000:
+        tree = text.propose(99)
+        tried += bool(tree.probed)
+        text.observe(len(tree.tokens), costs(len(tree.tokens)), 0.0)
+    assert 4 <= tried <= 16

@@ -200,7 +200,7 @@ def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_trees_do_not_suit_is_refused_by_name_before_its_weights_are_read(kind: str) -> None:
     settings, reason = REFUSED[kind]
-    with pytest.raises(UserError, match=rf"wanted a causal model .*found {kind}.*{reason}"):
+    with pytest.raises(UserError, match=rf"must be a causal model .*got {kind}.*{reason}"):
         check_family(AutoConfig.for_model(kind, **settings))
 
 
@@ -239,7 +239,7 @@ def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
     (logits,) = logits_of(runner, [Tree.chain(7)])
     torch.testing.assert_close(logits[0], by_library(lm, [*PROMPTS[0], 7]), rtol=1e-4, atol=1e-4)
     tiny("cohere").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=rf"^model={tmp_path}: wanted a causal model .* found cohere"):
+    with pytest.raises(UserError, match=rf"^model={tmp_path} must be a causal model .* got cohere"):
         load_model(tmp_path, dtype="float32", device="cpu")
 
 

@@ -87,7 +87,7 @@ def test_the_first_draft_with_merges_is_shown_else_the_one_of_most_nodes() -> No
     large.graph.add(5, 26, 0.1)
     assert choose([small, merged, large], None) == 1 and choose([small, large, small], None) == 1
     assert choose([small, merged, large], 3) == 2
-    with pytest.raises(UserError, match="step: wanted one of the text's 2 drafts, found 3"):
+    with pytest.raises(UserError, match="step must be one of the text's 2 drafts, got 3"):
         choose([small, large], 3)
 
 
@@ -166,18 +166,18 @@ def test_it_is_printed_and_drawn(
     [
         (
             ["decode=plain"],
-            "decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found plain",
+            "decode.method must be sdsat, ssd, tsd or gsd, whose drafts are graphs, got plain",
         ),
-        (["decode=prompt_lookup"], "found prompt_lookup"),
-        (["step=0"], "step: wanted the number of a draft, from 1 on, found 0"),
-        (["step=900"], "step: wanted one of the text's "),
-        (["decode.max_new_tokens=1"], "decode.max_new_tokens: wanted a text long enough for drafts"),
-        (["out=graph.pdf"], "out: wanted a file that ends in .svg or .png, found graph.pdf"),
+        (["decode=prompt_lookup"], "got prompt_lookup"),
+        (["step=0"], "step must be the number of a draft, from 1 on, got 0"),
+        (["step=900"], "step must be one of the text's "),
+        (["decode.max_new_tokens=1"], "decode.max_new_tokens must give a text long enough for drafts"),
+        (["out=graph.pdf"], "out must be a file that ends in .svg or .png, got graph.pdf"),
         (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg: wanted a file in a folder that exists"),
-        (["decode=gsd"], "decode.method=gsd: wanted a draft model (draft=DIR or draft=self:N), found none"),
-        (["draft=self:1", "decode=sdsat"], "draft=self:1: wanted decode=ssd|tsd|gsd with it, found sdsat"),
-        (["decode.tau=3"], "decode.tau: wanted decode.method=ssd|tsd|gsd with it, found sdsat"),
-        (["dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
+        (["decode=gsd"], "decode.method=gsd needs a draft model, got none"),
+        (["draft=self:1", "decode=sdsat"], "draft=self:1 needs decode=ssd|tsd|gsd, got sdsat"),
+        (["decode.tau=3"], "decode.tau needs decode.method=ssd|tsd|gsd, got sdsat"),
+        (["dtype=int8"], "dtype must be one of float32, bfloat16, float16, got int8"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],
 )
@@ -194,7 +194,7 @@ def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path,
     with pytest.raises(SystemExit):
         show(monkeypatch, f"model={base_dir}", "prompt=def f(x):")
     assert (
-        "wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
+        "needs a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
     )
 
 
