@@ -69,7 +69,7 @@ def test_the_model_itself_drafts(model: Model, model_dir: Path) -> None:
 
 def test_as_many_layers_as_the_model_has_are_no_draft(model_dir: Path, base_dir: Path) -> None:
     for layers in (2, 80):
-        with pytest.raises(UserError, match=f"draft must have fewer layers than the model's 2, got self:{layers}"):
+        with pytest.raises(UserError, match=f"draft must have fewer layers .* 2, got self:{layers}"):
             load(model_dir, "float32", draft=f"self:{layers}")
     for mistaken in ("self:", "self:0", "self:-1", "self:half"):
         with pytest.raises(UserError, match=f"draft must be self:N .* got {mistaken}"):
