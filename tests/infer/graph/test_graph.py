@@ -193,9 +193,7 @@ def test_a_mistake_is_one_line_and_code_2(
 def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         show(monkeypatch, f"model={base_dir}", "prompt=def f(x):")
-    assert (
-        "needs a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
-    )
+    assert "needs a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
 
 
 def test_a_picture_is_whole_or_as_before(model_dir: Path, tmp_path: Path, monkeypatch) -> None:

@@ -107,9 +107,7 @@ def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: P
 def test_as_many_ids_do_not_make_them_the_same(model_dir: Path, base_dir: Path, tmp_path: Path) -> None:
     draft = copied(base_dir, tmp_path / "draft")
     spell_otherwise(draft)
-    with pytest.raises(
-        UserError, match="the token ids of the model, whose id 300 is '.+', got '.+'$"
-    ) as told:
+    with pytest.raises(UserError, match="the token ids of the model, whose id 300 is '.+', got '.+'$") as told:
         load(model_dir, "float32", draft=str(draft))
     assert "\n" not in str(told.value)
 
