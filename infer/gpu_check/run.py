@@ -22,12 +22,10 @@ from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, versions
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig
-from infer.gpu_check.models import random_model
 from infer.gpu_check.parity import check_parity
-from infer.gpu_check.shapes import SHAPES
+from infer.gpu_check.shapes import SHAPES, random_model
 from infer.hardware import cpu
-from infer.speed.device import bandwidth
-from infer.speed.limit import Needs
+from infer.speed.limit import Needs, bandwidth
 
 
 def show(report: dict[str, Any]) -> None:

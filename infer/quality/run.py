@@ -27,9 +27,8 @@ from infer.quality.config import QualityConfig
 from infer.quality.result import RESULT, result
 from infer.quality.verdicts import cases, digest, judge, late_ones
 from infer.quality.work import Work, contaminated, find_work, whose
-from infer.report.parts import SCHEMAS
 from infer.report.terminal import print_report
-from infer.report.write import write
+from infer.report.write import SCHEMAS, write
 from infer.sandbox import Sandbox, open_sandbox
 
 

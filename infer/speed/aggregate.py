@@ -15,10 +15,10 @@ import numpy as np
 from conf.clock import duration
 from infer.config import SOURCES
 from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
-from infer.report.parts import SCHEMAS
-from infer.speed.batches import batch_rows
+from infer.report.write import SCHEMAS
 from infer.speed.config import PEERS
 from infer.speed.statistics import Weighed, estimate, share_intervals, weighted_percentile
+from infer.speed.work import batch_rows
 
 PARTS = ("ms_draft", "ms_forward", "ms_rest", "peak_memory_bytes", "drafted_nodes", "graph_success")
 ORDER = (

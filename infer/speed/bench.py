@@ -1,5 +1,9 @@
-"""The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set."""
+"""The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set.
 
+The ways to decode, by the settings of infer.methods. Pure.
+"""
+
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -7,8 +11,10 @@ from math import prod
 
 from transformers import PreTrainedModel
 
+from conf import UserError
 from infer.api import check_compile
-from infer.benchmarks.prompts import TokenPrompt
+from infer.benchmarks.prompts import TokenPrompt, load_prompts
+from infer.drafters.adaptive import check_probes
 from infer.drafters.outcome import Watch
 from infer.engine.cache import shape
 from infer.engine.forward import context_length
@@ -18,14 +24,92 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import DraftMethods, Methods
-from infer.models.checkpoint import eos_ids, load_model, load_ngrams
-from infer.models.draft import Draft, load_draft, told_as
+from infer.models.checkpoint import (
+    Adaptive,
+    eos_ids,
+    has_adaptive,
+    load_adaptive,
+    load_model,
+    load_ngrams,
+    load_text,
+)
+from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, told_as
 from infer.requests import check_lengths
-from infer.speed.config import SpeedConfig
-from infer.speed.peering import Peers
-from infer.speed.prepare import Prepared
-from infer.speed.units import PLAIN, Group, Way
-from infer.speed.ways import GSD_PROBES, ways
+from infer.speed.config import BY_ADAPTIVE, SpeedConfig
+from infer.speed.decoders import GSD_PROBES, PLAIN, Group, Way, ways
+from infer.speed.peers import Peers
+from infer.text import NoInfilling, Text
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`shared` is `Draft.rows`, 0 without a draft model; `k` are those that the adaptive tokens allow;
+    `skipped` are the sets that the model cannot read, and why.
+    """
+
+    text: Text
+    adaptive: Adaptive | None
+    prompts: Mapping[str, Sequence[TokenPrompt]]
+    shared: int
+    k: list[int]
+    skipped: Mapping[str, str]
+
+
+def prepare(config: SpeedConfig) -> Prepared:
+    """Raises UserError for directories that are no models, for sdsat without adaptive tokens or only with more
+    than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
+    """
+    text = load_text(config.model)
+    adaptive = load_adaptive(config.model) if _probes(config) or has_adaptive(config.model) else None
+    k = _possible(config.k, adaptive) if adaptive and "sdsat" in config.decoders else config.k
+    shared = check_draft(config.draft, text) if config.draft.model else 0
+    prompts, skipped = _read(config, text)
+    if config.base:
+        _check_base(config.base, text, [prompt for one in prompts.values() for prompt in one])
+    return Prepared(text, adaptive, prompts, shared, k, skipped)
+
+
+def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenPrompt]], dict[str, str]]:
+    """The prompts of each set, and why sets are left out: infillings of a model that knows none. Raises what
+    the last of them does where no set is left.
+    """
+    prompts, skipped = dict[str, Sequence[TokenPrompt]](), dict[str, str]()
+    for name, one in config.prompts.items():
+        try:
+            prompts[name] = load_prompts(name, one, text, seed=config.seed)
+        except UserError as error:
+            last = len(skipped) == len(config.prompts) - 1
+            if last or not isinstance(error.__cause__, NoInfilling):
+                raise
+            skipped[name] = str(error.__cause__)
+    return prompts, skipped
+
+
+def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
+    """SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
+    told = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
+    return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _possible(asked: Sequence[int], adaptive: Adaptive) -> list[int]:
+    """Of diverse tokens a model has no more than it was trained with (SDSAT, Appendix B)."""
+    try:
+        check_probes(adaptive.ids, min(asked))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return [k for k in asked if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
+
+
+def _probes(config: SpeedConfig) -> bool:
+    return not set(BY_ADAPTIVE).isdisjoint(config.decoders)
+
+
+def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:
+    """Raises UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
+    strange = lacking(base_pieces(folder, text), ((prompt.id, prompt.ids) for prompt in prompts))
+    if strange:
+        raise UserError(f"base={folder}: wanted a model with the ids of every prompt, found {strange}")
+
 
 DEFAULT = Way("auto")  # all sources of drafts, by measurement
 

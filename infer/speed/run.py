@@ -1,32 +1,118 @@
-"""A run of infer.speed: what is made, checked and told, from the settings to the report."""
+"""A run of infer.speed: what is made, checked and told, from the settings to the report.
 
-from collections.abc import Mapping
+What is read and checked before any weight is: tokenizers, prompts, and whether ids mean the same.
+
+Whether the folder of a run can be had, asked before any weight is read.
+
+What all units of a run share: settings, machine, its physical limit, and what rows cost. Measured first.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from rich.progress import Progress
+from transformers import PreTrainedModel
 
-from conf import LoneError
+from conf import LoneError, UserError
 from conf.characters import print_line
 from conf.files import write_json
-from conf.pages import NOT_IDENTICAL
-from conf.sealed import sealed
-from conf.stage import existing, is_finished, made_from, write_manifest
-from infer.hardware import hardware
-from infer.measure.crew import Members, Units, folder, muster
+from conf.pages import ANOTHER, NOT_IDENTICAL
+from conf.sealed import read_result, sealed
+from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_of, write_manifest
+from infer.benchmarks.prompts import TokenPrompt
+from infer.engine.sampling import GREEDY
+from infer.hardware import circumstances, hardware
+from infer.measure.crew import Members, Units, folder, muster, told_by_its_rank
+from infer.measure.row_times import context_for, measure_costs
 from infer.measure.unfinished import HEADER, UNITS
+from infer.models.checkpoint import is_gated
 from infer.report.rows import label
 from infer.report.terminal import print_report
 from infer.report.write import write
 from infer.speed.aggregate import read
-from infer.speed.bench import Bench
+from infer.speed.bench import Bench, Prepared, fingerprint, prepare
 from infer.speed.config import SpeedConfig
-from infer.speed.header import header
-from infer.speed.place import check_place
-from infer.speed.prepare import Prepared, fingerprint, prepare
+from infer.speed.limit import measure_limit
 from infer.speed.work import Unit, Worker, units_of
+
+
+def check_place(out: Path, made: Mapping[str, Any]) -> None:
+    """Raises LoneError where `crew.folder` would refuse. By the first rank alone; of what it has to make
+    for that, nothing is left.
+    """
+    partial = partial_of(out)
+    new = [folder for folder in (partial, *partial.parents) if not folder.exists()]
+    record = partial / BEGUN
+    with told_by_its_rank():
+        if record.is_file():
+            _check_threads(read_result(record), made, partial)
+        with begun(out, made):
+            if new and list(partial.iterdir()) == [record]:  # while no other run can begin there
+                record.unlink()
+                for folder in new:
+                    with suppress(OSError):  # another run has begun beside it
+                        folder.rmdir()
+
+
+def _check_threads(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:
+    """Of other threads, torchrun's one among them, it is told how to go on."""
+    machine, now = found.get("hardware"), made["hardware"]["threads"]
+    was = machine.get("threads") if isinstance(machine, Mapping) else None
+    if was is not None and was != now:
+        raise UserError(
+            f"out={partial}: wanted to go on with the {was} thread(s) that it was begun with, found {now}: "
+            f"give threads={was}, choose another out, or remove the folder",
+            page=ANOTHER,
+        )
+
+
+def header(
+    config: SpeedConfig,
+    prompts: Mapping[str, Sequence[TokenPrompt]],
+    lms: Mapping[str, PreTrainedModel],
+    *,
+    ranks: int,
+    all_: int,
+) -> dict[str, Any]:
+    """speed.json without its rows; `all_` is the number of units."""
+    return {
+        **circumstances(config),
+        "model": Path(config.model).resolve().name,
+        "gated": is_gated(config.model),
+        "ranks": ranks,
+        "all": all_,
+        "limits": [one for lm in lms.values() if (one := _limit(lm, prompts, new=config.max_new_tokens))],
+        "costs": [
+            {"dtype": dtype, **_costs(lm, prompts, new=config.max_new_tokens)} for dtype, lm in lms.items()
+        ],
+    }
+
+
+def _limit(
+    lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int
+) -> dict[str, Any] | None:
+    """At the mean context of all texts, and of each set's: what a forward reads of the cache depends on it.
+
+    None for a model whose limit is not known.
+    """
+    limit = measure_limit(lm)
+    if limit is None:
+        return None
+    contexts = {name: mean(len(prompt.ids) + new / 2 for prompt in some) for name, some in prompts.items()}
+    sets = {name: limit.told(round(context))["forward_ms"] for name, context in contexts.items()}
+    return limit.told(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
+
+
+def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:
+    longest = max(len(prompt.ids) for some in prompts.values() for prompt in some)
+    costs = measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
+    return {"rows": list(costs.rows), "ms": list(costs.ms)}
+
 
 KIND = "speed"
 RESULT = "speed.json"

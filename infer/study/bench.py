@@ -17,8 +17,7 @@ from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import DraftMethods, Methods
 from infer.models.draft import Draft, check_draft, load_draft
 from infer.study.config import StudyConfig
-from infer.study.counts import Counts
-from infer.study.rates import DraftedRun
+from infer.study.counts import Counts, DraftedRun
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

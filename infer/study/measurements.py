@@ -41,7 +41,7 @@ from infer.engine.sampling import GREEDY
 from infer.measure.runs import Measured, measure
 from infer.speed.profile import Spent, timed
 from infer.study.bench import Bench, Way
-from infer.study.rates import (
+from infer.study.counts import (
     DraftedRun,
     acceptance_rate,
     accepted_per_step,

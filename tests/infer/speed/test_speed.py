@@ -16,8 +16,7 @@ from infer.speed import run as speed
 from infer.speed.aggregate import ORDER, read
 from infer.speed.bench import Own
 from infer.speed.config import PEERS, SpeedConfig
-from infer.speed.units import PLAIN, Way
-from infer.speed.ways import ways
+from infer.speed.decoders import PLAIN, Way, ways
 from infer.speed.work import Worker
 from infer.view.coloured import KINDS
 from tests.infer.speed.conftest import Main

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from infer.speed.aggregate import aggregate
-from infer.speed.units import Group, Way, run_turn
+from infer.speed.decoders import Group, Way
+from infer.speed.work import run_turn
 from tests.infer.paced import decoders, expected, prompts
 
 GROUP, KS, PROMPT = Group("float32", 0.0), (1, 3, 7), 0.25

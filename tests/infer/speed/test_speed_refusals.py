@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from conf import UserError, settings
 from infer.speed import run as speed
+from infer.speed.bench import prepare
 from infer.speed.config import SpeedConfig
-from infer.speed.prepare import prepare
 from tests.infer.speed.conftest import Main
 
 

@@ -13,8 +13,8 @@ import torch
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
-from infer.speed import vllm_peer
-from infer.speed.vllm_peer import Engines, load_engines, missing
+from infer.speed import peers as vllm_peer
+from infer.speed.peers import Engines, load_engines, missing
 
 ONE = Adaptive((7,), 3)
 

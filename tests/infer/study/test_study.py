@@ -14,7 +14,8 @@ from infer.config import DecodeConfig
 from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
 from infer.methods import rules_of
-from infer.study import measurements, rates
+from infer.study import counts as rates
+from infer.study import measurements
 from infer.study.__main__ import main
 from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig

@@ -1,14 +1,33 @@
-"""The ways to decode, by the settings of infer.methods. Pure."""
+"""The decoders of a run: ours by the settings of infer.methods, and the names of the others. Pure."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from infer.config import BY_DRAFT_MODEL, GROWTH, DecodeConfig
 from infer.speed.config import SpeedConfig
-from infer.speed.units import PLAIN, Way
 from infer.trees.lattice import RANKS
 
+
+class Group(NamedTuple):
+    """Whose texts are the same, and whose plain decoding is the measure."""
+
+    dtype: str
+    temperature: float
+
+
+class Way(NamedTuple):
+    """A way to decode; k is 0 where it has none."""
+
+    decoder: str
+    k: int = 0
+
+
+PLAIN = Way("plain")
+
+
 GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
+
+
 DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 
 
