@@ -22,8 +22,8 @@ class Problem:
 
     def cut(self, completion: str) -> str:
         """The completion up to the first of the texts that end it."""
-        found = [place for text in self.stop if (place := completion.find(text)) >= 0]
-        return completion[: min(found, default=len(completion))]
+        places = [place for text in self.stop if (place := completion.find(text)) >= 0]
+        return completion[: min(places, default=len(completion))]
 
     def program(self, completion: str) -> Program | None:
         """What is executed to judge a completion; None where nothing is."""

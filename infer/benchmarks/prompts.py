@@ -59,13 +59,12 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
         raise UserError(f"prompts.{name}: {error}") from error
     if config.count and len(prompts) < config.count:
         raise UserError(
-            f"prompts.{name}.count: wanted {config.count} prompts, found {len(prompts)} that fit"
+            f"prompts.{name}.count must be at most {len(prompts)}, the prompts that fit, got {config.count}"
             f"{_limit(config)} of {len(problems)}"
         )
     if not prompts:
         raise UserError(
-            f"prompts.{name}: wanted at least one prompt that fits{_limit(config)}, found none left of "
-            f"{len(problems)}"
+            f"prompts.{name} must have a prompt that fits{_limit(config)}, got none of {len(problems)}"
         )
     return prompts
 
@@ -113,12 +112,12 @@ def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
 
     Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
     """
-    wanted = problem.prompt
-    if isinstance(wanted, Infill):
-        ids, before, after = text.infill(wanted), wanted.prefix, wanted.suffix
+    prompt = problem.prompt
+    if isinstance(prompt, Infill):
+        ids, before, after = text.infill(prompt), prompt.prefix, prompt.suffix
     else:
-        ids, before, after = text.encode(wanted), wanted, ""
+        ids, before, after = text.encode(prompt), prompt, ""
     if not ids:
-        raise UserError(f"{problem.id}: wanted a prompt of at least one token, found none")
+        raise UserError(f"{problem.id} must have a prompt of at least one token, got none")
     id = problem.id if problem.language in ("", "python") else f"{problem.language}/{problem.id}"
     return TokenPrompt(id, tuple(ids), text.ends(ids), before, after)

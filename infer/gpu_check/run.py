@@ -47,28 +47,28 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"memory: {speeds}")
     for name, why in report["failed"].items():
         console.print(f"{name} failed: {why}", markup=False)
-    for shape, found in report["shapes"].items():
-        if "out_of_memory" in found:
-            console.print(f"{shape}: {found['out_of_memory']}")
+    for shape, figures in report["shapes"].items():
+        if "out_of_memory" in figures:
+            console.print(f"{shape}: {figures['out_of_memory']}")
             continue
-        line = f"{shape}: plain {found['plain_tokens_per_second']:.1f} tokens/s"
-        if found["roofline_tokens_per_second"]:
+        line = f"{shape}: plain {figures['plain_tokens_per_second']:.1f} tokens/s"
+        if figures["roofline_tokens_per_second"]:
             line += (
-                f", {100 * found['plain_share_of_roofline']:.0f} % of the roofline's "
-                f"{found['roofline_tokens_per_second']:.1f}"
+                f", {100 * figures['plain_share_of_roofline']:.0f} % of the roofline's "
+                f"{figures['roofline_tokens_per_second']:.1f}"
             )
         console.print(line)
-        console.print(_table("rows", found["rows_ms"], found["rows_ms"][1]["median"], "L(1)"))
-        console.print(_table("loop", found["loops_ms"], found["loops_ms"]["plain"]["median"], "plain"))
+        console.print(_table("rows", figures["rows_ms"], figures["rows_ms"][1]["median"], "L(1)"))
+        console.print(_table("loop", figures["loops_ms"], figures["loops_ms"]["plain"]["median"], "plain"))
 
 
-def _table(name: str, rows: dict[Any, dict[str, float]], one: float, unit: str) -> Table:
+def _table(name: str, rows: dict[Any, dict[str, float]], base: float, unit: str) -> Table:
     table = Table(name, "ms", "quartiles", f"/ {unit}")
     for column in table.columns[1:]:
         column.justify = "right"
     for key, ms in rows.items():
         quartiles = f"{ms['low']:.2f}-{ms['high']:.2f}"
-        table.add_row(str(key), f"{ms['median']:.2f}", quartiles, f"{ms['median'] / one:.2f}")
+        table.add_row(str(key), f"{ms['median']:.2f}", quartiles, f"{ms['median'] / base:.2f}")
     return table
 
 
@@ -78,9 +78,7 @@ BLOCK = 2**30  # bytes of the tensor that measures the bandwidth
 def run(config: GpuCheckConfig) -> None:
     """Check, measure, write, show."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "device=cuda: wanted a CUDA device, found none (device=cpu shapes=[tiny] tries the check)"
-        )
+        raise UserError("device=cuda needs a CUDA device, got none (device=cpu shapes=[tiny] tries the check)")
     out = Path(os.path.realpath(config.out))
     with suppress(FileExistsError, NotADirectoryError):  # which the next line tells
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +127,7 @@ def _judge(report: dict[str, Any], out: Path) -> None:
     if failed:
         first = failed[0]
         raise UserError(
-            f"{out}: wanted the tokens of plain decoding in every comparison, found {len(failed)} of "
+            f"{out}: every comparison must give the tokens of plain decoding, got others in {len(failed)} of "
             f"{len(report['parity'])} that differ, the first {first['decoder']}, {first['sampling']}, "
             f"{first['dtype']}",
             page=NOT_IDENTICAL,
@@ -175,12 +173,12 @@ def hardware(device: str) -> dict[str, Any]:
     """The device by name."""
     if device == "cpu":
         return {"name": cpu(), "threads": torch.get_num_threads()}
-    found = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     return {
-        "name": found.name,
-        "memory_bytes": found.total_memory,
-        "multiprocessors": found.multi_processor_count,
-        "capability": f"{found.major}.{found.minor}",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
         "driver": _driver(),
     }
 

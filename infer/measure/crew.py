@@ -64,8 +64,8 @@ class Members:
             shares *= self.world
             dist.all_gather_object(shares, list(share))
         values: list[Any] = [None] * sum(map(len, shares))
-        for rank, one in enumerate(shares):
-            values[rank :: self.world] = one
+        for rank, values_of_rank in enumerate(shares):
+            values[rank :: self.world] = values_of_rank
         return values
 
     def device(self) -> str | None:
@@ -89,7 +89,7 @@ def muster() -> Members:
     if torch.cuda.is_available():
         if members.local >= torch.cuda.device_count():
             raise UserError(
-                f"torchrun: wanted a GPU for each process, found {torch.cuda.device_count()} on this machine"
+                f"torchrun needs a GPU for each process, got {torch.cuda.device_count()} on this machine"
             )
         torch.cuda.set_device(members.local)
     if members.world > 1 and not dist.is_initialized():
@@ -99,7 +99,7 @@ def muster() -> Members:
 
 
 @contextmanager
-def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterator[Path]:
+def folder(out: str | Path, facts: Mapping[str, Any], members: Members) -> Iterator[Path]:
     """The folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
     becomes `out` when the block ends well on every rank.
 
@@ -107,7 +107,7 @@ def folder(out: str | Path, made: Mapping[str, Any], members: Members) -> Iterat
     """
     with told_by_its_rank():
         if members.first:
-            with begun(out, made) as partial:
+            with begun(out, facts) as partial:
                 members.wait()
                 yield partial
                 members.wait()

@@ -80,8 +80,8 @@ class Bench:
         reading = self._forward(tree)
         walks, walked = self._walks(tree, reading)
         for b, (path, choice) in enumerate(walks if probes else ()):
-            found = reading.drafts(b, tree.drafted, WIDTH)
-            self._drafter.observe(Verified(tree, path, choice, found, q, 0.0))
+            answers = reading.drafts(b, tree.drafted, WIDTH)
+            self._drafter.observe(Verified(tree, path, choice, answers, q, 0.0))
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
         _, again = self._walks(tree, reading)  # what was made with the forward is looked up
@@ -90,8 +90,8 @@ class Bench:
     def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
         """Every sequence's path and choice, and the seconds that they took."""
         began = self._clock()
-        found = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
-        return found, self._clock() - began
+        walks = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
+        return walks, self._clock() - began
 
     def _forward(self, tree: Tree) -> Reading:
         return self._runner.forward([tree] * self._batch, self._requests, self._sampling)

@@ -190,13 +190,13 @@ def measure(
     for decoder in decoders.values() if prompts else ():
         decoder(prompts[0])
     names = list(decoders)
-    found = {name: Measured() for name in names}
+    measured_by_name = {name: Measured() for name in names}
     for round_ in range(rounds):
-        for measured in found.values():
+        for measured in measured_by_name.values():
             measured.rounds.append([])
         for index, prompt in enumerate(prompts):
             turn = (round_ + index) % len(names)
             for name in names[turn:] + names[:turn]:
-                found[name].rounds[-1].append(decoders[name](prompt))
+                measured_by_name[name].rounds[-1].append(decoders[name](prompt))
             advance()
-    return found
+    return measured_by_name

@@ -38,18 +38,18 @@ def run(config: QualityConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     work, out = find_work(config), Path(config.out) / "quality"
-    made = made_from(config, existing(whose(config)), ignore=("tracker", "workers")) | work.made()
-    if is_finished(out, "quality", made):
+    facts = made_from(config, existing(whose(config)), ignore=("tracker", "workers")) | work.made()
+    if is_finished(out, "quality", facts):
         tell(members, f"quality: {out} is finished: nothing to do")
     else:
-        _measured(config, work, made, out, members)
+        _measured(config, work, facts, out, members)
     if members.first:
         report = write(Path(config.out), config.tracker)
         print_report(report, ["quality"])
         check_identical(report["quality"])
 
 
-def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path, members: Members) -> None:
+def _measured(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path, members: Members) -> None:
     """The result, written."""
     for sentence in contaminated(config, work.benchmarks):
         tell(members, f"warning: {sentence}")
@@ -60,7 +60,7 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
             _check_languages(sandbox, work)
     for name in set(config.decoders) - set(work.decoders):
         tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
-    with crew.folder(out, {**made, **_place(sandbox)}, members) as partial:
+    with crew.folder(out, {**facts, **_place(sandbox)}, members) as partial:
         if members.first and not (partial / HEADER).is_file():
             write_json(partial / HEADER, sealed(_header(config, work, sandbox)))
         answered = Units(partial / UNITS, [batch.name for batch in work.batches])
@@ -69,7 +69,7 @@ def _measured(config: QualityConfig, work: Work, made: dict[str, Any], out: Path
         if members.first:
             header = read_header(partial / HEADER)
             write_json(partial / RESULT, sealed(result(header, answered.read() | judged)))
-            write_manifest(partial, "quality", made)
+            write_manifest(partial, "quality", facts)
 
 
 def _check_languages(sandbox: Sandbox, work: Work) -> None:
@@ -136,7 +136,7 @@ def _judge(
 ) -> dict[str, Any]:
     """The verdicts by unit, of which each rank made its share; those that came late once more, alone."""
     lists = list(cases(work.benchmarks, answered.values()))
-    names = [f"verdicts-{index:04}-{digest(some)}" for index, some in enumerate(lists)]
+    names = [f"verdicts-{index:04}-{digest(answers)}" for index, answers in enumerate(lists)]
     by_name, units = dict(zip(names, lists)), Units(folder, names)
     mine = units.open(members)
     with Progress(disable=not members.first) as progress:
@@ -144,14 +144,14 @@ def _judge(
             verdicts = judge(by_name[name], sandbox, _workers(config, members))
             units.save(name, {"verdicts": verdicts})
     members.wait()
-    found = units.read()
-    late = {f"{name}-again": late_ones(by_name[name], unit["verdicts"]) for name, unit in found.items()}
-    again = Units(folder, [name for name, some in late.items() if some])
+    results = units.read()
+    late = {f"{name}-again": late_ones(by_name[name], unit["verdicts"]) for name, unit in results.items()}
+    again = Units(folder, [name for name, answers in late.items() if answers])
     if members.first:
         for name in again.open(crew.ALONE):
             again.save(name, {"verdicts": judge(late[name], sandbox, workers=1)})
     members.wait()
-    return found | again.read()
+    return results | again.read()
 
 
 def _workers(config: QualityConfig, members: Members) -> int:
@@ -171,6 +171,6 @@ def check_identical(quality: Mapping[str, Any]) -> None:
     if lossy and quality["settings"]["dtype"] == "float32":
         names = ", ".join(f"{row['benchmark']} {row['language']}".strip() for row in lossy)
         raise UserError(
-            f"float32 answers: wanted all identical to plain decoding, found differences in {names}",
+            f"float32 answers must all be those of plain decoding, got differences in {names}",
             page=NOT_IDENTICAL,
         )

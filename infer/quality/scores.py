@@ -24,7 +24,9 @@ def pass_at_k(passed: Sequence[Sequence[bool]], k: int) -> list[float]:
     passed.
     """
     assert all(len(answers) >= k for answers in passed), "fewer answers than k"
-    return estimate_pass_at_k([len(one) for one in passed], [sum(one) for one in passed], k).tolist()
+    return estimate_pass_at_k(
+        [len(outcomes) for outcomes in passed], [sum(outcomes) for outcomes in passed], k
+    ).tolist()
 
 
 def wilson(passed: int, problems: int) -> Interval:
@@ -40,9 +42,9 @@ def bootstrap(values: Sequence[float]) -> Interval:
 
     Where all values are alike it has no width, which says nothing about other problems.
     """
-    found = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
-    low, high = np.quantile(found[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    array = np.asarray(values, dtype=float)
+    drawn = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
+    low, high = np.quantile(array[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -52,14 +52,14 @@ def cases(
         for name, problems in benchmarks.items()
         for problem in problems
     }
-    found: dict[str, Case] = {}
+    by_digest: dict[str, Case] = {}
     for unit in units:
         where = unit["benchmark"], unit["language"]
         for answer in unit["answers"]:
             if not answer["too_long"]:
                 key = key_of(*where, answer)
-                found.setdefault(key, Case(key, known[*where, answer["id"]], completion(answer)))
-    all_cases = list(found.values())
+                by_digest.setdefault(key, Case(key, known[*where, answer["id"]], completion(answer)))
+    all_cases = list(by_digest.values())
     return (all_cases[at : at + TOGETHER] for at in range(0, len(all_cases), TOGETHER))
 
 
@@ -91,4 +91,4 @@ def _told(verdict: Verdict) -> list[Any]:
 
 def _matched(case: Case) -> list[Any]:
     same = case.problem.matches(case.text)
-    return [same, "exact match" if same else f"no match: wanted {(case.problem.answer or '').strip()!r}"]
+    return [same, "exact match" if same else f"no match: expected {(case.problem.answer or '').strip()!r}"]

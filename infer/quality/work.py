@@ -53,9 +53,9 @@ class Work:
             "exact": [name for name, problems in self.benchmarks.items() if not problems[0].tests],
             "batches": len(self.batches),
             "shown": [
-                {"benchmark": name, "language": one.language, "id": one.id, **_around(one)}
+                {"benchmark": name, "language": problem.language, "id": problem.id, **_around(problem)}
                 for name, problems in self.benchmarks.items()
-                for one in problems[:SHOWN]
+                for problem in problems[:SHOWN]
             ],
         }
 
@@ -92,16 +92,16 @@ def find_work(config: QualityConfig) -> Work:
     text = load_text(config.model)
     adaptive = load_adaptive(config.model) if has_adaptive(config.model) else None
     pieces = base_pieces(config.base, text) if config.base else None
-    read = {name: read_problems(name, one, seed=config.seed) for name, one in config.benchmarks.items()}
+    read = {name: read_problems(name, entry, seed=config.seed) for name, entry in config.benchmarks.items()}
     benchmarks, skipped = judgeable(read, infills=adaptive is not None and adaptive.infilling is not None)
     if not benchmarks:
         reasons = "; ".join(
-            f"{' '.join((one['benchmark'], one['language']))}: {one['reason']}" for one in skipped
+            f"{' '.join((entry['benchmark'], entry['language']))}: {entry['reason']}" for entry in skipped
         )
-        raise UserError(f"benchmarks: wanted problems that can be judged here, found none ({reasons})")
+        raise UserError(f"benchmarks must have problems that can be judged here, got none ({reasons})")
     decoders = [name for name in config.decoders if name == "plain" or adaptive]
     apart = beyond(pieces, benchmarks, text) if pieces is not None else []
-    batches = plan(benchmarks, config, decoders, {(one["benchmark"], one["language"]) for one in apart})
+    batches = plan(benchmarks, config, decoders, {(entry["benchmark"], entry["language"]) for entry in apart})
     return Work(text, benchmarks, skipped + apart, decoders, batches)
 
 
@@ -109,35 +109,35 @@ def beyond(
     pieces: Mapping[int, str], benchmarks: Mapping[str, Iterable[Problem]], text: Text
 ) -> list[dict[str, str]]:
     """The benchmarks, by language, whose prompts have ids that are no pieces of the base."""
-    found = list[dict[str, str]]()
+    left_out = list[dict[str, str]]()
     for name, problems in benchmarks.items():
         for language, mine in by_language(problems).items():
-            if strange := lacking(pieces, ((one.id, ids_of(text, one.prompt)) for one in mine)):
+            if strange := lacking(pieces, ((problem.id, ids_of(text, problem.prompt)) for problem in mine)):
                 reason = f"the base is not asked, since it has {strange}"
-                found.append({"benchmark": name, "language": language, "reason": reason})
-    return found
+                left_out.append({"benchmark": name, "language": language, "reason": reason})
+    return left_out
 
 
 def by_language(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
     """In the order in which the languages are first met."""
-    found = dict[str, list[Problem]]()
+    grouped = dict[str, list[Problem]]()
     for problem in problems:
-        found.setdefault(problem.language, []).append(problem)
-    return found
+        grouped.setdefault(problem.language, []).append(problem)
+    return grouped
 
 
 def judgeable(
     benchmarks: Mapping[str, Iterable[Problem]], *, infills: bool
 ) -> tuple[dict[str, list[Problem]], list[dict[str, str]]]:
     """The problems whose answers can be given and judged here, and why the others are skipped, by language."""
-    found, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
+    suitable, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
     for name, problems in benchmarks.items():
         for language, mine in by_language(problems).items():
             if reason := _obstacle(mine[0], infills):
                 skipped.append({"benchmark": name, "language": language, "reason": reason})
             else:
-                found.setdefault(name, []).extend(mine)
-    return found, skipped
+                suitable.setdefault(name, []).extend(mine)
+    return suitable, skipped
 
 
 def _obstacle(problem: Problem, infills: bool) -> str | None:

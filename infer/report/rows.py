@@ -124,10 +124,10 @@ def same(row: Row) -> str:
 
 def groups(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows by some of their fields, in the order in which they come."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[name] for name in fields), []).append(row)
-    return found
+        grouped.setdefault(tuple(row[name] for name in fields), []).append(row)
+    return grouped
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -165,14 +165,14 @@ def flat(row: Row) -> dict[str, Any]:
     """A row with no lists in it, for a table of plain cells: pairs as two fields, others as one text, and what
     is nested by dotted names.
     """
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, value in dotted(row):
         ends = PAIRS.get(name.rsplit("_", 1)[-1])
         if ends:
-            found |= {f"{name}_{end}": one for end, one in zip(ends, value or (None, None))}
+            columns |= {f"{name}_{end}": item for end, item in zip(ends, value or (None, None))}
         else:
-            found[name] = " ".join(f"{one:.6g}" for one in value) if isinstance(value, list) else value
-    return found
+            columns[name] = " ".join(f"{item:.6g}" for item in value) if isinstance(value, list) else value
+    return columns
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -42,7 +42,7 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
         if not candidates:
             continue
         _, fastest_draft = _best(candidates)
-        pace, best = _best([one for one in candidates if one[1]["decoder"] == HEADLINE] or candidates)
+        pace, best = _best([each for each in candidates if each[1]["decoder"] == HEADLINE] or candidates)
         fastest, plain = _first((pace, row) for pace, row in paces if row["decoder"] == "plain")
         peers = [(pace, row) for pace, row in paces if row["peer"]]
         over, peer = _first(peers) if peers else (None, None)
@@ -65,7 +65,9 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
 def _best(candidates: Sequence[tuple[float, Row]]) -> tuple[float, Row]:
     """Return the exact row, where there is one, whose interval of tokens per second begins highest."""
     exact = [(pace, row) for pace, row in candidates if row["exact"]]
-    return max(exact or candidates, key=lambda one: one[0] * sure(one[1]) / one[1]["speedup"])
+    return max(
+        exact or candidates, key=lambda candidate: candidate[0] * sure(candidate[1]) / candidate[1]["speedup"]
+    )
 
 
 def _is_faster(row: Row, other: Row) -> bool:
@@ -73,7 +75,7 @@ def _is_faster(row: Row, other: Row) -> bool:
 
 
 def _first(paces: Iterable[tuple[float, Row]]) -> tuple[float, Row]:
-    return max(paces, key=lambda one: one[0])
+    return max(paces, key=lambda entry: entry[0])
 
 
 def _apart(row: Row, other: Row) -> bool:
@@ -81,8 +83,8 @@ def _apart(row: Row, other: Row) -> bool:
     if not (row["speedup_interval"] and other["speedup_interval"]):
         return False
     (low, high), (least, most) = (
-        [one["tokens_per_second"] / one["speedup"] * end for end in one["speedup_interval"]]
-        for one in (row, other)
+        [each["tokens_per_second"] / each["speedup"] * end for end in each["speedup_interval"]]
+        for each in (row, other)
     )
     return bool(high < least or most < low)
 
@@ -283,10 +285,10 @@ def _named(rows: list[Row]) -> str:
 def _quality_warnings(part: Mapping[str, Any]) -> list[str]:
     plain = [row for row in part["rows"] if row["decoder"] == "plain"]
     sentences = [
-        f"{task(one)}: {one['decoder']} and {one['against']} "
-        f"decoding agree in {one['identical']} of {one['compared']} answers, where all must"
-        for one in part["same"]
-        if one["identical"] < one["compared"]
+        f"{task(entry)}: {entry['decoder']} and {entry['against']} "
+        f"decoding agree in {entry['identical']} of {entry['compared']} answers, where all must"
+        for entry in part["same"]
+        if entry["identical"] < entry["compared"]
     ]
     if long := _counts([row for row in plain if row.get("too_long")], "too_long"):
         sentences.append(f"prompts that leave no room for an answer in the context count as failed: {long}")

@@ -46,14 +46,14 @@ def read_parts(folder: Path, *, setting: str) -> dict[str, dict[str, Any]]:
     part that cannot be read.
     """
     if not folder.is_dir():
-        raise UserError(f"{setting}={folder}: wanted a report's folder, found no such folder")
-    found = {kind: part for kind in SCHEMAS if (part := _read(folder, kind, setting)) is not None}
-    if not found:
+        raise UserError(f"{setting}={folder} must be a report's folder, got no such folder")
+    parts = {kind: part for kind in SCHEMAS if (part := _read(folder, kind, setting)) is not None}
+    if not parts:
         raise UserError(
-            f"{setting}={folder}: wanted a report's folder, with what infer.speed or infer.quality left in it, "
-            "found neither"
+            f"{setting}={folder} must be a report's folder, with what infer.speed or infer.quality left in it, "
+            "got neither"
         )
-    return found
+    return parts
 
 
 def _read(folder: Path, kind: str, setting: str) -> dict[str, Any] | None:
@@ -77,11 +77,11 @@ def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
     if kind == "speed" and schema == BEFORE_SOURCES:
         part = _renamed(part)
     elif schema != SCHEMAS[kind]:
-        raise UserError(f"{path}: wanted a {kind} report of schema {SCHEMAS[kind]}, found schema {schema}")
+        raise UserError(f"{path} must be a {kind} report of schema {SCHEMAS[kind]}, got schema {schema}")
     for row in part["rows"]:
         missing = [name for name in NEEDED[kind] if name not in row]
         if missing:
-            raise UserError(f"{path}: wanted {missing[0]} in every row, found a row without it")
+            raise UserError(f"{path} must have {missing[0]} in every row, got a row without it")
     empty: dict[str, Any] = {name: [] for name in LISTS[kind]}
     rows = [dict.fromkeys(FIELDS[kind]) | row for row in part["rows"]]
     return {**empty, **part, "rows": rows}
@@ -90,7 +90,7 @@ def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
 def _renamed(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return a speed report from before there were sources of drafts, with today's name of its `auto`."""
     lists = {
-        name: [one | {"decoder": "adaptive"} if one.get("decoder") == "auto" else one for one in part[name]]
+        name: [row | {"decoder": "adaptive"} if row.get("decoder") == "auto" else row for row in part[name]]
         for name in ("rows", "samples")
         if name in part
     }
@@ -118,15 +118,15 @@ def log(tracker: TrackerConfig, folder: Path, report: dict[str, Any], plots: Seq
     images = {name: wandb.Image(str(folder / f"{name}.png")) for name in plots}
     tables = {kind: _table(report[kind]["rows"]) for kind in ("speed", "quality") if report[kind]}
     run.log({**tables, **images})
-    told = {"sentence": report["summary"]["sentence"], "warnings": report["warnings"]}
-    run.summary.update(told | scalars(report))
+    logged = {"sentence": report["summary"]["sentence"], "warnings": report["warnings"]}
+    run.summary.update(logged | scalars(report))
     run.finish()
 
 
 def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("settings", "hardware", "versions", "commit")
+    names = ("settings", "hardware", "versions", "commit")
     return {
-        kind: {name: report[kind].get(name) for name in kept} for kind in ("speed", "quality") if report[kind]
+        kind: {name: report[kind].get(name) for name in names} for kind in ("speed", "quality") if report[kind]
     }
 
 
@@ -135,16 +135,18 @@ def scalars(report: Mapping[str, Any]) -> dict[str, Any]:
 
     They are those of each decoder, of the best row of each prompt set as `best/`, and scores.
     """
-    found = dict[str, Any]()
+    values = dict[str, Any]()
     for row in report["speed"]["rows"] if report["speed"] else ():
         name = label(row).replace(" ", "_")
-        found |= _figures(f"speed/{_place(row)}/{name}", row, LOGGED)
+        values |= _figures(f"speed/{_place(row)}/{name}", row, LOGGED)
     for best in report["summary"]["best"]:
-        found |= _figures(f"best/{_place(best)}", best, BEST)
+        values |= _figures(f"best/{_place(best)}", best, BEST)
     for row in report["quality"]["rows"] if report["quality"] else ():
         place = "/".join(filter(None, (row["benchmark"], row["language"], _heat(row))))
-        found[f"quality/{place}/{row['metric'].replace(' ', '_')}/{row['who']}_{row['decoder']}"] = row["value"]
-    return found
+        values[f"quality/{place}/{row['metric'].replace(' ', '_')}/{row['who']}_{row['decoder']}"] = row[
+            "value"
+        ]
+    return values
 
 
 def _figures(place: str, row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

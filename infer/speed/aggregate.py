@@ -68,11 +68,11 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
     done = [units[name] for name in sorted(units)]
     pairs = _pairs([unit for unit in done if "groups" in unit])
     parts = {_key(part["prompt_set"], part, part): part for unit in done for part in unit.get("parts", [])}
-    kept = {name: value for name, value in header.items() if name != "all"}
+    facts = {name: value for name, value in header.items() if name != "all"}
     rows = [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))]
     return {
         "schema": SCHEMAS["speed"],
-        **kept,
+        **facts,
         "units": {"all": header["all"], "done": len(done)},
         "rows": _paced(rows),
         "batches": batch_rows(done),
@@ -99,7 +99,7 @@ def _order(header: Mapping[str, Any]) -> Any:
 
 def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]]]:
     """By row and prompt. Plain decoding is held against its first run on that prompt."""
-    found = dict[Key, dict[str, list[Pair]]]()
+    pairs_by_key = dict[Key, dict[str, list[Pair]]]()
     texts = dict[tuple[Key, str], str]()
     for turn in turns:
         for group, block in _blocks(turn):
@@ -109,8 +109,8 @@ def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]
                 key = _key(turn["prompt_set"], group, run)
                 same = run["text"] == (first if run is plain else plain["text"])
                 pair = Pair(run, plain, same, turn["round"])
-                found.setdefault(key, {}).setdefault(turn["prompt"], []).append(pair)
-    return found
+                pairs_by_key.setdefault(key, {}).setdefault(turn["prompt"], []).append(pair)
+    return pairs_by_key
 
 
 def _blocks(turn: Mapping[str, Any]) -> Iterator[tuple[Record, Sequence[Record]]]:
@@ -290,7 +290,9 @@ def _sameness(key: Key, pairs: Sequence[Pair]) -> dict[str, Any]:
 
 def _limit_share(row: Record, header: Mapping[str, Any]) -> float | None:
     """The least time that the row's mean forward could take on this machine, over what it took."""
-    limit = next((one for one in header["limits"] if one["dtype"] == row["dtype"]), None)
+    limit = next(
+        (limit_of_dtype for limit_of_dtype in header["limits"] if limit_of_dtype["dtype"] == row["dtype"]), None
+    )
     if limit is None or row["ms_per_forward"] is None or row["rows_per_forward"] is None:
         return None
     rows, ms = zip(*limit["forward_ms_by_set"][row["prompt_set"]])

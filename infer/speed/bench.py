@@ -65,7 +65,7 @@ def prepare(config: SpeedConfig) -> Prepared:
     shared = check_draft(config.draft, text) if config.draft.model else 0
     prompts, skipped = _read(config, text)
     if config.base:
-        _check_base(config.base, text, [prompt for one in prompts.values() for prompt in one])
+        _check_base(config.base, text, [prompt for prompt_set in prompts.values() for prompt in prompt_set])
     return Prepared(text, adaptive, prompts, shared, k, skipped)
 
 
@@ -74,9 +74,9 @@ def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenProm
     the last of them does where no set is left.
     """
     prompts, skipped = dict[str, Sequence[TokenPrompt]](), dict[str, str]()
-    for name, one in config.prompts.items():
+    for name, prompt_set in config.prompts.items():
         try:
-            prompts[name] = load_prompts(name, one, text, seed=config.seed)
+            prompts[name] = load_prompts(name, prompt_set, text, seed=config.seed)
         except UserError as error:
             last = len(skipped) == len(config.prompts) - 1
             if last or not isinstance(error.__cause__, NoInfilling):
@@ -87,17 +87,17 @@ def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenProm
 
 def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
     """SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
-    told = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
-    return hashlib.sha256(repr(told).encode("utf-8", "surrogateescape")).hexdigest()
+    facts = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
+    return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _possible(asked: Sequence[int], adaptive: Adaptive) -> list[int]:
+def _possible(requested: Sequence[int], adaptive: Adaptive) -> list[int]:
     """Of diverse tokens a model has no more than it was trained with (SDSAT, Appendix B)."""
     try:
-        check_probes(adaptive.ids, min(asked))
+        check_probes(adaptive.ids, min(requested))
     except ValueError as error:
         raise UserError(str(error)) from error
-    return [k for k in asked if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
+    return [k for k in requested if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
 
 
 def _probes(config: SpeedConfig) -> bool:
@@ -108,7 +108,7 @@ def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None
     """Raises UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
     strange = lacking(base_pieces(folder, text), ((prompt.id, prompt.ids) for prompt in prompts))
     if strange:
-        raise UserError(f"base={folder}: wanted a model with the ids of every prompt, found {strange}")
+        raise UserError(f"base={folder} must be a model with the ids of every prompt, got {strange}")
 
 
 DEFAULT = Way("auto")  # all sources of drafts, by measurement
@@ -172,32 +172,34 @@ class Bench:
         for runners, runner in self._lent:
             runners.give(runner)
         self._lent = []
-        found = dict[Group, dict[Way, Own]]()
+        setups = dict[Group, dict[Way, Own]]()
         for dtype, lm in self.lms.items():
             drafters = {
                 (temperature, way): self.drafters(name, Group(dtype, temperature), way)
                 for temperature in self._config.temperatures
                 for way in ways(self._config, temperature)
             }
-            runner = self._runner(lm, name, max(one.max_rows for one in drafters.values()))
-            for (temperature, way), one in drafters.items():
-                own = self._own(lm, runner, one, temperature)
-                found.setdefault(Group(dtype, temperature), {})[way] = own
+            runner = self._runner(lm, name, max(drafter.max_rows for drafter in drafters.values()))
+            for (temperature, way), drafter in drafters.items():
+                own = self._own(lm, runner, drafter, temperature)
+                setups.setdefault(Group(dtype, temperature), {})[way] = own
         for dtype, lm in self._bases.items():
             runner = self._runner(lm, name, 1)
             for temperature in self._config.temperatures:
                 own = self._own(lm, runner, Drafters(Drafter), temperature)
-                found[Group(dtype, temperature)][Way("base")] = own
-        return found
+                setups[Group(dtype, temperature)][Way("base")] = own
+        return setups
 
     @contextmanager
     def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, Own]]:
         """Plain decoding and the default decoder for `size` texts of a set side by side."""
         lm = self.lms[group.dtype]
         drafters = {way: self.drafters(name, group, way, batch=size) for way in (PLAIN, DEFAULT)}
-        rows, runners = max(one.max_rows for one in drafters.values()), self._runners[id(lm)]
+        rows, runners = max(drafter.max_rows for drafter in drafters.values()), self._runners[id(lm)]
         runner = runners.take(batch=size, capacity=self.capacity(self._prepared.prompts[name]), max_rows=rows)
-        yield {way.decoder: self._own(lm, runner, one, group.temperature) for way, one in drafters.items()}
+        yield {
+            way.decoder: self._own(lm, runner, drafter, group.temperature) for way, drafter in drafters.items()
+        }
         runners.give(runner)
 
     def drafters(
@@ -215,8 +217,8 @@ class Bench:
         """Around whatever decodes."""
         longest = max(self.capacity(prompts) for prompts in self._prepared.prompts.values())
         size = sum(lm.dtype.itemsize * prod(shape(lm.config, 1, longest)) for lm in self._models)
-        wanted = f"{gib(size)} for caches of {longest} tokens beside the weights"
-        return enough_memory(wanted, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
+        needed = f"{gib(size)} for caches of {longest} tokens beside the weights"
+        return enough_memory(needed, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
 
     def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> Own:
         limits = Limits(self._config.max_new_tokens, eos_ids(lm))

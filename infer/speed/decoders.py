@@ -44,25 +44,25 @@ def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
         top_p=config.top_p if temperature else 1.0,
         max_new_tokens=config.max_new_tokens,
     )
-    found = {PLAIN: plain}
+    specs = {PLAIN: plain}
     for name in config.decoders:
         if name == "sdsat":
             for k in config.k:
                 two = replace(plain, method="sdsat", sources=["adaptive"], probes="root", k=k)
-                found[Way("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
+                specs[Way("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
         elif name == "adaptive":
-            found[Way("adaptive")] = replace(plain, method="sdsat", sources=["adaptive"])
+            specs[Way("adaptive")] = replace(plain, method="sdsat", sources=["adaptive"])
         elif name == "auto":
-            found[Way("auto")] = replace(plain, method="sdsat")
+            specs[Way("auto")] = replace(plain, method="sdsat")
         elif name == "ngrams":
-            found[Way("ngrams")] = replace(plain, method="ngrams")
+            specs[Way("ngrams")] = replace(plain, method="ngrams")
         elif name == "prompt_lookup":
-            found[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
+            specs[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
         elif config.draft.model:
-            found[Way(name)] = replace(plain, method=name, **_growth(config, name))
+            specs[Way(name)] = replace(plain, method=name, **_growth(config, name))
     if config.draft.adaptive and "gsd" in config.decoders:
-        found[Way(GSD_PROBES)] = replace(plain, method="gsd")
-    return found
+        specs[Way(GSD_PROBES)] = replace(plain, method="gsd")
+    return specs
 
 
 def _growth(config: SpeedConfig, method: str) -> dict[str, Any]:

@@ -70,13 +70,13 @@ def peer_decoders(
         settings |= {"max_new_tokens": max_new_tokens, **_sampled(sampling)}
         return lambda prompt: _run(lm, draft, prompt, settings, seed_of(prompt, seed))
 
-    found = {GENERATE: decoder(), LOOKUP: decoder(prompt_lookup_num_tokens=LOOKED_UP)}
+    decoders = {GENERATE: decoder(), LOOKUP: decoder(prompt_lookup_num_tokens=LOOKED_UP)}
     if draft is None:
-        return found, {ASSISTED: "wanted a draft model, found none"}
+        return decoders, {ASSISTED: "it needs a draft model, got none"}
     if draft.context < capacity:
-        told = f"wanted a draft model of {capacity} positions, found {draft.context}"
-        return found, {ASSISTED: told}
-    return found | {ASSISTED: decoder(draft)}, {}
+        reason = f"it needs a draft model of {capacity} positions, got {draft.context}"
+        return decoders, {ASSISTED: reason}
+    return decoders | {ASSISTED: decoder(draft)}, {}
 
 
 def _sampled(sampling: Sampling) -> dict[str, Any]:
@@ -218,22 +218,21 @@ SHARE = 0.2  # of the GPU's memory, for weights and cache once: our own models l
 COUNTED = ("drafts", "draft_tokens", "accepted_tokens")  # of vLLM's metrics vllm:spec_decode_num_...
 # In 0.32.0 and 0.33.0: vllm-project/vllm issue 55005.
 UNSAMPLED = (
-    "wanted greedy decoding with drafts on a CPU, found a temperature, which vLLM reads there from memory that "
-    "it has not written"
+    "it drafts greedily on a CPU, got a temperature, which vLLM reads there from memory that it has not written"
 )
 
 
 def missing(adaptive: Adaptive | None) -> str | None:
     """Why there can be no peer; None where there can."""
     if find_spec("vllm") is None:
-        return "wanted vLLM, found it not installed"
+        return "vLLM is not installed"
     if parallel.place()[1] > 1:
-        return "wanted one process, found more, of which each would serve on its own"
+        return "it needs one process, got more, of which each would serve on its own"
     if adaptive is None:
-        return "wanted a model with adaptive tokens, found none"
+        return "it needs a model with adaptive tokens, got none"
     if adaptive.gated or len(adaptive.ids) > 1:
-        found = "an adapter that acts on probes alone" if adaptive.gated else f"{len(adaptive.ids)} of them"
-        return f"wanted one adaptive token in the model's own weights, found {found}"
+        reason = "an adapter that acts on probes alone" if adaptive.gated else f"{len(adaptive.ids)} of them"
+        return f"it needs one adaptive token in the model's own weights, got {reason}"
     return None
 
 
@@ -262,8 +261,8 @@ class Engines:
             return lambda prompt: _run_vllm(engine, prompt, {**settings, "seed": seed_of(prompt, seed)})
 
         right = not sampling.temperature or torch.cuda.is_available()
-        found = {k: decoder(engine) for k, engine in self.by_k.items() if right or not k}
-        return found, None if len(found) == len(self.by_k) else UNSAMPLED
+        served = {k: decoder(engine) for k, engine in self.by_k.items() if right or not k}
+        return served, None if len(served) == len(self.by_k) else UNSAMPLED
 
 
 def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, capacity: int) -> Engines | str:
@@ -292,8 +291,8 @@ def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, c
 
 
 def _why(error: Exception) -> str:
-    told = next(iter(str(error).splitlines()), "")
-    return f"wanted vLLM to load the model and decode a prompt, found {type(error).__name__}: {told}"
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"vLLM must load the model and decode a prompt, got {type(error).__name__}: {first_line}"
 
 
 def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> Any:
@@ -344,8 +343,8 @@ def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> 
 
 def _counts(engine: Any) -> tuple[int, int, int]:
     """Drafts, tokens in them, and accepted ones, since the engine began."""
-    found = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
-    drafts, drafted, accepted = (int(found.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
+    metrics = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+    drafts, drafted, accepted = (int(metrics.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
     return drafts, drafted, accepted
 
 
@@ -382,7 +381,7 @@ class Peers:
     def _library(self, lm: PreTrainedModel, draft: Draft | None, sampling: Sampling) -> dict[Way, Decoder]:
         """The library's."""
         config = self._config
-        found, reasons = peer_decoders(
+        decoders, reasons = peer_decoders(
             lm,
             draft,
             sampling=sampling,
@@ -394,29 +393,29 @@ class Peers:
         for name, reason in reasons.items():
             if name in wanted:
                 self._leave_out(name, reason)
-        return {Way(name): decoder for name, decoder in found.items() if name in wanted}
+        return {Way(name): decoder for name, decoder in decoders.items() if name in wanted}
 
     def _served(self, engines: Engines | None, sampling: Sampling) -> dict[Way, Decoder]:
         """VLLM's."""
         if engines is None:
             return {}
         config = self._config
-        found, unsampled = engines.decoders(
+        decoders, unsampled = engines.decoders(
             sampling=sampling, max_new_tokens=config.max_new_tokens, seed=config.seed
         )
         if unsampled:
             self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
-        return {Way(VLLM, k): decoder for k, decoder in found.items()}
+        return {Way(VLLM, k): decoder for k, decoder in decoders.items()}
 
     def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
         k = adaptive.L if adaptive else 0
-        found = load_engines(self._config.model, adaptive, k, dtype=dtype, capacity=self._capacity)
-        if isinstance(found, str):
-            self._leave_out(VLLM, found)
+        engines = load_engines(self._config.model, adaptive, k, dtype=dtype, capacity=self._capacity)
+        if isinstance(engines, str):
+            self._leave_out(VLLM, engines)
             return None
-        if found.undrafted:
-            self._leave_out(f"{VLLM} with drafts", found.undrafted)
-        return found
+        if engines.undrafted:
+            self._leave_out(f"{VLLM} with drafts", engines.undrafted)
+        return engines
 
     def _leave_out(self, name: str, reason: str) -> None:
         if name not in self.left_out and is_first():

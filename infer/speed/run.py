@@ -41,7 +41,7 @@ from infer.speed.limit import measure_limit
 from infer.speed.work import Unit, Worker, units_of
 
 
-def check_place(out: Path, made: Mapping[str, Any]) -> None:
+def check_place(out: Path, facts: Mapping[str, Any]) -> None:
     """Raises LoneError where `crew.folder` would refuse. By the first rank alone; of what it has to make
     for that, nothing is left.
     """
@@ -50,8 +50,8 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
     record = partial / BEGUN
     with told_by_its_rank():
         if record.is_file():
-            _check_threads(read_result(record), made, partial)
-        with begun(out, made):
+            _check_threads(read_result(record), facts, partial)
+        with begun(out, facts):
             if new and list(partial.iterdir()) == [record]:  # while no other run can begin there
                 record.unlink()
                 for folder in new:
@@ -59,13 +59,13 @@ def check_place(out: Path, made: Mapping[str, Any]) -> None:
                         folder.rmdir()
 
 
-def _check_threads(found: Mapping[str, Any], made: Mapping[str, Any], partial: Path) -> None:
+def _check_threads(facts: Mapping[str, Any], requested: Mapping[str, Any], partial: Path) -> None:
     """Of other threads, torchrun's one among them, it is told how to go on."""
-    machine, now = found.get("hardware"), made["hardware"]["threads"]
+    machine, now = facts.get("hardware"), requested["hardware"]["threads"]
     was = machine.get("threads") if isinstance(machine, Mapping) else None
     if was is not None and was != now:
         raise UserError(
-            f"out={partial}: wanted to go on with the {was} thread(s) that it was begun with, found {now}: "
+            f"out={partial} was begun with {was} thread(s) and must go on with as many, got {now}: "
             f"give threads={was}, choose another out, or remove the folder",
             page=ANOTHER,
         )
@@ -86,7 +86,7 @@ def header(
         "gated": is_gated(config.model),
         "ranks": ranks,
         "all": all_,
-        "limits": [one for lm in lms.values() if (one := _limit(lm, prompts, new=config.max_new_tokens))],
+        "limits": [spec for lm in lms.values() if (spec := _limit(lm, prompts, new=config.max_new_tokens))],
         "costs": [
             {"dtype": dtype, **_costs(lm, prompts, new=config.max_new_tokens)} for dtype, lm in lms.items()
         ],
@@ -103,13 +103,15 @@ def _limit(
     limit = measure_limit(lm)
     if limit is None:
         return None
-    contexts = {name: mean(len(prompt.ids) + new / 2 for prompt in some) for name, some in prompts.items()}
+    contexts = {
+        name: mean(len(prompt.ids) + new / 2 for prompt in prompt_set) for name, prompt_set in prompts.items()
+    }
     sets = {name: limit.told(round(context))["forward_ms"] for name, context in contexts.items()}
     return limit.told(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
 
 
 def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:
-    longest = max(len(prompt.ids) for some in prompts.values() for prompt in some)
+    longest = max(len(prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
     costs = measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
     return {"rows": list(costs.rows), "ms": list(costs.ms)}
 
@@ -124,59 +126,59 @@ def run(config: SpeedConfig) -> None:
         torch.set_num_threads(config.threads)
     members, out = muster(), Path(config.out) / KIND
     prepared = prepare(config)
-    made = _made(config, prepared)
-    if not is_finished(out, KIND, made):
-        measure(config, prepared, made, members)
+    facts = _made(config, prepared)
+    if not is_finished(out, KIND, facts):
+        measure(config, prepared, facts, members)
     elif members.first:
         print_line(f"speed: {out} is finished: nothing to do")
     if members.first:
         _report(config)
 
 
-def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], members: Members) -> None:
+def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], members: Members) -> None:
     """The folder DIR/speed, made by all ranks."""
     if members.first and prepared.k != config.k:
         print_line(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
     skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
-    for one in skipped if members.first else ():
-        print_line(f"speed: {one['prompt_set']} is left out: {one['reason']}")
-    begun = _begun(made)
+    for entry in skipped if members.first else ():
+        print_line(f"speed: {entry['prompt_set']} is left out: {entry['reason']}")
+    begun = _begun(facts)
     if members.first:
         check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
     bench = Bench(config, prepared, device=members.device())
-    found = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
+    units_by_name = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
     with folder(Path(config.out) / KIND, begun, members) as partial:
         if members.first and not (partial / HEADER).is_file():
-            told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
+            shared = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(units_by_name))
             left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
-            write_json(partial / HEADER, sealed({**told, "skipped": skipped, "left_out": left_out}))
-        units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
-        _do(units, found, worker, members)
+            write_json(partial / HEADER, sealed({**shared, "skipped": skipped, "left_out": left_out}))
+        units, worker = Units(partial / UNITS, list(units_by_name)), Worker(config, prepared, bench)
+        _do(units, units_by_name, worker, members)
         members.wait()
         if members.first:
             write_json(partial / RESULT, sealed(read(partial)))
-            write_manifest(partial, KIND, made)
+            write_manifest(partial, KIND, facts)
 
 
-def _begun(made: Mapping[str, Any]) -> dict[str, Any]:
+def _begun(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What pairs must share to belong together: also the machine, and the threads in use, whoever set them."""
-    settings = {name: value for name, value in made["settings"].items() if name != "threads"}
-    return {**made, "settings": settings, "hardware": hardware()}
+    settings = {name: value for name, value in facts["settings"].items() if name != "threads"}
+    return {**facts, "settings": settings, "hardware": hardware()}
 
 
-def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:
+def _do(units: Units, units_by_name: Mapping[str, Unit], worker: Worker, members: Members) -> None:
     left = units.open(members)
     with Progress(disable=not members.first) as progress:
         for name in progress.track(left, description=KIND):
-            units.save(name, worker(found[name]))
+            units.save(name, worker(units_by_name[name]))
 
 
 def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
     """What the figures are of. The prompts themselves count, not where they were read."""
-    made = made_from(config, _inputs(config), ignore=("tracker",))
+    facts = made_from(config, _inputs(config), ignore=("tracker",))
     read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
-    return {**made, "inputs": {**made["inputs"], **read}}
+    return {**facts, "inputs": {**facts["inputs"], **read}}
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:
@@ -185,12 +187,12 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 def _report(config: SpeedConfig) -> None:
     """Written and shown; one that shows a lossy decoder fails the run after that, and every later one."""
-    found = write(Path(config.out), config.tracker)
-    print_report(found, ["speed"])
-    lossy = [f"{label(row)} on {row['prompt_set']}" for row in found["speed"]["rows"] if _is_lossy(row)]
+    report = write(Path(config.out), config.tracker)
+    print_report(report, ["speed"])
+    lossy = [f"{label(row)} on {row['prompt_set']}" for row in report["speed"]["rows"] if _is_lossy(row)]
     if lossy:
         raise LoneError(
-            "float32 outputs: wanted all identical to plain decoding, found differences in " + ", ".join(lossy),
+            "float32 outputs must all be those of plain decoding, got differences in " + ", ".join(lossy),
             page=NOT_IDENTICAL,
         )
 

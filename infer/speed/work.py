@@ -55,8 +55,8 @@ def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
         return [[plain]]
     shift = turn // 2 % len(names)
     rotated = [*names[shift:], *names[:shift]]
-    found = [[rotated[at], plain, *rotated[at + 1 : at + 2]] for at in range(0, len(names), 2)]
-    return [block[::-1] for block in found] if turn % 2 else found
+    turns = [[rotated[at], plain, *rotated[at + 1 : at + 2]] for at in range(0, len(names), 2)]
+    return [block[::-1] for block in turns] if turn % 2 else turns
 
 
 def run_turn(
@@ -148,9 +148,11 @@ def batch_rows(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each set, dtype and batch, of all rounds."""
     pairs: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for unit in units:
-        for one in unit.get("batches", []):
-            if one["plain"]["tokens"] and one["auto"]["tokens"]:
-                pairs.setdefault(tuple(one[name] for name in KEY), []).append((one["plain"], one["auto"]))
+        for record in unit.get("batches", []):
+            if record["plain"]["tokens"] and record["auto"]["tokens"]:
+                pairs.setdefault(tuple(record[name] for name in KEY), []).append(
+                    (record["plain"], record["auto"])
+                )
     return [dict(zip(KEY, key)) | _row(rounds) for key, rounds in sorted(pairs.items())]
 
 
@@ -175,7 +177,7 @@ def _rate(run: Mapping[str, Any]) -> float:
     return run["tokens"] / run["seconds"]
 
 
-def shown(ways: Collection[Way]) -> set[Way]:
+def sampled(ways: Collection[Way]) -> set[Way]:
     """Of the model's own ways all, but of sdsat that with the most drafts."""
     fixed = [way for way in ways if way.decoder == "sdsat"]
     others = {way for way in ways if way.decoder not in ("sdsat", "base")}
@@ -189,7 +191,7 @@ def sample(own: Own, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list
     request = Request(prompt.ids, seed_of(prompt, seed))
     steps = (step for (step,) in decode(own.runner, [request], own.drafters, limits, own.sampling))
     return in_pieces(
-        told for step in steps for told in zip(step.kinds, output.take(finished=step.finished), strict=True)
+        tokens for step in steps for tokens in zip(step.kinds, output.take(finished=step.finished), strict=True)
     )
 
 
@@ -216,12 +218,12 @@ def units_of(
     prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int, *, batches: bool = False
 ) -> dict[str, Unit]:
     """By name, in the order in which they are done: the rounds of a prompt are as far apart as can be."""
-    found = list[Unit]()
-    for name, some in prompts.items():
-        found += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(some))]
-        found += [Unit(name, round_) for round_ in range(rounds) if batches]
-        found.append(Unit(name))
-    return {unit.name: unit for unit in found}
+    units = list[Unit]()
+    for name, prompt_set in prompts.items():
+        units += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(prompt_set))]
+        units += [Unit(name, round_) for round_ in range(rounds) if batches]
+        units.append(Unit(name))
+    return {unit.name: unit for unit in units}
 
 
 class Worker:
@@ -264,11 +266,11 @@ class Worker:
         """
         if self._warm:
             return
-        longest = max(self._prepared.prompts[self._set], key=lambda one: len(one.ids))
-        for one in dict.fromkeys((longest, prompt)):
+        longest = max(self._prepared.prompts[self._set], key=lambda prompt_: len(prompt_.ids))
+        for text in dict.fromkeys((longest, prompt)):
             for ways in self._decoders.values():
                 for decoder in ways.values():
-                    decoder(one)
+                    decoder(text)
         self._warm = True
 
     def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:
@@ -283,12 +285,12 @@ class Worker:
             group = Group(dtype, min(self._config.temperatures))
             with self._bench.batch(self._set, group, size) as own:
                 decoders = list(own.items())
-                for _, one in decoders if (self._set, dtype, size) not in self._warm_batches else ():
-                    run_batches(one, prompts, size, texts=size, seed=seed)
+                for _, setup in decoders if (self._set, dtype, size) not in self._warm_batches else ():
+                    run_batches(setup, prompts, size, texts=size, seed=seed)
                 self._warm_batches.add((self._set, dtype, size))
                 records = {
-                    name: run_batches(one, prompts, size, texts=texts, seed=seed)
-                    for name, one in (reversed(decoders) if round_ % 2 else decoders)
+                    name: run_batches(setup, prompts, size, texts=texts, seed=seed)
+                    for name, setup in (reversed(decoders) if round_ % 2 else decoders)
                 }
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
@@ -317,7 +319,7 @@ class Worker:
                 "pieces": sample(own, prompt, self._prepared.text, seed=self._config.seed),
             }
             for way, own in self._own[group].items()
-            if way in shown(self._own[group])
+            if way in sampled(self._own[group])
         ]
         return {"parts": parts, "samples": samples}
 

@@ -49,8 +49,8 @@ class Bench:
         )
         if self.capacity > self.model.context:
             raise UserError(
-                f"max_new_tokens={config.max_new_tokens}: wanted prompt and new tokens within the model's "
-                f"{self.model.context} positions, found {self.capacity}"
+                f"max_new_tokens={config.max_new_tokens}: prompt and new tokens must be within the model's "
+                f"{self.model.context} positions, got {self.capacity}"
             )
 
     @property
@@ -96,11 +96,13 @@ class Bench:
 
         drafters = {key: self.drafters(way, watch) for key, way in ways.items()}
         runner = self.runner(drafters.values())
-        return {key: self._decoder(runner, one, ways[key].decode, counts) for key, one in drafters.items()}
+        return {
+            key: self._decoder(runner, drafter, ways[key].decode, counts) for key, drafter in drafters.items()
+        }
 
     def runner(self, drafters: Iterable[Drafters]) -> Runner:
         """Of the model, for trees of any of these."""
-        rows = max(one.max_rows for one in drafters)
+        rows = max(drafter.max_rows for drafter in drafters)
         return Runner(self.model.lm, capacity=self.capacity, max_rows=rows)
 
     def limits(self) -> Limits:
@@ -114,11 +116,11 @@ class Bench:
 
     def outcomes(self, decode: DecodeConfig, prompt: TokenPrompt) -> list[Outcome]:
         """The graph of every step but the last, as a prompt is decoded."""
-        found = list[Outcome]()
-        drafters = self.drafters(Way(decode), found.append)
+        outcomes = list[Outcome]()
+        drafters = self.drafters(Way(decode), outcomes.append)
         runner = self.runner([drafters])
         loop_decoder(runner, drafters, self.limits(), decode.sampling)(prompt)
-        return found
+        return outcomes
 
     def _decoder(
         self, runner: Runner, drafters: Drafters, decode: DecodeConfig, counts: list[Counts]

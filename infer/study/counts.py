@@ -105,37 +105,37 @@ def accepted_per_step(runs: Sequence[Run]) -> float | None:
 
 def drafted_per_token(runs: Sequence[DraftedRun]) -> float | None:
     """Nodes of the graphs, each the draft model's candidate for a place, over emitted tokens."""
-    return _share(sum(one.nodes for one in counts_of(runs)), _tokens(runs))
+    return _share(sum(step.nodes for step in counts_of(runs)), _tokens(runs))
 
 
 def fed_per_token(runs: Sequence[DraftedRun]) -> float | None:
     """Rows of the draft model over emitted tokens: the nodes that got children, and the text itself."""
-    return _share(sum(one.rows for one in counts_of(runs)), _tokens(runs))
+    return _share(sum(step.rows for step in counts_of(runs)), _tokens(runs))
 
 
 def graph_success(runs: Sequence[DraftedRun]) -> float | None:
     """The share of drafts whose accepted path goes on behind a merged node."""
     counts = counts_of(runs)
-    return _share(sum(one.succeeded for one in counts), len(counts))
+    return _share(sum(step.succeeded for step in counts), len(counts))
 
 
 def rank_shares(counts: Iterable[Counts], k: int) -> list[float] | None:
     """The share of the accepted drafts that were their parent's child of rank 1 to k."""
-    by_rank = Counter(rank for one in counts for rank in one.ranks)
+    by_rank = Counter(rank for step in counts for rank in step.ranks)
     total = by_rank.total()
     return [by_rank[rank] / total for rank in range(1, k + 1)] if total else None
 
 
 def counts_of(runs: Iterable[DraftedRun]) -> list[Counts]:
     """Of all runs."""
-    return [one for run in runs for one in run.counts]
+    return [step for run in runs for step in run.counts]
 
 
 def _tokens(runs: Sequence[DraftedRun]) -> int:
     """Of all steps but the last ones; 0 where nothing was drafted. A step without a draft emits one token."""
     counts = counts_of(runs)
     bare = sum(run.forwards - 1 - len(run.counts) for run in runs)
-    return sum(one.tokens for one in counts) + bare if counts else 0
+    return sum(step.tokens for step in counts) + bare if counts else 0
 
 
 def _share(part: float, whole: float) -> float | None:

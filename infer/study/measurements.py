@@ -118,12 +118,12 @@ def _rows(bench: Bench, ways: Mapping[Key, Way]) -> list[dict[str, Any]]:
     decoders, rows = bench.decoders(ways), []
     for name, prompts in bench.prompts.items():
         shares = measure(decoders, bench.members.share(prompts), rounds=bench.config.rounds)
-        found = {
+        values = {
             key: Measured([bench.members.gather(runs) for runs in share.rounds])
             for key, share in shares.items()
         }
-        for key, measured in found.items():
-            plain = found[Key(key.decoding, "plain", None, None)]
+        for key, measured in values.items():
+            plain = values[Key(key.decoding, "plain", None, None)]
             rows.append({"prompt_set": name, **key._asdict(), **_figures(measured, plain)})
     return rows
 
@@ -159,14 +159,15 @@ def measure_time(bench: Bench) -> list[dict[str, Any]]:
     spent_by = {setting: [list[Spent]() for _ in share] for setting in SETTINGS}
     for round_ in range(1 + bench.config.rounds):  # the first warms up
         for index, prompt in enumerate(share):
-            for setting, one in drafters.items():
-                steps = timed(runner, one, Request(prompt.ids), bench.limits())
+            for setting, drafter in drafters.items():
+                steps = timed(runner, drafter, Request(prompt.ids), bench.limits())
                 drafted = [spent for step, spent in steps[1:-1] if step.drafted]
                 spent_by[setting][index] += drafted if round_ else []
     gathered = {setting: bench.members.gather(spent) for setting, spent in spent_by.items()}
-    found = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
+    spent_by_setting = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
     return [
-        {"method": method, "k": k, "steps": len(rows), **_medians(rows)} for (method, k), rows in found.items()
+        {"method": method, "k": k, "steps": len(rows), **_medians(rows)}
+        for (method, k), rows in spent_by_setting.items()
     ]
 
 
@@ -204,7 +205,7 @@ def measure_ranks(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for (by, value), decode in ways.items():
         counts = counts_of(bench.run(decode))
-        accepted = sum(len(one.ranks) for one in counts)
+        accepted = sum(len(step.ranks) for step in counts)
         rows.append({"by": by, "value": value, "accepted": accepted, "shares": rank_shares(counts, CHILDREN)})
     return rows
 
@@ -229,7 +230,7 @@ def measure_recurrence(bench: Bench) -> list[dict[str, Any]]:
     def counts(prompt: TokenPrompt) -> list[tuple[int, dict[int, int]]]:
         """The tokens of each tree, and by n those that recur."""
         graphs = [outcome.graph for outcome in bench.outcomes(decode, prompt)]
-        return [(len(one.tokens) - 1, {n: len(recurring(one, n)) for n in LENGTHS}) for one in graphs]
+        return [(len(graph.tokens) - 1, {n: len(recurring(graph, n)) for n in LENGTHS}) for graph in graphs]
 
     trees = list(chain.from_iterable(bench.each(counts)))
     tokens = sum(size for size, _ in trees)
@@ -255,8 +256,8 @@ def recurring(tree: TokenGraph, n: int) -> set[int]:
 
 def _ending(tree: TokenGraph, node: int, n: int) -> list[int]:
     """The n nodes of the path that ends there; none where it is shorter."""
-    found = list(islice(_upwards(tree, node), n))
-    return found if len(found) == n else []
+    path = list(islice(_upwards(tree, node), n))
+    return path if len(path) == n else []
 
 
 def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
@@ -278,9 +279,9 @@ def measure_merging(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for k in WIDTHS:
         for tau in TAUS:
-            found = _divergences(bench, k=k, tau=tau)
-            mean, middle = (fmean(found), median(found)) if found else (None, None)
-            rows.append({"k": k, "tau": tau, "mean_kl": mean, "median_kl": middle, "merged": len(found)})
+            values = _divergences(bench, k=k, tau=tau)
+            mean, middle = (fmean(values), median(values)) if values else (None, None)
+            rows.append({"k": k, "tau": tau, "mean_kl": mean, "median_kl": middle, "merged": len(values)})
     return rows
 
 
@@ -297,12 +298,12 @@ def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
     decode, draft = bench.decode("gsd", k=k, tau=tau, tau_reading="preceding"), bench.draft
 
     def of_prompt(prompt: TokenPrompt) -> list[float]:
-        context, found = list(prompt.ids), list[float]()
+        context, values = list(prompt.ids), list[float]()
         for outcome in bench.outcomes(decode, prompt):
             if outcome.graph.merged:
-                found += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
+                values += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
             context += outcome.tokens
-        return found
+        return values
 
     return list(chain.from_iterable(bench.each(of_prompt)))
 

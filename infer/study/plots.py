@@ -106,7 +106,7 @@ def plot_ranks(rows: Sequence[Row], path: Path) -> None:
         mine = [row for row in rows if row["by"] == by]
         names = [METHODS.get(row["value"], str(row["value"])) for row in mine]
         shares = [row["shares"] or [0.0] * CHILDREN for row in mine]
-        groups = {f"child {rank + 1}": [100 * one[rank] for one in shares] for rank in range(CHILDREN)}
+        groups = {f"child {rank + 1}": [100 * share[rank] for share in shares] for rank in range(CHILDREN)}
         _bars(axis, names, groups, {})
         axis.set(title=title, ylabel="accepted drafts, %", ylim=(0, 100))
     axes[0][1].set_xlabel("θ_sib")
@@ -137,9 +137,9 @@ def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -
         mine = [row for row in rows if row["prompt_set"] == name and row["method"] != "plain"]
         methods = list(dict.fromkeys(row["method"] for row in mine))
         for axis, measure in zip(axes[:, column], ("acceptance_rate", "speedup")):
-            found = {(group(row), row["method"]): row[measure] or 0.0 for row in mine}
+            values = {(group(row), row["method"]): row[measure] or 0.0 for row in mine}
             groups = {
-                label: [found.get((label, method), 0.0) for method in methods]
+                label: [values.get((label, method), 0.0) for method in methods]
                 for label in dict.fromkeys(map(group, mine))
             }
             _bars(axis, [METHODS[method] for method in methods], groups, SHADES)

@@ -50,9 +50,9 @@ def run(config: StudyConfig) -> None:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    members, made = of_one_model() if config.divide == "model" else muster(), _made(config)
-    if not is_finished(config.out, "study", made):
-        _measured(config, made, members)
+    members, facts = of_one_model() if config.divide == "model" else muster(), _made(config)
+    if not is_finished(config.out, "study", facts):
+        _measured(config, facts, members)
     elif members.first:
         print_line(f"study: {config.out} is finished: nothing to do")
     if members.first:
@@ -61,7 +61,7 @@ def run(config: StudyConfig) -> None:
         _check_identical(report)
 
 
-def _measured(config: StudyConfig, made: dict[str, Any], members: Members) -> None:
+def _measured(config: StudyConfig, facts: dict[str, Any], members: Members) -> None:
     """The report, measured by all ranks and written by the first."""
     with _folder(config.out, members) as out:
         bench = Bench(config, members)
@@ -77,7 +77,7 @@ def _measured(config: StudyConfig, made: dict[str, Any], members: Members) -> No
                 progress.advance(task)
         if out:
             write_json(out / "report.json", sealed(report))
-            write_manifest(out, "study", made)
+            write_manifest(out, "study", facts)
 
 
 @contextmanager
@@ -92,19 +92,19 @@ def _folder(out: str, members: Members) -> Iterator[Path | None]:
 
 def _made(config: StudyConfig) -> dict[str, Any]:
     """What determines the figures. The problems themselves count, not only where they lie."""
-    made = made_from(config, existing({"model": config.model, "draft.model": config.draft.model}))
+    facts = made_from(config, existing({"model": config.model, "draft.model": config.draft.model}))
     problems = {
         f"prompts.{name}": fingerprint_problems(read_problems(name, prompts))
         for name, prompts in config.prompts.items()
     }
-    return {**made, "inputs": {**made["inputs"], **problems}}
+    return {**facts, "inputs": {**facts["inputs"], **problems}}
 
 
 def _check_identical(report: dict[str, Any]) -> None:
     """A study that shows a lossy method is written, and then fails the run, and every later one."""
-    found = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
-    if found and report["settings"]["dtype"] == "float32":
+    names = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
+    if names and report["settings"]["dtype"] == "float32":
         raise LoneError(
-            f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}",
+            f"float32 outputs must all be those of plain decoding, got differences in {', '.join(names)}",
             page=NOT_IDENTICAL,
         )

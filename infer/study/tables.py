@@ -30,7 +30,7 @@ def _table(columns: Mapping[str, Callable[[Row], str]], rows: Sequence[Row]) -> 
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(shown(row) for shown in columns.values()))
+        table.add_row(*(cells(row) for cells in columns.values()))
     return table
 
 
