@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.fingerprint import fingerprint_file
 from conf.pages import MEMORY
 from conf.stage import read_manifest
@@ -74,10 +74,10 @@ def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
 
 
 def check_devices() -> None:
-    """Raises LoneError on a rank for which the machine has no GPU, where it has any."""
+    """Raises RankLocalError on a rank for which the machine has no GPU, where it has any."""
     found = torch.cuda.device_count()
     if found and int(os.environ.get("LOCAL_RANK", "0")) >= found:
-        raise LoneError(
+        raise RankLocalError(
             f"torchrun: wanted at most as many processes on a machine as it has GPUs, found {found} of these"
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import LoneError
+from conf import RankLocalError
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
@@ -175,12 +175,12 @@ def load_batch(
 ) -> dict[str, Any]:
     """Read, lay out and move one micro-batch; `standard` is that of `lay_out`.
 
-    Raises LoneError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
+    Raises RankLocalError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
     """
     sequences = [shards[int(index)] for index in indices]
     for index, sequence in zip(indices, sequences, strict=True):
         if np.isin(sequence.tokens, vocab.adaptive).any():
-            raise LoneError(
+            raise RankLocalError(
                 f"data.path: wanted adaptive ids {list(vocab.adaptive)} that no text holds, "
                 f"found one in sequence {index}"
             )

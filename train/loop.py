@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.clock import duration
 from conf.errors import in_one_line
 from conf.files import write_json
@@ -52,7 +52,7 @@ def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> li
     try:
         trainer = Trainer(config, made, data)
     except torch.OutOfMemoryError as error:
-        raise LoneError(
+        raise RankLocalError(
             f"out of memory: wanted room for weights, gradients and optimizer, found {in_one_line(error)}; "
             "plan=true shows what each takes",
             page=MEMORY,
@@ -128,7 +128,7 @@ class Trainer:
         try:
             validation = self._run()
         except torch.OutOfMemoryError as error:
-            raise LoneError(
+            raise RankLocalError(
                 f"out of memory: wanted room for micro_batch={self.config.micro_batch} in step "
                 f"{self.step + 1}, found {in_one_line(error)}; step {self.saved} is saved",
                 page=MEMORY,

@@ -50,7 +50,7 @@ INFILLING_RULES = (
 
 
 def language_named(name: str) -> str:
-    """The name of a language that is used here."""
+    """Return the name of a language that is used here."""
     return ALIASES.get(name, name)
 
 
@@ -71,7 +71,7 @@ def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
 
 
 def _beside(prompt: str) -> str:
-    """What a prompt of Python has beside the function that is asked for, its last: imports and helpers."""
+    """Return the code beside the last function of a Python prompt: imports and helpers."""
     start = f"\n{prompt}".rfind("\ndef ")
     return prompt[: max(0, start)]
 

@@ -95,7 +95,7 @@ def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
 
 
 def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
-    """The prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
+    """Return the prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
 
     GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never
     reads its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
@@ -108,7 +108,7 @@ def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
-    """A problem as it is given to a model; its language is told in the id where it is not Python.
+    """Return a problem as it is given to a model; its language is told in the id where it is not Python.
 
     Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
     """

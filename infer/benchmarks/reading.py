@@ -19,7 +19,7 @@ OPTIONAL = ("languages", "order", "shots", "key", "share")  # that only some kin
 
 
 def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Problem]:
-    """The problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
+    """Return the problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
     as the seed says.
 
     Raises UserError for a setting that the kind does not have, a file or a row that is not what was wanted, a
@@ -43,7 +43,7 @@ def fingerprint_problems(problems: Sequence[Problem]) -> str:
 
 
 def kind_of(name: str, config: SourceConfig) -> str:
-    """What a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
+    """Return what a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
 
     Raises UserError for one that says nothing.
     """
@@ -80,7 +80,7 @@ def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
 
 
 def _files(setting: str, path: Path) -> list[Path]:
-    """A file, or those of a folder."""
+    """Return a file, or those of a folder."""
     if path.is_file():
         return [path]
     files = sorted(entry for entry in path.iterdir() if _is_readable(entry)) if path.is_dir() else []
@@ -114,7 +114,7 @@ def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
 
 
 def _numbered(problems: Sequence[Problem]) -> list[Problem]:
-    """The same with ids that differ within a language: a dataset may name its problem of every line alike."""
+    """Return the problems with ids that differ within a language; a dataset may repeat them."""
     seen = Counter[tuple[str, str]]()
     numbered = []
     for problem in problems:

@@ -36,32 +36,32 @@ class Row:
         return self.place.rpartition(", ")[0]
 
     def text(self, *names: str) -> str:
-        """The text of the first of these fields that is there."""
+        """Return the text of the first of these fields that is there."""
         for name in names:
             if isinstance(value := self.values.get(name), str):
                 return self._whole_characters(name, value)
         raise self.lacks(f"a text '{names[0]}'", *names)
 
     def maybe(self, name: str) -> str | None:
-        """The text of a field that need not be there, or may be null."""
+        """Return the text of a field that need not be there, or may be null."""
         return self.text(name) if self.values.get(name) is not None else None
 
     def texts(self, name: str) -> list[str]:
-        """The field's list of texts."""
+        """Return the field's list of texts."""
         value = self.values.get(name)
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             return [self._whole_characters(name, text) for text in value]
         raise self.lacks(f"a list of texts '{name}'", name)
 
     def whole(self, name: str) -> int:
-        """The field's whole number."""
+        """Return the field's whole number."""
         value = self.values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         raise self.lacks(f"a whole number '{name}'", name)
 
     def _whole_characters(self, name: str, text: str) -> str:
-        """The text. Raises UserError for half of a surrogate pair: JSON can spell it, no tokenizer reads it."""
+        """Return the text. Raises UserError for half of a surrogate pair, which no tokenizer reads."""
         if half := re.search("[\ud800-\udfff]", text):
             raise UserError(
                 f"{self.place}: '{name}' must be text that UTF-8 can hold, got half of a surrogate pair, "

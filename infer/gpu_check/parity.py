@@ -49,7 +49,7 @@ Texts = list[list[int]]
 
 
 def check_parity(*, device: str, prompts: int, compile: bool) -> list[dict[str, Any]]:
-    """A row for every comparison: what it was, and whether it `passed`."""
+    """Return a row for every comparison: what it was, and whether it `passed`."""
     slow: Any = random_model(LIVELY, dtype=torch.float32, device="cpu")
     lm = copy.deepcopy(slow).to(device=device)
     requests = _requests(prompts)
@@ -113,7 +113,7 @@ def _texts(
     static: bool = True,
     compile: bool = False,
 ) -> Texts:
-    """The new tokens of every request, so many side by side."""
+    """Return the new tokens of every request, so many side by side."""
     capacity = max(len(request.prompt) for request in requests) + NEW
     rows = new().max_rows
     runner = Runner(lm, capacity=capacity, max_rows=rows, batch=batch, static=static, compile=compile)

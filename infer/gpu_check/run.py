@@ -96,7 +96,7 @@ def run(config: GpuCheckConfig) -> None:
     }
 
     def attempt(name: str, part: Callable[[], Any]) -> Any:
-        """The part's result, or None; then the file is written, whatever becomes of the rest."""
+        """Return the part's result, or None; then the file is written, whatever becomes of the rest."""
         try:
             return part()
         except Exception as error:  # a check of hardware: any failure is a finding, not the end
@@ -122,7 +122,7 @@ def _parity(config: GpuCheckConfig) -> list[dict[str, Any]]:
 
 
 def _judge(report: dict[str, Any], out: Path) -> None:
-    """Raises UserError where a token differs or a part failed."""
+    """Raise UserError where a token differs or a part failed."""
     failed = [row for row in report["parity"] if not row["passed"]]
     if failed:
         first = failed[0]
@@ -170,7 +170,7 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float] | None
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """The device by name."""
+    """Return the device by name."""
     if device == "cpu":
         return {"name": cpu(), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(0)

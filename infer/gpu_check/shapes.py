@@ -52,7 +52,7 @@ LIVELY: Shape = {
 
 
 def random_model(shape: Shape, *, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
-    """The same weights each time on one kind of device."""
+    """Return the same weights each time on one kind of device."""
     torch.manual_seed(0)
     with torch.device(device):
         lm = LlamaForCausalLM._from_config(LlamaConfig(**shape), dtype=dtype)

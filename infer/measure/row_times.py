@@ -35,7 +35,7 @@ def context_for(capacity: int, lm: PreTrainedModel) -> int:
     return min(half, context_length(lm.config))
 
 
-class Bench:
+class StepTimer:
     """Steps of a decoding loop on a model, against the clock."""
 
     def __init__(
@@ -100,10 +100,8 @@ class Bench:
 def measure_costs(
     lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling, static: bool | None = None
 ) -> Costs:
-    """Times of the rows in turns, so that a change of the machine's speed meets them alike. `static` is the
-    Runner's.
-    """
-    bench = Bench(lm, batch=batch, context=context, sampling=sampling, static=static)
+    """Measure the times of rows in turns, so that a change of the machine's speed affects all alike."""
+    bench = StepTimer(lm, batch=batch, context=context, sampling=sampling, static=static)
     rows, first = list[int](), 0.0
     for q in ROWS:
         last = min(bench.step(q) for _ in range(3))  # the first warms up
@@ -122,7 +120,7 @@ def measure_costs(
 
 
 def rising(values: Sequence[float]) -> np.ndarray:
-    """The nearest values that never fall (isotonic regression, by pooling adjacent violators): more
+    """Return the nearest values that never fall (isotonic regression, by pooling adjacent violators): more
     rows never cost less, and where they seem to, that is the clock's noise.
     """
     means, counts = list[float](), list[int]()

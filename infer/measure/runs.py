@@ -87,7 +87,7 @@ class Measured:
         return list(chain.from_iterable(self.rounds))
 
     def speedups(self, baseline: "Measured") -> list[float]:
-        """The ratio of tokens per second, round by round."""
+        """Return the ratio of tokens per second, round by round."""
         pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=True)
         return [ours / theirs for ours, theirs in pairs]
 
@@ -137,7 +137,7 @@ def loop_decoder(
 
 
 def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float, times: Sequence[float] = ()) -> Run:
-    """What the steps of one text came to; `times` says when the tokens of each were there."""
+    """Return what the steps of one text came to; `times` says when the tokens of each were there."""
     return Run(
         [token for step in steps for token in step.tokens],
         seconds,

@@ -128,7 +128,7 @@ def answer(model: Model, batch: Batch, config: QualityConfig) -> list[Answer]:
 
 
 def ids_of(text: Text, prompt: Any) -> list[int]:
-    """A problem's prompt as the tuned model was trained to read it; the base model is given the same ids."""
+    """Return a prompt's ids as the tuned model was trained on them; the base model gets the same."""
     return text.encode(prompt) if isinstance(prompt, str) else text.infill(prompt)
 
 
@@ -142,5 +142,5 @@ def _decoded(
 
 
 def completion(answer: Answer) -> str:
-    """The whole text, with what ended it."""
+    """Return the whole text, with what ended it."""
     return "".join(text for _, text in answer["pieces"])

@@ -16,10 +16,10 @@ from infer.quality.scores import bootstrap, difference, pass_at_k, wilson
 from infer.quality.verdicts import TOO_LONG, key_of
 
 RESULT = "quality.json"
-Units = Mapping[str, Mapping[str, Any]]
+UnitStore = Mapping[str, Mapping[str, Any]]
 
 
-class Way(NamedTuple):
+class ScoreKey(NamedTuple):
     """What the answers of a unit have in common."""
 
     benchmark: str
@@ -42,7 +42,7 @@ class Given:
 class Score:
     """A value for each problem."""
 
-    way: Way
+    way: ScoreKey
     metric: str
     values: dict[str, float]
     samples: int  # answers to each problem
@@ -51,15 +51,13 @@ class Score:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The result of a finished or an unfinished folder. Raises UserError where it was not begun, and for a
-    damaged file.
-    """
+    """Return the result of a finished or unfinished folder. Raises UserError for none or a damaged file."""
     if (folder / RESULT).is_file():
         return read_result(folder / RESULT)
     return result(read_header(folder / HEADER), read_units(folder / UNITS))
 
 
-def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
+def result(header: Mapping[str, Any], units: UnitStore) -> dict[str, Any]:
     """quality.json, of those units that are done."""
     answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
     verdicts = dict[str, Sequence[Any]]()
@@ -67,7 +65,7 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
         verdicts |= unit.get("verdicts", {})
     begun = bool(verdicts) or len(answered) == header["batches"]
     waiting = {way_of(unit) for unit in answered if not begun or not _all_judged(unit, verdicts)}
-    given, done = dict[Way, list[Given]](), 0
+    given, done = dict[ScoreKey, list[Given]](), 0
     for unit in answered:
         judged = list(_judged(unit, verdicts, too_long=way_of(unit) not in waiting))
         given.setdefault(way_of(unit), []).extend(judged)
@@ -86,9 +84,9 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
     }
 
 
-def way_of(unit: Mapping[str, Any]) -> Way:
+def way_of(unit: Mapping[str, Any]) -> ScoreKey:
     """Of a unit of answers."""
-    return Way(*(unit[name] for name in Way._fields))
+    return ScoreKey(*(unit[name] for name in ScoreKey._fields))
 
 
 def _all_judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> bool:
@@ -111,7 +109,7 @@ def _judged(
             yield Given(answer, *verdict)
 
 
-def _scores(way: Way, given: Sequence[Given], header: Mapping[str, Any]) -> Iterator[Score]:
+def _scores(way: ScoreKey, given: Sequence[Given], header: Mapping[str, Any]) -> Iterator[Score]:
     """One of the likeliest answers; of sampled ones pass@k for every k."""
     by_problem = dict[str, list[bool]]()
     for graded in given:
@@ -144,7 +142,7 @@ def _row(score: Score, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
-    """The model less the base, both decoded plainly, on the problems that both have answered."""
+    """Return the model less the base, both decoded plainly, on the problems that both have answered."""
     by_way = {(score.way, score.metric): score for score in scores}
     for (way, metric), ours in by_way.items():
         theirs = by_way.get((way._replace(who="base"), metric))
@@ -157,7 +155,7 @@ def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
             yield {**facts, "metric": metric, "value": gap, "interval": interval, "problems": len(both)}
 
 
-def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
+def _same(given: Mapping[ScoreKey, Sequence[Given]]) -> Iterator[dict[str, Any]]:
     """How many answers are those of plain decoding, token for token, where there was room for an answer."""
     for way, answers in given.items():
         plain = given.get(way._replace(decoder="plain"), ())
@@ -174,9 +172,9 @@ def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
 
 
 def _samples(
-    given: Mapping[Way, Sequence[Given]], prompts: Iterable[Mapping[str, str]]
+    given: Mapping[ScoreKey, Sequence[Given]], prompts: Iterable[Mapping[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """The likeliest answers to the problems that are to be shown, by every model and decoder."""
+    """Return the likeliest answers to the problems that are to be shown, by every model and decoder."""
     for problem in prompts:
         for way, answers in given.items():
             if (way.benchmark, way.language) != (problem["benchmark"], problem["language"]) or way.temperature:

@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 
 def pass_at_k(passed: Sequence[Sequence[bool]], k: int) -> list[float]:
-    """The chance that one of k answers to a problem passes, by problem; `passed[i]` are problem i's n >= k.
+    """Return by problem the chance that one of k answers passes; `passed[i]` are problem i's n >= k.
 
     The unbiased estimator of Chen et al. (2021), eq. 1: 1 - C(n - c, k) / C(n, k) of n answers, c of which
     passed.

@@ -39,14 +39,14 @@ class Case:
 
 
 def key_of(benchmark: str, language: str, answer: Answer) -> str:
-    """What answers of one problem and one text have in common."""
+    """Return what answers of one problem and one text have in common."""
     return f"{seed_from(benchmark, language, answer['id'], completion(answer)):016x}"
 
 
 def cases(
     benchmarks: Mapping[str, Sequence[Problem]], units: Iterable[Mapping[str, Any]]
 ) -> Iterator[list[Case]]:
-    """The distinct ones among the answers of `units`, in their order, in lists that are kept together."""
+    """Return the distinct cases among the answers of `units`, in order, in lists that are stored together."""
     known = {
         (name, problem.language, problem.id): problem
         for name, problems in benchmarks.items()
@@ -64,12 +64,12 @@ def cases(
 
 
 def digest(judged: Iterable[Case]) -> str:
-    """What tells lists of cases apart: an answer whose file was damaged may be another the next time."""
+    """Return what tells lists of cases apart: an answer whose file was damaged may be another the next time."""
     return hashlib.sha256("".join(case.key for case in judged).encode()).hexdigest()[:8]
 
 
 def judge(judged: Sequence[Case], sandbox: Judge | None, workers: int) -> dict[str, list[Any]]:
-    """[passed, reason] by key: by execution where the problem has tests, else by exact match."""
+    """Return [passed, reason] by key: by execution where the problem has tests, else by exact match."""
     programs = [case.problem.program(case.text) for case in judged]
     executed = [program for program in programs if program is not None]
     assert sandbox or not executed, "nothing is executed without a sandbox"

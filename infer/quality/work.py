@@ -39,12 +39,12 @@ class Work:
         return list(dict.fromkeys(problem.language for problem in problems if problem.tests))
 
     def made(self) -> dict[str, Any]:
-        """What decides the result beside settings and models: the problems as they were read, in order."""
+        """Return what decides the result beside settings and models: the problems in order."""
         digests = {name: fingerprint_problems(problems) for name, problems in self.benchmarks.items()}
         return {"skipped": self.skipped, "problems": digests}
 
     def facts(self, config: QualityConfig) -> dict[str, Any]:
-        """What the result says of it, and what is needed to make the result."""
+        """Return what the result says of it, and what is needed to make the result."""
         return {
             "names": {who: Path(name).name for who, name in whose(config).items()},
             "skipped": self.skipped,
@@ -61,12 +61,12 @@ class Work:
 
 
 def whose(config: QualityConfig) -> dict[str, str]:
-    """The directories of the models."""
+    """Return the directories of the models."""
     return {"model": config.model} | ({"base": config.base} if config.base else {})
 
 
 def contaminated(config: QualityConfig, benchmarks: Iterable[str]) -> list[str]:
-    """A sentence for each benchmark that the model may have been trained on, as far as its directory says.
+    """Return a warning for each benchmark that the model may have been trained on.
 
     `lines` are left out: files of the user's own, such as the texts that data_prep held out.
     """
@@ -84,7 +84,7 @@ def contaminated(config: QualityConfig, benchmarks: Iterable[str]) -> list[str]:
 
 
 def find_work(config: QualityConfig) -> Work:
-    """A base that lacks ids of a benchmark's prompts is not asked there, by name.
+    """Return a base that lacks ids of a benchmark's prompts is not asked there, by name.
 
     Raises UserError for what is no model, a base with other token ids, benchmarks that cannot be read, and
     where nothing is left that can be judged.
@@ -108,7 +108,7 @@ def find_work(config: QualityConfig) -> Work:
 def beyond(
     pieces: Mapping[int, str], benchmarks: Mapping[str, Iterable[Problem]], text: Text
 ) -> list[dict[str, str]]:
-    """The benchmarks, by language, whose prompts have ids that are no pieces of the base."""
+    """Return the benchmarks, by language, whose prompts have ids that are no pieces of the base."""
     left_out = list[dict[str, str]]()
     for name, problems in benchmarks.items():
         for language, mine in by_language(problems).items():
@@ -129,7 +129,7 @@ def by_language(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
 def judgeable(
     benchmarks: Mapping[str, Iterable[Problem]], *, infills: bool
 ) -> tuple[dict[str, list[Problem]], list[dict[str, str]]]:
-    """The problems whose answers can be given and judged here, and why the others are skipped, by language."""
+    """Return the problems that can be judged here, and why others are skipped, by language."""
     suitable, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
     for name, problems in benchmarks.items():
         for language, mine in by_language(problems).items():

@@ -66,7 +66,7 @@ def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
 
 
 def print_comparison(comparison: Mapping[str, Any]) -> None:
-    """What differs, then the tables."""
+    """Return what differs, then the tables."""
     console = PlainConsole()
     first, second = comparison["names"]
     console.print(f"A: {first} ({comparison['folders'][0]})\nB: {second} ({comparison['folders'][1]})\n")
@@ -188,7 +188,7 @@ def _made(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pair(ours: Row, theirs: Row) -> dict[str, Any]:
-    """A decoder's row of both: figures, the ratio of rates, and whether the intervals of speedup overlap."""
+    """Return a decoder's row of both: figures, the ratio of rates, and whether speedups overlap."""
     rates = [row["tokens_per_second"] for row in (ours, theirs)]
     intervals = [row["speedup_interval"] for row in (ours, theirs)]
     row: dict[str, Any] = {name: ours[name] for name in KEY}
@@ -219,7 +219,7 @@ def _scores(ours: Row, theirs: Row) -> dict[str, Any]:
 
 
 def _told(row: Row) -> str:
-    """A row by name."""
+    """Return a row by name."""
     if "decoder" in row:
         return f"{label(row)} on {row['prompt_set']}, {row['dtype']}, temperature {row['temperature']:g}"
     return f"{task(row)}, {row['metric']}, temperature {row['temperature']:g}"

@@ -35,7 +35,7 @@ CARDS = 3  # of speed, and 2 of quality
 
 
 def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> str:
-    """The page of a report, with these of its plots in it."""
+    """Return the page of a report, with these of its plots in it."""
     speed, quality, training = report["speed"], report["quality"], report["training"]
     samples = [*(speed or {}).get("samples", []), *(quality or {}).get("samples", [])]
     return render(
@@ -63,7 +63,7 @@ def report_title(report: Mapping[str, Any]) -> str:
 
 
 def render(template: str, title: str, **context: Any) -> str:
-    """A page from a template of this folder."""
+    """Return a page from a template of this folder."""
     return page(title, _environment().get_template(template).render(context), style=coloured.STYLE)
 
 
@@ -89,7 +89,7 @@ def _environment() -> Environment:
 
 
 def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The speedup of each prompt set, greedy with the sampled one beside it; and the times of a token."""
+    """Return the greedy speedup of each prompt set with the sampled one beside it."""
     cards = []
     for (name,), mine in list(groups(report["summary"]["best"], "prompt_set").items())[:CARDS]:
         first, *others = sorted(mine, key=lambda best: best["temperature"])
@@ -189,7 +189,7 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A coloured text; on hovering a piece says who produced it."""
+    """Return a coloured text; on hovering a piece says who produced it."""
     pieces = [coloured.span(kind, text, title=coloured.meaning(kind)) for kind, text in sample["pieces"]]
     text = "".join([coloured.span("given", sample["before"]), *pieces, coloured.span("given", sample["after"])])
     title = [

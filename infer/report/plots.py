@@ -111,7 +111,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> Axes:
 
 
 def _legend_entry(text: str, handle: Any) -> str:
-    """A line of the legend as markup of a page."""
+    """Return a line of the legend as markup of a page."""
     line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
     color = to_hex(line.get_color())
     variable = next(name for name, light in LIGHT.items() if light == color)
@@ -179,12 +179,12 @@ def rate_against_k(part: Part) -> list[Panel]:
 
 
 def acceptance_against_k(part: Part) -> list[Panel]:
-    """Accepted drafts over k (left of Figures 3 and 4)."""
+    """Plot accepted drafts over k (left of Figures 3 and 4)."""
     return _against_k(part["rows"], "acceptance_rate", "acceptance rate", share=True)
 
 
 def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = False) -> list[Panel]:
-    """A panel for each prompt set and dtype, a line for each decoder and temperature."""
+    """Return a panel for each prompt set and dtype, a line for each decoder and temperature."""
     rows_with_k = [row for row in rows if row["decoder"] in ("sdsat", *LEVELS) and row[measure] is not None]
     if not any(row["decoder"] == "sdsat" for row in rows_with_k):
         return []
@@ -212,8 +212,9 @@ def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = Fa
 
 
 def acceptance_by_place(part: Part) -> list[Panel]:
-    """The share accepted at each place of a draft, of the drafts that reached it, with 95 % intervals; at the
-    lowest temperature, of sdsat (paper) with the largest k.
+    """Plot the share accepted at each place, of the drafts that reached it, with 95 % intervals.
+
+    It is of the lowest temperature, and of sdsat (paper) with the largest k.
     """
     rows = [row for row in coolest(part["rows"]) if row["decoder"] in BY_PLACE]
     rows = [row for row in rows if row["acceptance_where_reached"]]

@@ -11,7 +11,7 @@ MANY = 100  # problems whose scores are worth a card even where no difference is
 
 
 def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The headline, the fastest row of each prompt set and temperature, and scores beside the base model's."""
+    """Return the headline, the fastest row of each set and temperature, and scores beside the base's."""
     best = best_rows(parts["speed"]["rows"]) if "speed" in parts else []
     scores = changes(parts["quality"]) if "quality" in parts else []
     model = next((model_name(part["settings"]["model"]) for part in parts.values()), "")
@@ -90,7 +90,7 @@ def _apart(row: Row, other: Row) -> bool:
 
 
 def sure(row: Row) -> float:
-    """The speedup that a decoder has by the lower end of its interval."""
+    """Return the speedup that a decoder has by the lower end of its interval."""
     return row["speedup_interval"][0] if row["speedup_interval"] else row["speedup"]
 
 
@@ -135,7 +135,7 @@ def headline(model: str, best: Sequence[Row], scores: Iterable[Row]) -> str:
 
 
 def _speed_text(model: str, by_temperature: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
-    """The lowest temperature first, the next one beside it."""
+    """Return the lowest temperature first, the next one beside it."""
     heats = sorted(by_temperature)[:2]
     figures = []
     for (heat,) in heats:
@@ -158,7 +158,7 @@ def _speed_text(model: str, by_temperature: Mapping[tuple[Any, ...], Sequence[Ro
 
 
 def _peers_text(best: Sequence[Row]) -> str:
-    """The same against the fastest peer, where there is one."""
+    """Return the same against the fastest peer, where there is one."""
     peers = [row for row in best if row["peer"]]
     if not peers:
         return ""
@@ -239,7 +239,7 @@ def changes(part: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def warnings(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a reader must know before believing the figures; a sentence for each fact."""
+    """Return what a reader must know before believing the figures; a sentence for each fact."""
     sentences = [
         f"{kind} is partial: {part['units']['done']} of {part['units']['all']} units are done"
         for kind, part in parts.items()
@@ -271,7 +271,7 @@ def _speed_warnings(rows: list[Row]) -> list[str]:
 
 
 def _named(rows: list[Row]) -> str:
-    """Decoders, each with its worst row."""
+    """Name the decoders, each with its worst row."""
     names = []
     for (name,), mine in groups([{**row, "label": label(row)} for row in rows], "label").items():
         worst = min(mine, key=lambda row: row["identical"] / row["compared"])

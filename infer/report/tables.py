@@ -53,7 +53,7 @@ TITLES = {"pass@1": "Pass@1", "exact match": "Exact match"}
 
 
 def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of each prompt set, by dtype and temperature."""
+    """Return the rows of each prompt set, by dtype and temperature."""
     sets = []
     for (name,), rows in groups(report["speed"]["rows"], "prompt_set").items():
         best = [entry for entry in report["summary"]["best"] if entry["prompt_set"] == name]
@@ -116,7 +116,7 @@ def _more(row: Row) -> list[str]:
 
 
 def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The parts of a forward's time, of each prompt set, dtype and temperature; the longest fills its cell."""
+    """Return the parts of a forward's time by prompt set, dtype and temperature, as shares of the longest."""
     known = [row for row in rows if row["ms_forward"] is not None]
     coolest = min((row["temperature"] for row in known), default=0)
     tables = []
@@ -142,7 +142,7 @@ def _bar(row: Row, longest: float) -> dict[str, Any]:
 
 
 def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
-    """What the device does at best, and the time of a forward of one row by that and as it was measured."""
+    """Return the device's limits, and a forward of one row by them and as measured."""
     head = [
         "dtype",
         "weights",
@@ -218,7 +218,7 @@ def _page_row(row: Row, places: int) -> dict[str, Any]:
 
 
 def _place(row: Row, at: int) -> tuple[str, str, str]:
-    """The share accepted at a place, its interval, and of how many drafts."""
+    """Return the share accepted at a place, its interval, and of how many drafts."""
     ends = [row[f"acceptance_where_reached_{end}"] or () for end in ("low", "high")]
     interval = span([100 * end[at] for end in ends], ".0f") if all(ends) else ""
     count = f"n {row['reached'][at]:,}" if row["reached"] else ""
@@ -285,7 +285,7 @@ def _table(rows: Sequence[Row], gaps: Mapping[tuple[Any, ...], Row]) -> dict[str
 
 
 def _line(name: str, rows: Sequence[Row], places: Sequence[tuple[Any, ...]]) -> list[str]:
-    """A model's scores, and their mean where all are there."""
+    """Return a model's scores, and their mean where all are there."""
     scores = {place_of(row): row for row in rows}
     mine = [scores.get(place) for place in places]
     return [name, *map(_cell, mine), percent(_mean([each["value"] if each else None for each in mine]), 1)]

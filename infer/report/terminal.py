@@ -35,7 +35,7 @@ SPEED = ("tok/s", "speed-\nup", "95 %", "acc.", "len", "tok/\nfwd", "1st\nms", "
 
 
 def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "quality")) -> None:
-    """What was measured of these kinds, what to beware of in all of it, and what it comes to."""
+    """Return what was measured of these kinds, what to beware of in all of it, and what it comes to."""
     console = PlainConsole(soft_wrap=False)
     if report["speed"] and "speed" in kinds:
         _print_speed(console, report)
@@ -129,7 +129,7 @@ def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
 
 
 def plain_table(columns: Sequence[str]) -> Table:
-    """A table whose first column is text, and the others figures, as narrow as they can be."""
+    """Return a table whose first column is text, and the others figures, as narrow as they can be."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
@@ -137,7 +137,7 @@ def plain_table(columns: Sequence[str]) -> Table:
 
 
 def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The same, of rows of texts."""
+    """Return the same, of rows of texts."""
     table = plain_table(head)
     for row in rows:
         table.add_row(*row)
@@ -169,7 +169,7 @@ def _model(row: Row) -> str:
 
 
 def _column_groups(rows: Sequence[Row]) -> list[list[Column]]:
-    """The columns of each table: benchmarks of one language together, the languages of others apart."""
+    """Return the columns of each table: benchmarks of one language together, the languages of others apart."""
     columns = [list(dict.fromkeys(map(_column, mine))) for mine in groups(rows, "benchmark").values()]
     single = [column for group in columns if len(group) == 1 for column in group]
     return [part for part in (single, *(group for group in columns if len(group) > 1)) if part]
@@ -194,7 +194,7 @@ def _heads(columns: Sequence[Column]) -> list[str]:
 def _score_lines(
     columns: Sequence[Column], rows: Sequence[Row], gaps: Sequence[Row], same: Sequence[Row]
 ) -> dict[str, list[str]]:
-    """The cells of every line by its label; the interval of a difference stands below it."""
+    """Return the cells of every line by its label; the interval of a difference stands below it."""
     average = _by_language(columns)
     models = groups(sorted(rows, key=lambda row: row["who"]), "who", "decoder").values()
     picked = {_model(mine[0]): _pick(mine, columns) for mine in models}

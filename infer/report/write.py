@@ -42,9 +42,7 @@ READERS = {"speed": "infer.speed.aggregate", "quality": "infer.quality.result"}
 
 
 def read_parts(folder: Path, *, setting: str) -> dict[str, dict[str, Any]]:
-    """What is there of the two, by name. Raises UserError, naming the setting, where neither is, and for a
-    part that cannot be read.
-    """
+    """Return the measured parts by name. Raises UserError for a folder without any, or a broken one."""
     if not folder.is_dir():
         raise UserError(f"{setting}={folder} must be a report's folder, got no such folder")
     parts = {kind: part for kind in SCHEMAS if (part := _read(folder, kind, setting)) is not None}
@@ -69,7 +67,7 @@ def _read(folder: Path, kind: str, setting: str) -> dict[str, Any] | None:
 
 
 def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
-    """A part with every field that its rows may have; what was not measured is None.
+    """Return a part with every field that its rows may have; what was not measured is None.
 
     Raises UserError for another schema, and for rows without what no table can do without.
     """
@@ -208,7 +206,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None, training: Path | N
 
 
 def build(folder: Path, *, setting: str = "out") -> dict[str, Any]:
-    """The report, not written. Raises UserError as `read_parts` does."""
+    """Return the report, not written. Raises UserError as `read_parts` does."""
     parts = read_parts(folder, setting=setting)
     return {
         "schema": SCHEMA,

@@ -4,7 +4,7 @@ config      the settings
 run         from the settings to the report: what is made, checked and told
 prepare     what is checked before any weight is read
 place       whether the folder of a run can be had
-ways        our ways to decode, by the settings of infer.methods
+specs        our specs to decode, by the settings of infer.methods
 bench       the models, and every row's decoder
 peers       the library's own decoding; vllm_peer vLLM's; peering what of them a run has
 pairs       who runs beside whom

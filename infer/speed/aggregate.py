@@ -1,4 +1,4 @@
-"""Units to the rows of speed.json. Pure, but for `read`.
+"""UnitStore to the rows of speed.json. Pure, but for `read`.
 
 A partial report is the same function of the units that there are.
 """
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The report of a folder, whether it is finished or not; its header must be there.
+    """Return the report of a folder, whether it is finished or not; its header must be there.
 
     Raises UserError for a damaged file.
     """
@@ -85,7 +85,7 @@ def _key(prompt_set: str, group: Record, way: Record) -> Key:
 
 
 def _order(header: Mapping[str, Any]) -> Any:
-    """The settings' order of sets, types and temperatures; then the decoders'."""
+    """Return the settings' order of sets, types and temperatures; then the decoders'."""
     settings = header["settings"]
     sets, dtypes, temperatures = list(settings["prompts"]), settings["dtypes"], settings["temperatures"]
     return lambda key: (
@@ -194,7 +194,7 @@ def _all(run: Record) -> float:
 
 
 def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
-    """What the forwards came to. A decoder that does not count its forwards has 0 of them.
+    """Return what the forwards came to. A decoder that does not count its forwards has 0 of them.
 
     The acceptance rate is both papers': accepted drafts over the places that were drafted for, which are k in
     every verification of SDSAT (its accept_rate), and else the levels of the tree. The mean acceptance length
@@ -282,14 +282,14 @@ def _sources(runs: Sequence[Record], judged: Sequence[int]) -> dict[str, dict[st
 
 
 def _sameness(key: Key, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """The base model's texts are its own, and compared with nothing."""
+    """Return the base model's texts are its own, and compared with nothing."""
     compared = 0 if key.decoder == "base" else len(pairs)
     identical = sum(pair.same for pair in pairs) if compared else 0
     return {"identical": identical, "compared": compared, "exact": 0 < compared == identical}
 
 
 def _limit_share(row: Record, header: Mapping[str, Any]) -> float | None:
-    """The least time that the row's mean forward could take on this machine, over what it took."""
+    """Return the least time that the row's mean forward could take on this machine, over what it took."""
     limit = next(
         (limit_of_dtype for limit_of_dtype in header["limits"] if limit_of_dtype["dtype"] == row["dtype"]), None
     )

@@ -20,7 +20,7 @@ PEERS = {
 
 @dataclass
 class SpeedConfig:
-    """python -m infer.speed: decode prompts plainly and in other ways, pair by pair, and report the difference.
+    """python -m infer.speed: decode prompts plainly and with drafts, in pairs, and report the difference.
 
     The draft model's decoders are there where one is given. Raises ValueError for an unknown decoder, peer or
     type, and for values out of range.

@@ -15,14 +15,14 @@ class Group(NamedTuple):
     temperature: float
 
 
-class Way(NamedTuple):
+class DecoderSpec(NamedTuple):
     """A way to decode; k is 0 where it has none."""
 
     decoder: str
     k: int = 0
 
 
-PLAIN = Way("plain")
+PLAIN = DecoderSpec("plain")
 
 
 GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
@@ -31,7 +31,7 @@ GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
 DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 
 
-def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
+def specs(config: SpeedConfig, temperature: float) -> dict[DecoderSpec, DecodeConfig]:
     """Plain decoding first. What a draft model draws is there where one is given.
 
     sdsat is the paper's two forwards; sampled text has the paper's trees (SDSAT 3.4.2, decode=nucleus). What
@@ -49,22 +49,22 @@ def ways(config: SpeedConfig, temperature: float) -> dict[Way, DecodeConfig]:
         if name == "sdsat":
             for k in config.k:
                 two = replace(plain, method="sdsat", sources=["adaptive"], probes="root", k=k)
-                specs[Way("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
+                specs[DecoderSpec("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
         elif name == "adaptive":
-            specs[Way("adaptive")] = replace(plain, method="sdsat", sources=["adaptive"])
+            specs[DecoderSpec("adaptive")] = replace(plain, method="sdsat", sources=["adaptive"])
         elif name == "auto":
-            specs[Way("auto")] = replace(plain, method="sdsat")
+            specs[DecoderSpec("auto")] = replace(plain, method="sdsat")
         elif name == "ngrams":
-            specs[Way("ngrams")] = replace(plain, method="ngrams")
+            specs[DecoderSpec("ngrams")] = replace(plain, method="ngrams")
         elif name == "prompt_lookup":
-            specs[Way("prompt lookup")] = replace(plain, method="prompt_lookup")
+            specs[DecoderSpec("prompt lookup")] = replace(plain, method="prompt_lookup")
         elif config.draft.model:
-            specs[Way(name)] = replace(plain, method=name, **_growth(config, name))
+            specs[DecoderSpec(name)] = replace(plain, method=name, **_growth(config, name))
     if config.draft.adaptive and "gsd" in config.decoders:
-        specs[Way(GSD_PROBES)] = replace(plain, method="gsd")
+        specs[DecoderSpec(GSD_PROBES)] = replace(plain, method="gsd")
     return specs
 
 
 def _growth(config: SpeedConfig, method: str) -> dict[str, Any]:
-    """The settings of a draft model's graph that the method has."""
+    """Return the settings of a draft model's graph that the method has."""
     return {name: getattr(config, "children" if name == "k" else name) for name in GROWTH[method]}

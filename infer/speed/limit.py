@@ -125,9 +125,7 @@ class Limit:
 
 
 def streamed(lm: PreTrainedModel) -> list[nn.Parameter]:
-    """What a forward reads whole: all parameters but a gated adapter's, and those of embeddings that are not
-    the head's too.
-    """
+    """Return the parameters that a forward reads whole: all but a gated adapter's and untied embeddings."""
     passed = {id(weight) for module in lm.modules() for weight in _passed(module)}
     head = {id(weight) for weight in lm.get_output_embeddings().parameters()}
     return [weight for weight in lm.parameters() if id(weight) in head or id(weight) not in passed]
@@ -151,7 +149,7 @@ DEVICE_ROWS = 512  # of the product: many, so that it reaches the rate of a forw
 
 
 def measure_limit(lm: PreTrainedModel) -> Limit | None:
-    """The roofline of a model where it lies, in a second or two. None for a mixture of experts."""
+    """Return the roofline of a model where it lies, in a second or two. None for a mixture of experts."""
     needs = Needs.of(lm)
     if needs is None:
         return None

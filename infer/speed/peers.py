@@ -47,7 +47,7 @@ from infer.models.checkpoint import Adaptive, eos_ids
 from infer.models.draft import STAND_IN, Draft
 from infer.models.parallel import is_first
 from infer.speed.config import PEERS, SpeedConfig
-from infer.speed.decoders import Group, Way
+from infer.speed.decoders import DecoderSpec, Group
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate prompt lookup", "generate assisted"
 
@@ -61,7 +61,7 @@ def peer_decoders(
     capacity: int,
     seed: int = 0,
 ) -> tuple[dict[str, Decoder], dict[str, str]]:
-    """The library's decoders by name, for texts of up to `capacity` tokens; and of those that cannot be, why.
+    """Return the library's decoders by name for texts up to `capacity` tokens, and why others cannot be.
 
     Prompts are drawn for by `seed_of` them.
     """
@@ -150,12 +150,12 @@ class Streamer(BaseStreamer):
         self.steps.append(value.flatten().tolist())
 
     def end(self) -> None:
-        """The text is over."""
+        """Return the text is over."""
 
 
 @contextmanager
 def _counted(lm: PreTrainedModel) -> Iterator[list[int]]:
-    """The rows of each forward."""
+    """Return the rows of each forward."""
     fed = list[int]()
 
     def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -180,8 +180,9 @@ def _as_the_library_has_it(lm: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The draft model with the target's vocabulary, which the library wants, or else goes by way of texts: of
-    ids that it does not have the logits are -inf, and its stand-in is read for them.
+    """Give the draft model the target's vocabulary while the block lasts, as the library requires.
+
+    Ids that it does not have get logits of -inf, and are read as its stand-in.
     """
     lm, wanted = draft.lm, target.config.vocab_size
     own = lm.config.vocab_size
@@ -296,7 +297,7 @@ def _why(error: Exception) -> str:
 
 
 def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> Any:
-    """An engine that has decoded a prompt."""
+    """Return an engine that has decoded a prompt."""
     from vllm import LLM
 
     engine = LLM(
@@ -366,7 +367,7 @@ class Peers:
     ) -> None:
         self._config, self._capacity = config, capacity
         self.left_out = dict[str, str]()
-        self._decoders = dict[Group, dict[Way, Decoder]]()
+        self._decoders = dict[Group, dict[DecoderSpec, Decoder]]()
         for dtype, lm in lms.items():
             engines = self._serve(dtype, adaptive) if VLLM in config.peers else None
             for temperature in config.temperatures:
@@ -374,12 +375,14 @@ class Peers:
                 own, served = self._library(lm, drafts.get(dtype), drawn), self._served(engines, drawn)
                 self._decoders[Group(dtype, temperature)] = own | served
 
-    def decoders(self, group: Group) -> dict[Way, Decoder]:
+    def decoders(self, group: Group) -> dict[DecoderSpec, Decoder]:
         """Of a dtype and a temperature."""
         return self._decoders[group]
 
-    def _library(self, lm: PreTrainedModel, draft: Draft | None, sampling: Sampling) -> dict[Way, Decoder]:
-        """The library's."""
+    def _library(
+        self, lm: PreTrainedModel, draft: Draft | None, sampling: Sampling
+    ) -> dict[DecoderSpec, Decoder]:
+        """Return the library's."""
         config = self._config
         decoders, reasons = peer_decoders(
             lm,
@@ -393,9 +396,9 @@ class Peers:
         for name, reason in reasons.items():
             if name in wanted:
                 self._leave_out(name, reason)
-        return {Way(name): decoder for name, decoder in decoders.items() if name in wanted}
+        return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in wanted}
 
-    def _served(self, engines: Engines | None, sampling: Sampling) -> dict[Way, Decoder]:
+    def _served(self, engines: Engines | None, sampling: Sampling) -> dict[DecoderSpec, Decoder]:
         """VLLM's."""
         if engines is None:
             return {}
@@ -405,7 +408,7 @@ class Peers:
         )
         if unsampled:
             self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
-        return {Way(VLLM, k): decoder for k, decoder in decoders.items()}
+        return {DecoderSpec(VLLM, k): decoder for k, decoder in decoders.items()}
 
     def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
         k = adaptive.L if adaptive else 0

@@ -86,7 +86,7 @@ def timed(
     *,
     clock: Clock = clock,
 ) -> list[tuple[Step, Spent]]:
-    """The steps of a text; the first one's draft has the prompt's forward in it."""
+    """Return the steps of a text; the first one's draft has the prompt's forward in it."""
     steps, clocked, began = list[tuple[Step, Spent]](), ClockedRunner(runner, clock), clock()
     for (step,) in decode(clocked, [request], drafters, limits, sampling):
         times = (began, clocked.asked, clocked.chosen, clock())
@@ -115,8 +115,9 @@ class ClockedRunner(Runner):
 
 
 def peak_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int | None]:
-    """What `work` gives, and the most bytes that were held meanwhile: allocated on a GPU, on a CPU by the whole
-    process. Weights and caches that are there already are counted. None where the system does not tell.
+    """Return the value of `work` and its peak memory in bytes: allocated on a GPU, of the process on a CPU.
+
+    Weights and caches are counted. None where the system does not report it.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -18,7 +18,7 @@ import torch
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import ANOTHER, NOT_IDENTICAL
@@ -27,7 +27,7 @@ from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_o
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import GREEDY
 from infer.hardware import circumstances, hardware
-from infer.measure.crew import Members, Units, folder, muster, told_by_its_rank
+from infer.measure.distributed import UnitStore, WorkerGroup, folder, init_workers, rank_local_errors
 from infer.measure.row_times import context_for, measure_costs
 from infer.measure.unfinished import HEADER, UNITS
 from infer.models.checkpoint import is_gated
@@ -35,20 +35,18 @@ from infer.report.rows import label
 from infer.report.terminal import print_report
 from infer.report.write import write
 from infer.speed.aggregate import read
-from infer.speed.bench import Bench, Prepared, fingerprint, prepare
 from infer.speed.config import SpeedConfig
 from infer.speed.limit import measure_limit
+from infer.speed.models import ModelPool, Prepared, fingerprint, prepare
 from infer.speed.work import Unit, Worker, units_of
 
 
 def check_place(out: Path, facts: Mapping[str, Any]) -> None:
-    """Raises LoneError where `crew.folder` would refuse. By the first rank alone; of what it has to make
-    for that, nothing is left.
-    """
+    """Raise RankLocalError where `distributed.folder` would refuse the folder; leave nothing behind."""
     partial = partial_of(out)
     new = [folder for folder in (partial, *partial.parents) if not folder.exists()]
     record = partial / BEGUN
-    with told_by_its_rank():
+    with rank_local_errors():
         if record.is_file():
             _check_threads(read_result(record), facts, partial)
         with begun(out, facts):
@@ -124,58 +122,58 @@ def run(config: SpeedConfig) -> None:
     """Measure and report, unless the folder already holds the measurements."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    members, out = muster(), Path(config.out) / KIND
+    workers, out = init_workers(), Path(config.out) / KIND
     prepared = prepare(config)
     facts = _made(config, prepared)
     if not is_finished(out, KIND, facts):
-        measure(config, prepared, facts, members)
-    elif members.first:
+        measure(config, prepared, facts, workers)
+    elif workers.first:
         print_line(f"speed: {out} is finished: nothing to do")
-    if members.first:
+    if workers.first:
         _report(config)
 
 
-def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], members: Members) -> None:
-    """The folder DIR/speed, made by all ranks."""
-    if members.first and prepared.k != config.k:
+def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], workers: WorkerGroup) -> None:
+    """Return the folder DIR/speed, made by all ranks."""
+    if workers.first and prepared.k != config.k:
         print_line(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
     skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
-    for entry in skipped if members.first else ():
+    for entry in skipped if workers.first else ():
         print_line(f"speed: {entry['prompt_set']} is left out: {entry['reason']}")
     begun = _begun(facts)
-    if members.first:
+    if workers.first:
         check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
-    bench = Bench(config, prepared, device=members.device())
+    bench = ModelPool(config, prepared, device=workers.device())
     units_by_name = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
-    with folder(Path(config.out) / KIND, begun, members) as partial:
-        if members.first and not (partial / HEADER).is_file():
-            shared = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(units_by_name))
+    with folder(Path(config.out) / KIND, begun, workers) as partial:
+        if workers.first and not (partial / HEADER).is_file():
+            shared = header(config, prepared.prompts, bench.lms, ranks=workers.world, all_=len(units_by_name))
             left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
             write_json(partial / HEADER, sealed({**shared, "skipped": skipped, "left_out": left_out}))
-        units, worker = Units(partial / UNITS, list(units_by_name)), Worker(config, prepared, bench)
-        _do(units, units_by_name, worker, members)
-        members.wait()
-        if members.first:
+        units, worker = UnitStore(partial / UNITS, list(units_by_name)), Worker(config, prepared, bench)
+        _do(units, units_by_name, worker, workers)
+        workers.wait()
+        if workers.first:
             write_json(partial / RESULT, sealed(read(partial)))
             write_manifest(partial, KIND, facts)
 
 
 def _begun(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What pairs must share to belong together: also the machine, and the threads in use, whoever set them."""
+    """Return what pairs must share to belong together: also the machine and the threads in use."""
     settings = {name: value for name, value in facts["settings"].items() if name != "threads"}
     return {**facts, "settings": settings, "hardware": hardware()}
 
 
-def _do(units: Units, units_by_name: Mapping[str, Unit], worker: Worker, members: Members) -> None:
-    left = units.open(members)
-    with Progress(disable=not members.first) as progress:
+def _do(units: UnitStore, units_by_name: Mapping[str, Unit], worker: Worker, workers: WorkerGroup) -> None:
+    left = units.open(workers)
+    with Progress(disable=not workers.first) as progress:
         for name in progress.track(left, description=KIND):
             units.save(name, worker(units_by_name[name]))
 
 
 def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
-    """What the figures are of. The prompts themselves count, not where they were read."""
+    """Return what the figures are of. The prompts themselves count, not where they were read."""
     facts = made_from(config, _inputs(config), ignore=("tracker",))
     read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
     return {**facts, "inputs": {**facts["inputs"], **read}}
@@ -191,7 +189,7 @@ def _report(config: SpeedConfig) -> None:
     print_report(report, ["speed"])
     lossy = [f"{label(row)} on {row['prompt_set']}" for row in report["speed"]["rows"] if _is_lossy(row)]
     if lossy:
-        raise LoneError(
+        raise RankLocalError(
             "float32 outputs must all be those of plain decoding, got differences in " + ", ".join(lossy),
             page=NOT_IDENTICAL,
         )

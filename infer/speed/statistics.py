@@ -59,7 +59,7 @@ def estimate(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> Estimate
 
 
 def whole(prompts: Sequence[Sequence[Weighed]]) -> float:
-    """The weighted harmonic mean of the prompts' medians."""
+    """Return the weighted harmonic mean of the prompts' medians."""
     weights = [median(sample.weight for sample in rounds) for rounds in prompts]
     return harmonic_mean([median(sample.value for sample in rounds) for rounds in prompts], weights)
 
@@ -108,7 +108,7 @@ def weighted_percentile(counts: Mapping[float, int], percent: float) -> float | 
 def _resampled(
     measured: np.ndarray, counts: np.ndarray, times: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """(times,) of `whole`; measured (prompts, rounds, 2), of which prompt p has counts[p]."""
+    """Return (times,) of `whole`; measured (prompts, rounds, 2), of which prompt p has counts[p]."""
     prompts = generator.integers(len(counts), size=(times, len(counts)))
     left = counts[prompts][..., None]
     rounds = (generator.random((*prompts.shape, measured.shape[1])) * left).astype(int)

@@ -39,9 +39,9 @@ from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.loop import decode
 from infer.measure.runs import Decoder, Run, clock, seed_of
-from infer.speed.bench import Bench, Own, Prepared
 from infer.speed.config import SpeedConfig
-from infer.speed.decoders import DRAFTED, PLAIN, Group, Way
+from infer.speed.decoders import DRAFTED, PLAIN, DecoderSpec, Group
+from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
 from infer.speed.statistics import Weighed, estimate
 from infer.text import Output, Text, in_pieces
@@ -50,7 +50,7 @@ K = TypeVar("K")
 
 
 def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
-    """The order of a turn: the pair of a name is the `plain` of its block. Without names, `plain` alone."""
+    """Return the order of a turn: the pair of a name is the `plain` of its block."""
     if not names:
         return [[plain]]
     shift = turn // 2 % len(names)
@@ -60,23 +60,23 @@ def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
 
 
 def run_turn(
-    decoders: Mapping[Group, Mapping[Way, Decoder]], prompt: TokenPrompt, turn: int
+    decoders: Mapping[Group, Mapping[DecoderSpec, Decoder]], prompt: TokenPrompt, turn: int
 ) -> list[dict[str, Any]]:
-    """The records of a turn, a group each, in the order in which they ran."""
+    """Return the records of a turn, a group each, in the order in which they ran."""
     return [
         {
             **group._asdict(),
             "blocks": [
-                [{**way._asdict(), **record(ways[way](prompt))} for way in block]
-                for block in blocks([way for way in ways if way != PLAIN], PLAIN, turn)
+                [{**way._asdict(), **record(specs[way](prompt))} for way in block]
+                for block in blocks([way for way in specs if way != PLAIN], PLAIN, turn)
             ],
         }
-        for group, ways in decoders.items()
+        for group, specs in decoders.items()
     ]
 
 
 def record(run: Run) -> dict[str, Any]:
-    """A run in numbers."""
+    """Return a run in numbers."""
     return {
         "tokens": len(run.tokens),
         "seconds": run.seconds,
@@ -118,7 +118,7 @@ KEY = ("prompt_set", "dtype", "temperature", "batch")
 
 
 def run_batches(
-    own: Own, prompts: Sequence[TokenPrompt], size: int, *, texts: int, seed: int
+    own: DecoderSetup, prompts: Sequence[TokenPrompt], size: int, *, texts: int, seed: int
 ) -> dict[str, Any]:
     """Decode `texts` prompts, a small set's more than once, `size` side by side; return the record of it."""
     chosen = list(islice(cycle(prompts), texts))
@@ -127,7 +127,7 @@ def run_batches(
     return {"tokens": tokens, "seconds": seconds, "texts": [text for run in runs for text in run["texts"]]}
 
 
-def _run(own: Own, prompts: Sequence[TokenPrompt], seed: int) -> dict[str, Any]:
+def _run(own: DecoderSetup, prompts: Sequence[TokenPrompt], seed: int) -> dict[str, Any]:
     """One batch; what comes before the second step is not counted."""
     requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in prompts]
     limits = own.limits.of(prompts[0].ends, prompts[0].max_new_tokens)  # those of the whole set
@@ -177,15 +177,15 @@ def _rate(run: Mapping[str, Any]) -> float:
     return run["tokens"] / run["seconds"]
 
 
-def sampled(ways: Collection[Way]) -> set[Way]:
-    """Of the model's own ways all, but of sdsat that with the most drafts."""
-    fixed = [way for way in ways if way.decoder == "sdsat"]
-    others = {way for way in ways if way.decoder not in ("sdsat", "base")}
+def sampled(specs: Collection[DecoderSpec]) -> set[DecoderSpec]:
+    """Return the decoders with sample texts: all of ours, of sdsat the one with the most drafts."""
+    fixed = [way for way in specs if way.decoder == "sdsat"]
+    others = {way for way in specs if way.decoder not in ("sdsat", "base")}
     return others | ({max(fixed, key=lambda way: way.k)} if fixed else set())
 
 
-def sample(own: Own, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list[str]]:
-    """The text in pieces of [kind, text], as Step.kinds has them."""
+def sample(own: DecoderSetup, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list[str]]:
+    """Return the text in pieces of [kind, text], as Step.kinds has them."""
     output = Output(text.stream(opens=not prompt.before), ends=prompt.ends)
     limits = replace(own.limits.of((), prompt.max_new_tokens), stop=lambda _: output)
     request = Request(prompt.ids, seed_of(prompt, seed))
@@ -229,15 +229,15 @@ def units_of(
 class Worker:
     """Does units; warms up where a set begins."""
 
-    def __init__(self, config: SpeedConfig, prepared: Prepared, bench: Bench) -> None:
+    def __init__(self, config: SpeedConfig, prepared: Prepared, bench: ModelPool) -> None:
         self._config, self._prepared, self._bench = config, prepared, bench
-        self._own = dict[Group, dict[Way, Own]]()
-        self._decoders = dict[Group, dict[Way, Decoder]]()
+        self._own = dict[Group, dict[DecoderSpec, DecoderSetup]]()
+        self._decoders = dict[Group, dict[DecoderSpec, Decoder]]()
         self._set, self._warm = "", False
         self._warm_batches = set[tuple[str, str, int]]()
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        """What is kept of it."""
+        """Return what is kept of it."""
         with self._bench.enough_memory():
             if unit.prompt_set != self._set:
                 self._begin(unit.prompt_set)
@@ -253,10 +253,10 @@ class Worker:
         self._set, self._own, self._warm = name, self._bench.own(name), False
         self._decoders = {
             group: {
-                **{way: own.decoder(self._config.seed) for way, own in ways.items()},
+                **{way: own.decoder(self._config.seed) for way, own in specs.items()},
                 **self._bench.peers.decoders(group),
             }
-            for group, ways in self._own.items()
+            for group, specs in self._own.items()
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
@@ -268,8 +268,8 @@ class Worker:
             return
         longest = max(self._prepared.prompts[self._set], key=lambda prompt_: len(prompt_.ids))
         for text in dict.fromkeys((longest, prompt)):
-            for ways in self._decoders.values():
-                for decoder in ways.values():
+            for specs in self._decoders.values():
+                for decoder in specs.values():
                     decoder(text)
         self._warm = True
 
@@ -295,7 +295,7 @@ class Worker:
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
-        """The sample texts are of the first dtype and the lowest temperature."""
+        """Return the sample texts are of the first dtype and the lowest temperature."""
         self._warm_up(prompt)
         parts = [
             {
@@ -304,8 +304,8 @@ class Worker:
                 **way._asdict(),
                 **asdict(self._profile(prompt, group, way)),
             }
-            for group, ways in self._decoders.items()
-            for way in ways
+            for group, specs in self._decoders.items()
+            for way in specs
         ]
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
         samples = [
@@ -323,7 +323,7 @@ class Worker:
         ]
         return {"parts": parts, "samples": samples}
 
-    def _profile(self, prompt: TokenPrompt, group: Group, way: Way) -> Profile:
+    def _profile(self, prompt: TokenPrompt, group: Group, way: DecoderSpec) -> Profile:
         """Of a peer the memory alone is known."""
         device = self._bench.lms[group.dtype].device
         if way not in self._own[group]:

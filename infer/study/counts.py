@@ -43,7 +43,7 @@ class Counts:
 
     @classmethod
     def of(cls, outcome: Outcome) -> "Counts":
-        """The numbers of a step."""
+        """Return the numbers of a step."""
         return cls(
             len(outcome.graph.tokens) - 1,
             depth(outcome.graph),
@@ -76,7 +76,7 @@ class DraftedRun(Run):
 
 
 def acceptance_rate(runs: Sequence[DraftedRun]) -> float | None:
-    """Accepted drafts over levels drafted, the mean of the texts.
+    """Return accepted drafts over levels drafted, the mean of the texts.
 
     The paper names no formula; its authors' code (`matchness`) adds a level for every forward of the draft
     model, whatever the number of nodes on it.
@@ -90,14 +90,14 @@ def acceptance_rate(runs: Sequence[DraftedRun]) -> float | None:
 
 
 def drafted_share(runs: Sequence[Run]) -> float | None:
-    """The share of the emitted tokens that were drafted: a/(a+1) at a accepted drafts a step."""
+    """Return the share of the emitted tokens that were drafted: a/(a+1) at a accepted drafts a step."""
     if not any(run.drafted for run in runs):
         return None
     return sum(run.accepted for run in runs) / sum(len(run.tokens) for run in runs)
 
 
 def accepted_per_step(runs: Sequence[Run]) -> float | None:
-    """Accepted drafts over verifications."""
+    """Return accepted drafts over verifications."""
     if not any(run.drafted for run in runs):
         return None
     return sum(run.accepted for run in runs) / sum(run.forwards for run in runs)
@@ -114,13 +114,13 @@ def fed_per_token(runs: Sequence[DraftedRun]) -> float | None:
 
 
 def graph_success(runs: Sequence[DraftedRun]) -> float | None:
-    """The share of drafts whose accepted path goes on behind a merged node."""
+    """Return the share of drafts whose accepted path goes on behind a merged node."""
     counts = counts_of(runs)
     return _share(sum(step.succeeded for step in counts), len(counts))
 
 
 def rank_shares(counts: Iterable[Counts], k: int) -> list[float] | None:
-    """The share of the accepted drafts that were their parent's child of rank 1 to k."""
+    """Return the share of the accepted drafts that were their parent's child of rank 1 to k."""
     by_rank = Counter(rank for step in counts for rank in step.ranks)
     total = by_rank.total()
     return [by_rank[rank] / total for rank in range(1, k + 1)] if total else None

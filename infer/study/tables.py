@@ -35,7 +35,7 @@ def _table(columns: Mapping[str, Callable[[Row], str]], rows: Sequence[Row]) -> 
 
 
 def _number(name: str, form: str) -> Callable[[Row], str]:
-    """A figure of the row; nothing where there is none."""
+    """Return a figure of the row; nothing where there is none."""
     return lambda row: "" if row[name] is None else format(row[name], form)
 
 

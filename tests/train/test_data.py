@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import LoneError
+from conf import RankLocalError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
@@ -199,5 +199,5 @@ def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(data_f
     value = json.loads((data_folder / "manifest.json").read_text())["vocab"]
     shards = Shards(data_folder, "train")
     vocab = Vocab.from_json({**value, "adaptive": [int(shards[3].tokens[5])]})
-    with pytest.raises(LoneError, match="that no text holds, found one in sequence 3"):
+    with pytest.raises(RankLocalError, match="that no text holds, found one in sequence 3"):
         load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from conf import LoneError
+from conf import RankLocalError
 from train.loop import Trainer
 
 
@@ -28,6 +28,6 @@ def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         checkpoints=SimpleNamespace(release=lambda: released.append(True)),
         _run=step,
     )
-    with pytest.raises(LoneError, match=r"micro_batch=2 in step 7, found CUDA out of .*; step 4 is saved"):
+    with pytest.raises(RankLocalError, match=r"micro_batch=2 in step 7, found CUDA out of .*; step 4 is saved"):
         Trainer.run(trainer)
     assert released

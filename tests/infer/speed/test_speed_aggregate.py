@@ -1,4 +1,4 @@
-"""Units to rows: who is held against whom, what is partial, and what is not known."""
+"""UnitStore to rows: who is held against whom, what is partial, and what is not known."""
 
 from itertools import accumulate, zip_longest
 from typing import Any

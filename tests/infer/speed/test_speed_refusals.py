@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from conf import UserError, settings
 from infer.speed import run as speed
-from infer.speed.bench import prepare
 from infer.speed.config import SpeedConfig
+from infer.speed.models import prepare
 from tests.infer.speed.conftest import Main
 
 
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
     """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
     a setting that itself was another.
     """
-    monkeypatch.setattr(speed, "Bench", None)
+    monkeypatch.setattr(speed, "ModelPool", None)
     monkeypatch.setattr(speed, "header", lambda *args, **kwargs: {})
     place = tmp_path / "report" / "speed"
     place.mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
         run()
     assert list((tmp_path / "report").iterdir()) == [place]
     monkeypatch.setattr(
-        speed, "Bench", lambda *args, **kwargs: SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
+        speed, "ModelPool", lambda *args, **kwargs: SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
     )
     monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
     with pytest.raises(ZeroDivisionError):

@@ -1,6 +1,6 @@
 """The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set.
 
-The ways to decode, by the settings of infer.methods. Pure.
+The specs to decode, by the settings of infer.methods. Pure.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ from infer.models.checkpoint import (
     load_ngrams,
     load_text,
 )
-from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, told_as
+from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, named_errors
 from infer.requests import check_lengths
 from infer.speed.config import BY_ADAPTIVE, SpeedConfig
-from infer.speed.decoders import GSD_PROBES, PLAIN, Group, Way, ways
+from infer.speed.decoders import GSD_PROBES, PLAIN, DecoderSpec, Group, specs
 from infer.speed.peers import Peers
 from infer.text import NoInfilling, Text
 
@@ -56,7 +56,7 @@ class Prepared:
 
 
 def prepare(config: SpeedConfig) -> Prepared:
-    """Raises UserError for directories that are no models, for sdsat without adaptive tokens or only with more
+    """Raise UserError for directories that are no models, for sdsat without adaptive tokens or only with more
     than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
     """
     text = load_text(config.model)
@@ -70,8 +70,9 @@ def prepare(config: SpeedConfig) -> Prepared:
 
 
 def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenPrompt]], dict[str, str]]:
-    """The prompts of each set, and why sets are left out: infillings of a model that knows none. Raises what
-    the last of them does where no set is left.
+    """Return the prompts of each set, and why sets are left out: infillings of a model that has none.
+
+    Raises the last set's error where no set is left.
     """
     prompts, skipped = dict[str, Sequence[TokenPrompt]](), dict[str, str]()
     for name, prompt_set in config.prompts.items():
@@ -105,18 +106,18 @@ def _probes(config: SpeedConfig) -> bool:
 
 
 def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:
-    """Raises UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
+    """Raise UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
     strange = lacking(base_pieces(folder, text), ((prompt.id, prompt.ids) for prompt in prompts))
     if strange:
         raise UserError(f"base={folder} must be a model with the ids of every prompt, got {strange}")
 
 
-DEFAULT = Way("auto")  # all sources of drafts, by measurement
+DEFAULT = DecoderSpec("auto")  # all sources of drafts, by measurement
 
 
 @dataclass(frozen=True)
-class Own:
-    """One of our ways, as the loop takes it."""
+class DecoderSetup:
+    """A decoder of ours with all that the loop takes."""
 
     runner: Runner
     drafters: Drafters
@@ -128,7 +129,7 @@ class Own:
         return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
 
 
-class Bench:
+class ModelPool:
     """Models of all dtypes are in memory together, so that they can take turns; `device` is this rank's GPU.
 
     Raises UserError for what `load_model` and `load_draft` refuse, for texts that are longer than a model's
@@ -165,19 +166,19 @@ class Bench:
         new = self._config.max_new_tokens
         return max(len(prompt.ids) + (prompt.max_new_tokens or new) for prompt in prompts)
 
-    def own(self, name: str) -> dict[Group, dict[Way, Own]]:
-        """Our ways to decode a set, the model's and the base model's; those of the set before are no longer
+    def own(self, name: str) -> dict[Group, dict[DecoderSpec, DecoderSetup]]:
+        """Return our decoders of a set, of the model and the base model; those of the set before are no longer
         used.
         """
         for runners, runner in self._lent:
             runners.give(runner)
         self._lent = []
-        setups = dict[Group, dict[Way, Own]]()
+        setups = dict[Group, dict[DecoderSpec, DecoderSetup]]()
         for dtype, lm in self.lms.items():
             drafters = {
                 (temperature, way): self.drafters(name, Group(dtype, temperature), way)
                 for temperature in self._config.temperatures
-                for way in ways(self._config, temperature)
+                for way in specs(self._config, temperature)
             }
             runner = self._runner(lm, name, max(drafter.max_rows for drafter in drafters.values()))
             for (temperature, way), drafter in drafters.items():
@@ -187,11 +188,11 @@ class Bench:
             runner = self._runner(lm, name, 1)
             for temperature in self._config.temperatures:
                 own = self._own(lm, runner, Drafters(Drafter), temperature)
-                setups[Group(dtype, temperature)][Way("base")] = own
+                setups[Group(dtype, temperature)][DecoderSpec("base")] = own
         return setups
 
     @contextmanager
-    def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, Own]]:
+    def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, DecoderSetup]]:
         """Plain decoding and the default decoder for `size` texts of a set side by side."""
         lm = self.lms[group.dtype]
         drafters = {way: self.drafters(name, group, way, batch=size) for way in (PLAIN, DEFAULT)}
@@ -203,11 +204,11 @@ class Bench:
         runners.give(runner)
 
     def drafters(
-        self, name: str, group: Group, way: Way, watch: Watch | None = None, *, batch: int = 1
+        self, name: str, group: Group, way: DecoderSpec, watch: Watch | None = None, *, batch: int = 1
     ) -> Drafters:
         """Of a way, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
-        decode = ways(self._config, group.temperature)[way]
+        decode = specs(self._config, group.temperature)[way]
         methods = self._methods[group, way.decoder == GSD_PROBES]
         capacity = self.capacity(prompts)
         left = context_length(lm.config) - max(len(prompt.ids) for prompt in prompts)
@@ -220,9 +221,9 @@ class Bench:
         needed = f"{gib(size)} for caches of {longest} tokens beside the weights"
         return enough_memory(needed, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
 
-    def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> Own:
+    def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> DecoderSetup:
         limits = Limits(self._config.max_new_tokens, eos_ids(lm))
-        return Own(runner, drafters, limits, self._sampling(temperature))
+        return DecoderSetup(runner, drafters, limits, self._sampling(temperature))
 
     def _sampling(self, temperature: float) -> Sampling:
         config = self._config
@@ -236,7 +237,7 @@ class Bench:
 
     def _load(self, setting: str, folder: str, dtype: str, device: str | None) -> PreTrainedModel:
         narrow = "dtypes=[bfloat16]"
-        with told_as(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
+        with named_errors(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
             lm = load_model(folder, dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
         context = context_length(lm.config)
@@ -254,7 +255,7 @@ class Bench:
 
 
 def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, DraftMethods | None]:
-    """What the draft model draws by levels, and where asked for by its own adaptive tokens."""
+    """Return what the draft model draws by levels, and where asked for by its own adaptive tokens."""
     if draft is None:
         return {False: None}
     levels = DraftMethods(lm, replace(draft, adaptive=None), compile=compile)
