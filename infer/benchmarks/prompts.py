@@ -59,8 +59,8 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
         raise UserError(f"prompts.{name}: {error}") from error
     if config.count and len(prompts) < config.count:
         raise UserError(
-            f"prompts.{name}.count must be at most {len(prompts)}, the prompts that fit, got {config.count}"
-            f"{_limit(config)} of {len(problems)}"
+            f"prompts.{name}.count must be at most {len(prompts)}, the prompts of {len(problems)} that fit"
+            f"{_limit(config)}, got {config.count}"
         )
     if not prompts:
         raise UserError(

@@ -54,12 +54,12 @@ def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
         assert row["exact"] or row["temperature"] > 0
         assert row["forwards"] > 0 and row["rows_per_forward"] >= 1 and row["peak_memory_bytes"] != 0
     assert [message for message in caplog.messages if message.startswith("peers")] == [
-        "peers: vllm is left out: wanted vLLM, found it not installed"
+        "peers: vllm is left out: vLLM is not installed"
     ]
-    assert report["left_out"] == [{"peer": "vllm", "reason": "wanted vLLM, found it not installed"}]
-    assert "left out: vllm: wanted vLLM" in capsys.readouterr().out
+    assert report["left_out"] == [{"peer": "vllm", "reason": "vLLM is not installed"}]
+    assert "left out: vllm: vLLM is not installed" in capsys.readouterr().out
     page = (Path(report["settings"]["out"]) / "index.html").read_text(encoding="utf-8")
-    assert "<dt>vllm</dt><dd>wanted vLLM, found it not installed</dd>" in page
+    assert "<dt>vllm</dt><dd>vLLM is not installed</dd>" in page
 
 
 def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,9 +154,7 @@ def test_a_lossy_decoder_fails_the_run_and_every_later_one(
     monkeypatch.setattr(Worker, "__call__", spoiled)
     short = ("temperatures=[0]", "decoders=[sdsat]", "base=null", "draft=null")
     for _ in range(2):
-        with pytest.raises(
-            UserError, match="float32 outputs: wanted all identical .* sdsat .paper. k=2 on mine"
-        ):
+        with pytest.raises(UserError, match="float32 outputs must all be .* sdsat .paper. k=2 on mine"):
             run(*short)
         assert (tmp_path / "report" / "speed" / "manifest.json").is_file()
         monkeypatch.setattr(speed, "measure", None)
@@ -234,7 +232,7 @@ def test_each_set_has_its_own_number_of_new_tokens(run: Main, tmp_path: Path) ->
     )
     assert {row["tokens"] for row in report["rows"][1:]} == {14}  # plain decoding is run in every block
     assert all(row["exact"] for row in report["rows"] if row["decoder"] != "base")
-    with pytest.raises(UserError, match="prompts.mine.max_new_tokens=600: wanted"):
+    with pytest.raises(UserError, match="prompts.mine.max_new_tokens must be at most 500"):
         run("prompts.mine.max_new_tokens=600", f"out={tmp_path / 'other'}")
 
 
@@ -253,7 +251,11 @@ def test_texts_side_by_side(run: Main) -> None:
 
 @pytest.mark.parametrize(
     ("batches", "sentence"),
-    [("[0]", "batches must be numbers from 1 to 8"), ("[9]", "from 1 to 8, got"), ("[1,1]", "batches: wanted")],
+    [
+        ("[0]", "batches must be numbers from 1 to 8"),
+        ("[9]", "from 1 to 8, got"),
+        ("[1,1]", "batches must have each value once"),
+    ],
 )
 def test_batches_out_of_range_are_refused(given: list[str], batches: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):

@@ -222,7 +222,7 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
 
     config = settings("study", StudyConfig, [*given_settings, "parts=[methods]"])
     for _ in range(2):
-        with pytest.raises(UserError, match="wanted all identical .* greedy gsd on held_out"):
+        with pytest.raises(UserError, match="must all be those .* greedy gsd on held_out"):
             main(config)
         assert (Path(config.out) / "manifest.json").is_file()
 
@@ -230,15 +230,15 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["draft=null"], "draft: wanted a model that drafts, .* found none"),
-        (["draft.adaptive=true"], "draft.adaptive: wanted false, .* found true"),
-        (["parts=[methods,figures]"], "parts: wanted some of methods, .* found figures"),
-        (["parts=[]"], "parts: wanted some of methods, .* found none"),
-        (["dtype=int8"], "dtype: wanted one of .* found int8"),
-        (["rounds=0"], "rounds: wanted at least 1, found 0"),
+        (["draft=null"], "draft must be a model, .* got none"),
+        (["draft.adaptive=true"], "draft.adaptive must be false, .* got true"),
+        (["parts=[methods,figures]"], "parts must be some of methods, .* got figures"),
+        (["parts=[]"], "parts must be some of methods, .* got none"),
+        (["dtype=int8"], "dtype must be one of .* got int8"),
+        (["rounds=0"], "rounds must be at least 1, got 0"),
         (["divide=layers"], "divide must be prompts or model, got layers"),
         # It was refused once models were loaded and six parts measured.
-        (["nodes=3"], "nodes: wanted at least 4 with sampling among parts, .* found 3"),
+        (["nodes=3"], "nodes must be at least 4 with sampling among parts, .* got 3"),
     ],
 )
 def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: list[str], sentence: str) -> None:
@@ -247,7 +247,7 @@ def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: li
 
 
 def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
-    with pytest.raises(UserError, match="max_new_tokens=600: wanted .* the model's 512 positions, found 6"):
+    with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
         StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
 

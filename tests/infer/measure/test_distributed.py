@@ -58,10 +58,10 @@ def test_a_mistake_that_one_rank_meets_is_told_by_that_rank(
     """Only the first rank of a machine tells what all meet: a benchmark ended without a word by any other."""
     monkeypatch.setattr(WorkerGroup, "wait", lambda self: None)
     with (
-        pytest.raises(RankLocalError, match="wanted memory"),
+        pytest.raises(RankLocalError, match="must be memory"),
         folder(tmp_path / "out", MADE, WorkerGroup(rank, 2, rank)),
     ):
-        raise UserError("model: wanted memory, found none")
+        raise UserError("model must be memory, got none")
 
 
 @pytest.mark.parametrize(
