@@ -1,24 +1,15 @@
-"""Settings: Hydra YAML plus command-line overrides in, one typed dataclass out.
+"""What all packages share: settings, the command line, and what every stage leaves behind.
 
-    entry      the command line: `run` calls a stage's main, or prints help, settings, or one line of error
-    compose    YAML and overrides -> a dataclass
-    overrides  the command line's text -> Hydra's grammar
-    mistakes   Hydra's and OmegaConf's messages -> one sentence
-    schema     what a stage's dataclass holds: names, types, settings by name
-    choices    what a stage's YAML holds: groups with their choices, examples
-    describe   every setting with type, default and what it means, for the help and for docs/settings;
-               comments: what the source of a dataclass says of its fields
-    help       --help on a terminal
-    links      the page of the documentation that an error is explained on; pages: those beside the settings'
-    errors     what a user is told
-    paths      settings that name a file or a folder: what the system refuses; streams: standard output
-    hub        settings that may name a model on the hub
-    sweep      -m: a process for each combination of settings
-    files      files that are there whole, or as they were before
-    stage      what every stage leaves behind: a folder whose manifest is written last
+    compose, choices, schema   Hydra YAML and the command line -> a typed dataclass
+    cli, help, sweep           a stage's command: --help, -m, errors in one sentence
+    errors                     what a user is told
+    hub                        settings that may name a model on the hub
+    stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files
+    tracker                    Weights & Biases
+    console, html              text that others wrote, on terminals and pages
+    encoding                   text to ids, for training documents and prompts alike
 
-Knows no stage: the dataclass that gives names and types comes from the stage itself. `DictConfig`
-never leaves `compose`.
+Knows no stage: the dataclass that gives names and types comes from the stage itself.
 """
 
 import sys
@@ -36,8 +27,8 @@ def _end_quietly(kind: type[BaseException], error: BaseException, trace: Traceba
 if Path(sys.argv[0] if sys.argv else "").resolve().is_relative_to(Path(__file__).resolve().parents[1]):
     sys.excepthook = _end_quietly
 
+from conf.cli import run  # noqa: E402
 from conf.compose import settings  # noqa: E402
-from conf.entry import run  # noqa: E402
 from conf.errors import RankLocalError, UserError  # noqa: E402
 
 __all__ = ["RankLocalError", "UserError", "run", "settings"]

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 FOLDER = Path(__file__).parent
-PACKAGE = "@package"  # Hydra's: where a choice's values go
 
 
 @dataclass(frozen=True)
@@ -42,51 +41,36 @@ class Group:
         return [choice.name for choice in self.choices]
 
 
-@dataclass(frozen=True)
-class Command:
-    """How a stage is called."""
-
-    words: str
-    examples: tuple[str, ...]
-
-
-def command(entry: str) -> Command:
-    """As the head of its config.yaml has it."""
-    words, *examples = _head((FOLDER / entry / "config.yaml").read_text(encoding="utf-8"))
-    return Command(words, tuple(examples))
+def command(entry: str) -> tuple[str, ...]:
+    """Return how a stage is called, and examples, as the head of its config.yaml has them."""
+    return _head(FOLDER / entry / "config.yaml")
 
 
 def groups(entry: str) -> list[Group]:
-    """All groups of a stage, with their choices in the order of their names."""
+    """Return all groups of a stage, with their choices in the order of their names."""
     text = (FOLDER / entry / "config.yaml").read_text(encoding="utf-8")
-    config: Any = OmegaConf.to_container(OmegaConf.create(text))
-    chosen = {
-        name: value for item in config["defaults"] if isinstance(item, dict) for name, value in item.items()
-    }
-    folders = [path for path in sorted((FOLDER / entry).iterdir()) if path.is_dir()]
-    return [_group(path, chosen.get(path.name), text) for path in folders]
+    defaults: dict[str, Any] = {}
+    for item in yaml.safe_load(text)["defaults"]:
+        defaults |= item if isinstance(item, dict) else {}
+    found = []
+    for folder in sorted(path for path in (FOLDER / entry).iterdir() if path.is_dir()):
+        default: Any = defaults.get(folder.name)
+        several = isinstance(default, list)
+        otherwise = re.search(rf"^ *- {folder.name}: null +# (.+)$", text, re.MULTILINE)
+        found.append(
+            Group(
+                name=folder.name,
+                several=several,
+                default=tuple(default) if several else (default,) if default else (),
+                otherwise=otherwise[1] if otherwise else "",
+                choices=tuple(Choice(path.stem, _head(path)) for path in sorted(folder.glob("*.yaml"))),
+            )
+        )
+    return found
 
 
-def _group(folder: Path, default: Any, config: str) -> Group:
-    several = isinstance(default, list)
-    otherwise = re.search(rf"^ *- {folder.name}: null +# (.+)$", config, re.MULTILINE)
-    return Group(
-        name=folder.name,
-        several=several,
-        default=tuple(default) if several else (default,) if default else (),
-        otherwise=otherwise[1] if otherwise else "",
-        choices=tuple(
-            Choice(path.stem, tuple(_head(path.read_text(encoding="utf-8"))))
-            for path in sorted(folder.glob("*.yaml"))
-        ),
-    )
-
-
-def _head(text: str) -> list[str]:
-    """The comment that a file begins with."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return [line for line in lines if not line.startswith(PACKAGE)]
+def _head(path: Path) -> tuple[str, ...]:
+    """Return the comment that a file begins with, without Hydra's `@package`."""
+    comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
+    lines = [line.removeprefix("#").strip() for line in comment[0].splitlines()] if comment else []
+    return tuple(line for line in lines if not line.startswith("@package"))

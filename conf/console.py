@@ -1,11 +1,48 @@
-"""The terminal that reports, tables and sequences are printed on."""
+"""Text that others wrote, such as documents, file names and languages, made harmless for where it is printed.
 
+    PlainConsole   tables and sequences on a terminal
+    pictures       a text of several lines: control characters as their pictures
+    label          a name in a plot, where matplotlib reads mathematics
+    markdown       a name in a model card
+
+A sentence or a name on a line of its own is `conf.errors.visible`. HTML is escaped by Jinja and html.escape.
+"""
+
+import re
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from conf.characters import pictures
+from conf.errors import visible
+
+REPLACEMENT = 0xFFFD
+# No text may steer a terminal: tab and line end are the only control characters that reach it. Halves of
+# surrogate pairs cannot be printed at all.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), REPLACEMENT)
+_PICTURES |= dict.fromkeys(range(0xD800, 0xE000), REPLACEMENT)
+
+
+def pictures(text: str) -> str:
+    """Return the text with its lines, and with a picture for every control character; each is one character."""
+    return text.translate(_PICTURES)
+
+
+def label(text: str) -> str:
+    """Return the text as matplotlib draws it letter by letter: a pair of dollars would be mathematics."""
+    return visible(text).replace("$", r"\$")
+
+
+def markdown(text: str) -> str:
+    """Return the text as Markdown shows it letter by letter, in a paragraph or a table's cell."""
+    return re.sub(r"([\\`*|<\[])", r"\\\1", visible(text))
+
+
+def print_line(sentence: str, *, error: bool = False) -> None:
+    """Print a sentence on a line of its own, to standard output or error."""
+    print(visible(sentence), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 class PlainConsole(Console):
@@ -17,5 +54,5 @@ class PlainConsole(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every string that rich prints comes through here."""
+        """Replace control characters: every string that rich prints comes through here."""
         return super().render_str(pictures(text), **options)

@@ -2,16 +2,27 @@
 
 from contextlib import ContextDecorator
 
+# Places in docs/ that explain an error which is about more than a setting: what UserError takes as `page`.
+DOCS = "docs"  # in the project's root
+UNFINISHED = "troubleshooting.md#unfinished-folder"
+ANOTHER = "troubleshooting.md#another-configuration"
+MEMORY = "troubleshooting.md#out-of-memory"
+DIVERGED = "troubleshooting.md#diverged"
+QUALITY = "troubleshooting.md#loss-of-quality"
+NOT_IDENTICAL = "troubleshooting.md#not-identical"
+HUB = "troubleshooting.md#hub-and-offline"
+
 
 def visible(text: str) -> str:
-    """On one line, whatever it quotes: what has no picture (line ends, a terminal's commands, halves of
-    surrogate pairs) as Python spells it.
+    """Return the text on one line, whatever it quotes.
+
+    What has no picture (line ends, a terminal's commands, halves of surrogate pairs) is as Python spells it.
     """
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class UserError(Exception):
-    """One sentence for the user: the setting or file, what was wanted, what was found.
+    """One sentence for the user: the setting or file, what it must be, what was given, what to do.
 
     `page` is the place in docs/ that explains it, as "troubleshooting.md#slow". A sentence that begins with the
     name of a setting needs none: it leads to that setting's place in docs/settings.
@@ -23,17 +34,17 @@ class UserError(Exception):
 
 
 class RankLocalError(UserError):
-    """The same, met by one rank of many: it is told by that rank, whichever it is."""
+    """An error that one rank of many meets: that rank reports it, whichever it is."""
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
-    told = " ".join(str(error).split())
-    return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__
+    """Return what a library's error says, for the end of a sentence; where it says nothing, its kind."""
+    message = " ".join(str(error).split())
+    return f"{message[:most]} ..." if len(message) > most else message or type(error).__name__
 
 
 class Refusing(ContextDecorator):
-    """Around a library's code: raises UserError for all that it raises, `problem`, what it says, `cure`.
+    """Around a library's code: raise UserError for all that it raises, `problem`, what it says, `cure`.
 
     A panic of Rust code is no Exception: PyO3 raises it as a BaseException whose class cannot be imported.
     """

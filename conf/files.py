@@ -1,4 +1,7 @@
-"""Files that are there whole, or as they were before. Knows nothing of what is in them, nor of stages."""
+"""Files that are there whole, or as they were before; JSON with its checksum, {"crc32": of all the rest, ...}.
+
+Knows nothing of what is in them, nor of stages.
+"""
 
 import fcntl
 import json
@@ -7,6 +10,8 @@ import platform
 import resource
 import shutil
 import stat
+import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -14,6 +19,7 @@ from typing import Any
 
 from conf.errors import UserError, in_one_line
 
+CHECKSUM = "crc32"
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -24,39 +30,41 @@ KINDS = {
 
 
 def file_to_write(setting: str, name: str | None) -> Path | None:
-    """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
-    no place.
+    """Return the single file that a setting asks for.
+
+    Raises UserError, before anything is done for it, where it has no place.
     """
     if not name:
         return None
     path, target = Path(name), Path(os.path.realpath(name))
+    start = f"{setting}={path}: must be a file"
     if path.is_dir() or not target.parent.is_dir():
-        found = "a folder" if path.is_dir() else f"no {target.parent}"
-        raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
+        got = "a folder" if path.is_dir() else f"no {target.parent}"
+        raise UserError(f"{start} in a folder that exists, got {got}. Create the folder, or give another file.")
     _check_regular(path, f"{setting}={path}")
     if target.exists() and is_mount_point(target):
-        raise UserError(
-            f"{setting}={path}: must be a file that can be replaced, got a mount point. "
-            "Mount its folder instead."
-        )
-    temporary = target.with_name(f"{_begun(target)}{os.urandom(6).hex()}")
+        raise UserError(f"{start} that can be replaced, got a mount point. Mount its folder instead.")
+    temporary = _temporary(target)
     try:
         temporary.touch()
         temporary.unlink()
     except OSError as error:
         raise UserError(
-            f"{setting}={path}: wanted a folder that can be written, found {error.strerror} for {temporary}"
+            f"{start} in a folder that can be written, got '{error.strerror}' for {temporary}. Give another "
+            "file."
         ) from error
     return path
 
 
 def is_mount_point(path: Path) -> bool:
-    """Whether something is mounted at an absolute path without links, also what `docker -v` binds there from
-    the same file system.
+    """Return whether something is mounted at an absolute path without links.
+
+    Also what `docker -v` binds there from the same file system.
     """
     import psutil  # late: 40 ms
 
-    return os.path.ismount(path) or str(path) in {one.mountpoint for one in psutil.disk_partitions(all=True)}
+    mounts = {partition.mountpoint for partition in psutil.disk_partitions(all=True)}
+    return os.path.ismount(path) or str(path) in mounts
 
 
 def allow_many_files() -> None:
@@ -66,13 +74,13 @@ def allow_many_files() -> None:
 
 
 def read_json(path: Path, wanted: str = "a JSON object") -> dict[str, Any]:
-    """A JSON object. Raises UserError for any other file, in the words for what it is wanted to be."""
+    """Return a JSON object. Raises UserError for any other file, which must be `wanted`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted {wanted}, found {in_one_line(error)}") from error
+        raise UserError(f"{path} must be {wanted}, got {in_one_line(error)}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
+        raise UserError(f"{path} must be {wanted}, got {type(value).__name__}")
     return value
 
 
@@ -86,42 +94,46 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part. What writers of it that were
-    killed on this machine have left is removed. A link stays: its target is written.
+    """Write a file so that a reader sees the old one or the new one, never a part.
 
-    Raises OSError that names the file, and leaves nothing else, where it cannot be written, and UserError for a
-    device, a pipe and anything else that is no regular file.
+    What writers of it that were killed on this machine have left is removed. A link stays: its target is
+    written. Raises OSError that names the file, and leaves nothing else, where it cannot be written, and
+    UserError for a device, a pipe and anything else that is no regular file.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     _check_regular(path, str(path))
-    begun = _begun(target)
-    for left in target.parent.glob(f"{escape(begun)}*"):
+    for left in target.parent.glob(f"{escape(_temporary_prefix(target))}*"):
         _remove_unless_locked(left)
-    temporary = target.with_name(f"{begun}{os.urandom(6).hex()}")
+    temporary = _temporary(target)
     try:
-        held = _create_locked(temporary)
+        descriptor = _create_locked(temporary)
         try:
             temporary.write_bytes(content)
             if target.exists():
                 shutil.copymode(target, temporary)  # who may read the old one may read the new one
             os.replace(temporary, target)
         finally:
-            os.close(held)
+            os.close(descriptor)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _begun(target: Path) -> str:
-    """How the names of the files begin that are written before they replace `target`."""
+def _temporary_prefix(target: Path) -> str:
     return f".{target.name}.{platform.node()}."
 
 
+def _temporary(target: Path) -> Path:
+    """Return a file that is written before it replaces `target`."""
+    return target.with_name(f"{_temporary_prefix(target)}{os.urandom(6).hex()}")
+
+
 def _check_regular(path: Path, name: str) -> None:
-    """Raises UserError, in the name that the user knows, for what is there and is no regular file. Links are
-    followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
+    """Raises UserError, in the name that the user knows, for what is there and is no regular file.
+
+    Links are followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
     """
     if path.exists() and not path.is_file():
         kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a special file")
@@ -129,7 +141,7 @@ def _check_regular(path: Path, name: str) -> None:
 
 
 def _create_locked(path: Path) -> int:
-    """A descriptor that locks a new file until it is closed, or the process dies.
+    """Create a file; return a descriptor that locks it until it is closed, or the process dies.
 
     A process's number does not say whether it lives: containers that share a folder and a host's name have
     their own numbers.
@@ -146,7 +158,6 @@ def _create_locked(path: Path) -> int:
 
 
 def _remove_unless_locked(path: Path) -> None:
-    """Remove a file that no living writer holds."""
     with suppress(OSError):  # it is locked, gone or another user's, or the file system has no locks
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         try:
@@ -154,3 +165,51 @@ def _remove_unless_locked(path: Path) -> None:
             path.unlink()
         finally:
             os.close(descriptor)
+
+
+class Broken(Exception):
+    """What is wrong with a file, as the end of a sentence."""
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is to be written, with its checksum. Raises ValueError for what has one already."""
+    if CHECKSUM in value:
+        raise ValueError(f"{CHECKSUM} must be no key of the value")
+    return {CHECKSUM: _checksum(json.loads(json.dumps(value))), **value}
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """Read what was written, without the checksum. Raises Broken for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        intact = value.pop(CHECKSUM) == _checksum(value)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise Broken("cannot be read") from error
+    if not intact:
+        raise Broken("has another checksum")
+    return value
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """Read the same, for a user. Raises UserError, with what can be done."""
+    try:
+        return unsealed(path)
+    except Broken as error:
+        raise UserError(f"{path} is corrupt: it {error}: {remedy}") from error
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read what a stage has written; earlier versions did without a checksum.
+
+    Raises UserError for what is no JSON object, and for one that was changed since.
+    """
+    value = read_json(path)
+    if CHECKSUM in value and value.pop(CHECKSUM) != _checksum(value):
+        raise UserError(
+            f"{path}: checksum mismatch, it was changed since it was written. Copy it anew, or make it again"
+        )
+    return value
+
+
+def _checksum(value: Any) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())

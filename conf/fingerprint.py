@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def fingerprint_model(folder: Path) -> str:
 
 
 def _indexed(folder: Path) -> Iterator[Path]:
-    """The weights that an index names: Transformers reads them from other folders too."""
+    """Yield the weights that an index names: Transformers reads them from other folders too."""
     for index in folder.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_bytes())["weight_map"].values())
@@ -74,33 +75,29 @@ def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def _blocks(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path, int]]:
-    """The blocks of each file, by name, path and start; an empty file has one too."""
+    """Yield the blocks of each file, by name, path and start; an empty file has one too."""
     for name, path in files:
-        for start in range(0, max(1, _size(path)), BLOCK):
+        with _readable(path):
+            size = path.stat().st_size
+        for start in range(0, max(1, size), BLOCK):
             yield name, path, start
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
 def _digest(block: tuple[str, Path, int]) -> bytes:
-    """The SHA-256 of a block with its place."""
+    """Return the SHA-256 of a block with its place."""
     name, path, start = block
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            content = file.read(BLOCK)
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with _readable(path), open(path, "rb") as file:
+        file.seek(start)
+        content = file.read(BLOCK)
     head = f"{start} {len(content)} {name}\n".encode("utf-8", "surrogateescape")
     return hashlib.sha256(head + content).digest()
 
 
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path} must be readable, got {error.strerror}. Repair or remove it, and run the command again"
-    )
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} must be readable, got {error.strerror}. Repair or remove it, and run the command again"
+        ) from error

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.characters import pictures
+from conf.console import pictures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def page(title: str, body: str, *, style: str = "") -> str:
 
 
 def plot_style() -> AbstractContextManager[Any]:
-    """Around the drawing of a figure: the light theme's colours, and sizes to be read on a phone."""
+    """Return a context for drawing a figure: the light theme's colours, and sizes to be read on a phone."""
     from cycler import cycler
     from matplotlib import rc_context
 
@@ -112,7 +112,7 @@ svg {{ width: 100%; max-width: {width:.0f}pt; height: auto; background: var(--pa
 
 
 def _parts(figure: "Figure", name: str, colours: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    """The box of a figure's SVG, and what is in it with the end of its tag, its colours as variables."""
+    """Return the box of a figure's SVG, and what is in it with the end of its tag, its colours as variables."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()

@@ -1,7 +1,7 @@
 """Models and tokenizers by their name on the hub, `owner/name`: from its client's cache, else downloaded.
 
-A field with metadata MODEL or TOKENIZER (conf/typed.py) takes a folder or such a name. Sign-in is the hub's own
-(HF_TOKEN, or `hf auth login`). No pickles and no code are downloaded.
+A field with metadata MODEL or TOKENIZER (conf/schema.py) takes a folder or such a name. Sign-in is the hub's
+own (HF_TOKEN, or `hf auth login`). No pickles and no code are downloaded.
 """
 
 import os
@@ -11,9 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
-from conf.pages import HUB
-from conf.schema import bare
+from conf.errors import HUB, UserError
 
 # One slash, and nothing that begins as a path does: only such a text is sent to the hub.
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -44,8 +42,8 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
     """
     if not isinstance(value, str) or not _NAME.fullmatch(value) or os.path.exists(value):
         return value
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     options: Any = {"allow_patterns": _FILES[kind], "ignore_patterns": _UNUSED}
     try:
@@ -54,53 +52,35 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
             return folder
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass  # not in the cache, or not all of it
-    wanted = f"{setting}={value}: must be a folder or the hub's name of a {kind}, got no such folder"
+    start = f"{setting}={value}: must be a folder or the hub's name of a {kind}, got no such folder"
     if constants.HF_HUB_OFFLINE:
-        raise UserError(
-            f"{wanted}, and HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first",
-            page=HUB,
-        )
-    return _download(value, wanted, options)
-
-
-def _download(name: str, wanted: str, options: dict[str, Any]) -> Path:
-    """Download the files of a hub name. Raises UserError, which begins with `wanted`."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
+        reason = "HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first"
+        raise UserError(f"{start}, and {reason}", page=HUB)
     try:
-        HfApi().model_info(name, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
-        return Path(snapshot_download(name, **options))
-    except GatedRepoError as error:
-        raise UserError(
-            f"{wanted}, and the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN", page=HUB
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"{wanted}, and the hub has no such repository, or asks for sign-in. Check the name, or set "
-            "HF_TOKEN",
-            page=HUB,
-        ) from error
+        HfApi().model_info(value, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
+        return Path(snapshot_download(value, **options))
     except Exception as error:  # of the library or of its HTTP client
-        raise UserError(
-            f"{wanted}, and the hub did not answer ({type(error).__name__}). Check the path, or the network",
-            page=HUB,
-        ) from error
+        reason = f"the hub did not answer ({type(error).__name__}). Check the path, or the network"
+        if isinstance(error, GatedRepoError):
+            reason = "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
+        elif isinstance(error, RepositoryNotFoundError):
+            reason = "the hub has no such repository, or asks for sign-in. Check the name, or set HF_TOKEN"
+        raise UserError(f"{start}, and {reason}", page=HUB) from error
 
 
 def _is_complete(folder: Path, kind: str) -> bool:
-    """Whether a cached folder has what it is for: a name may have been cached for its tokenizer alone."""
+    """Return whether a cached folder has all: a name may have been cached for its tokenizer alone."""
     if kind == "tokenizer":
         return (folder / "tokenizer.json").is_file()
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def _hub_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Every field that takes a hub name: its setting, its dataclass, its own name, and the kind."""
+    """Yield every field that takes a hub name: its setting, its dataclass, its own name, and the kind."""
     for field in fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if kind := field.metadata.get("hub"):
-            setting = prefix.removesuffix(".") if bare(type(config)) == field.name else name
+            setting = prefix.removesuffix(".") if field.metadata.get("bare") else name
             yield setting, config, field.name, kind
         elif is_dataclass(value):
             yield from _hub_fields(value, f"{name}.")

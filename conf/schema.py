@@ -1,30 +1,72 @@
-"""What a stage's dataclass holds: the names and types of its settings. Pure.
+"""What a stage's dataclass holds: the names and types of its settings, and which values they may have.
 
 A nested dataclass makes names with a dot. A dict of dataclasses holds settings by name, NAME standing for it:
-`prompts.NAME.path`. A dict of anything is a library's own: what lies in it has any name. A field of metadata
-`bare` is what a bare value of its dataclass is for: `draft=DIR` is `draft.model=DIR`.
+`prompts.NAME.path`. A dict of Any is a library's own: what lies in it has any name. A field's metadata may be
+
+    bare   a bare value of its dataclass is for this field: `draft=DIR` is `draft.model=DIR`
+    path   it names a file, a folder or a list of them; True, or the name of the property that lists them
+    hub    model or tokenizer: a hub name is taken as well (conf/hub.py)
 """
 
-from collections.abc import Iterator
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from conf.errors import UserError, in_one_line
 
 NAME = "NAME"
+PATH = {"path": True}
+MODEL = {**PATH, "hub": "model"}
+TOKENIZER = {**PATH, "hub": "tokenizer"}
+IN_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list of texts",
+}
+ACCEPTED: dict[type, Any] = {int: Integral, float: Real, list: (list, tuple)}
+LARGEST = 2**63  # beyond it no array holds a whole number
+# How an error names a setting: at its start, or as a suggestion at its end.
+_NAMED = re.compile(r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[]| must )")
+_MEANT = re.compile(r"did you mean '(?P<meant>[\w.]+)'\?$")
+
+
+def kinds(schema: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name."""
+    hints = _hints(schema)
+    return {field.name: hints[field.name] for field in fields(schema)}
+
+
+@cache
+def _hints(schema: Any) -> dict[str, Any]:
+    return get_type_hints(schema)
+
+
+def types_of(kind: Any) -> list[Any]:
+    """Return a type and, of a union, what it is of."""
+    return [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
 
 
 def by_name(kind: Any) -> Any:
-    """The dataclass of settings by name; None for others."""
+    """Return the dataclass of settings by name; None for others."""
     return get_args(kind)[1] if get_origin(kind) is dict and is_dataclass(get_args(kind)[1]) else None
 
 
 def bare(schema: Any) -> str | None:
-    """The field that a bare value is for: that of metadata `bare`."""
+    """Return the field that a bare value of a dataclass is for."""
     return next((field.name for field in fields(schema) if field.metadata.get("bare")), None)
 
 
 def fields_of(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
-    """Every setting: its name, the dataclass and field that it is in, and its type."""
-    for field, kind in zip(fields(schema), _kinds(schema).values()):
+    """Yield every setting: its name, the dataclass and field that it is in, and its type."""
+    for field, kind in zip(fields(schema), kinds(schema).values()):
         name = prefix + field.name
         if member := by_name(kind):
             yield from fields_of(member, f"{name}.{NAME}.")
@@ -35,50 +77,136 @@ def fields_of(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, An
 
 
 def names(schema: Any) -> list[str]:
-    """Of all settings."""
+    """Return the names of all settings."""
     return [name for name, *_ in fields_of(schema)]
 
 
 def place(schema: Any, name: str) -> str | None:
-    """The setting, or the group of them, that a name within an error means; None where it is none.
+    """Return the setting, or the group of them, that a name means; None where it means none.
 
     `prompts.mine.path` and `prompts.path` are `prompts.NAME.path`; what lies in a library's own settings is
     where these are.
     """
-    kind, found = schema, list[str]()
+    kind, parts = schema, list[str]()
     for part in name.split("."):
         if member := by_name(kind):
-            found.append(NAME)
+            parts.append(NAME)
             kind = member
-            if part not in _kinds(kind):
+            if part not in kinds(kind):
                 continue
         if get_origin(kind) is dict:
             break
-        if not is_dataclass(kind) or part not in (kinds := _kinds(kind)):
+        if not is_dataclass(kind) or part not in kinds(kind):
             return None
         if part == bare(kind):
             break
-        found.append(part)
-        kind = kinds[part]
-    return ".".join(found).removesuffix(f".{NAME}")
+        parts.append(part)
+        kind = kinds(kind)[part]
+    return ".".join(parts).removesuffix(f".{NAME}")
 
 
-def optional(schema: Any, name: str) -> bool:
-    """Whether a name is one of settings by name, or lies in a library's own: these may be left out."""
+def kind_of(name: str, schema: Any) -> tuple[Any, bool]:
+    """Return a setting's type, Any in a library's own, and whether it lies directly in a dict."""
     kind, inside = schema, False
     for part in name.split("."):
         inside = get_origin(kind) is dict
         if inside:
             kind = get_args(kind)[1]
-            if not is_dataclass(kind):
-                return True
-        elif is_dataclass(kind) and part in (kinds := _kinds(kind)):
-            kind = kinds[part]
+        elif kind is Any:
+            inside = True
         else:
-            return False
-    return inside
+            kind = kinds(kind).get(part) if is_dataclass(kind) else None
+    return kind, inside
 
 
-def _kinds(schema: Any) -> dict[str, Any]:
-    hints = get_type_hints(schema)
-    return {field.name: hints[field.name] for field in fields(schema)}
+def named_setting(sentence: str, schema: type, groups: Sequence[str]) -> str | None:
+    """Return the setting or group that a sentence begins with, or suggests at its end; None for neither."""
+    if match := _MEANT.search(sentence) or _NAMED.match(sentence):
+        name = next(filter(None, match.groupdict().values()))
+        return name if name in groups else place(schema, name)
+    return None
+
+
+def check_values(value: Any, kind: Any, name: str = "") -> None:
+    """Raises ValueError for values that OmegaConf accepts and nothing can go on with.
+
+    A number that is not finite (NaN compares as no limit does, and JSON has none) or of more than 63 bits, and
+    containers in a list of single values. `value` is what a dataclass `kind` is made of, as plain values.
+    """
+    if isinstance(value, Mapping):
+        types = kinds(kind) if is_dataclass(kind) else {}
+        inner = get_args(kind)[1] if get_origin(kind) is dict else Any
+        for key, member in value.items():
+            check_values(member, types.get(key, inner), f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        inner = next((get_args(type)[0] for type in types_of(kind) if get_origin(type) is list), Any)
+        for member in value:
+            if isinstance(member, list | Mapping) and inner is not Any:
+                raise ValueError(f"{name} must be a list of single values, got {member} in it")
+            check_values(member, inner, name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    elif isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        raise ValueError(f"{name} must be a number of up to 63 bits, got {value}")
+
+
+def check_paths(config: Any, prefix: str = "") -> None:
+    """Raises UserError for a path that the operating system refuses, before anything is done.
+
+    What is not there is no mistake yet: it may be made, or be a name on the hub.
+    """
+    for field in fields(config):
+        value = getattr(config, field.name)
+        name = prefix.removesuffix(".") if field.metadata.get("bare") else prefix + field.name
+        if listed := field.metadata.get("path"):
+            value = value if listed is True else getattr(config, listed)
+            for path in value if isinstance(value, list) else [value]:
+                _check_path(name, path)
+        elif isinstance(value, Mapping):
+            for key, member in value.items():
+                if is_dataclass(member):
+                    check_paths(member, f"{name}.{key}.")
+        elif is_dataclass(value):
+            check_paths(value, f"{name}.")
+
+
+def _check_path(name: str, path: str | None) -> None:
+    try:
+        if path:
+            path.encode()
+            os.stat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UserError(
+            f"{name}={path}: must be a path that the system can open, got '{error.strerror}'. Give another "
+            "path."
+        ) from error
+    except ValueError as error:  # a NUL byte, or half of a surrogate pair: a name that is no UTF-8
+        raise UserError(
+            f"{name}={path}: must be a path in UTF-8 without NUL bytes, got '{in_one_line(error)}'. "
+            "Rename the file or folder."
+        ) from error
+
+
+def take_types(config: Any, group: str) -> None:
+    """Bring the values of a dataclass that a program made to its fields' types: any library's numbers to
+    Python's.
+
+    Knows the types of IN_WORDS, and None where a field may be that. Raises ValueError, naming `group.field`,
+    for a value of another: true is no number, and a text is none either.
+    """
+    for name, hint in kinds(type(config)).items():
+        value = getattr(config, name)
+        types = [get_origin(kind) or kind for kind in types_of(hint)]
+        if value is None and NoneType in types:
+            continue
+        kind = next(kind for kind in types if kind in IN_WORDS)
+        fits = isinstance(value, ACCEPTED.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
+        if not fits or (kind is list and not all(isinstance(text, str) for text in value)):
+            raise ValueError(f"{group}.{name} must be {IN_WORDS[kind]}, got {value!r:.60}")
+        if kind in (int, float):
+            try:
+                setattr(config, name, kind(value))
+            except OverflowError as error:
+                raise ValueError(f"{group}.{name} must be a finite number, got {value!r:.60}") from error

@@ -1,8 +1,7 @@
 """What every stage leaves behind: a folder whose manifest is written last.
 
-A manifest says what made the folder (kind, settings, inputs, versions, commit) and
-what is in it. A folder without one is unfinished and nobody reads it. Knows nothing of
-what the stages do.
+A manifest says what made the folder (kind, settings, inputs, versions, commit) and what is in it. A folder
+without one is unfinished and nobody reads it. Knows nothing of what the stages do.
 """
 
 import errno
@@ -21,11 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.files import is_mount_point, write_json
+from conf.errors import ANOTHER, UNFINISHED, UserError
+from conf.files import is_mount_point, read_result, sealed, write_json
 from conf.fingerprint import MANIFEST, fingerprint
-from conf.pages import ANOTHER, UNFINISHED
-from conf.sealed import read_result, sealed
 
 BEGUN = "begun.json"
 WITHIN = ".partial"  # the unfinished folder, in one that cannot be replaced
@@ -35,39 +32,37 @@ ROOT = Path(__file__).parent.parent  # the folder that the project's packages li
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
-    """The manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
+    """Return the manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
 
-    Raises UserError when the folder, its manifest or its kind is not what was wanted.
+    Raises UserError when the folder, its manifest or its kind is another.
     """
     path = Path(folder) / MANIFEST
+    start = f"{setting}={folder}: must be a finished folder of kind '{kind}', got"
     if not Path(folder).is_dir():
-        raise UserError(f"{setting}={folder}: wanted a folder of kind '{kind}', found no such folder")
+        raise UserError(f"{start} no such folder. Check the path")
     if not path.is_file():
-        raise UserError(
-            f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it",
-            page=UNFINISHED,
-        )
+        raise UserError(f"{start} no {MANIFEST} in it. Finish it by the command that makes it", page=UNFINISHED)
     manifest = read_result(path)
     if manifest.get("kind") != kind:
-        raise UserError(f"{setting}={folder}: wanted kind '{kind}', found kind '{manifest.get('kind')}'")
+        raise UserError(f"{start} kind '{manifest.get('kind')}'. Give another folder")
     return manifest
 
 
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
-    """What determines a stage's result: its settings, less the ignored ones, and its inputs.
+    """Return what determines a stage's result: its settings, less the ignored ones, and its inputs.
 
     `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
     """
-    kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
+    counted = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
     for name in inputs:
         *groups, last = name.split(".")
-        place = kept
+        place = counted
         for group in groups:
             place = place[group]
         del place[last]
     return {
-        "settings": json.loads(json.dumps(kept)),
+        "settings": json.loads(json.dumps(counted)),
         "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},
     }
 
@@ -82,11 +77,11 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
-    """Whether `out` already holds this very result.
+    """Return whether `out` already holds this very result.
 
     Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
     """
-    if not _holds_result(out):
+    if not _has_manifest(out):
         return False
     path = Path(out) / MANIFEST
     check_same(read_result(path), {"kind": kind, **made}, out)
@@ -109,9 +104,17 @@ def check_same(
         )
 
 
+def _differences(wanted: Any, found: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key in wanted:
+            yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
+    elif wanted != found:
+        yield name.removeprefix("settings."), wanted, found
+
+
 @contextmanager
 def staged(out: str | Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
+    """Yield a folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
 
     Raises UserError when `out` holds anything already, or another run is writing it. A folder that is whole and
     cannot become `out` is kept.
@@ -127,7 +130,7 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """The folder that `publish` is to make `out`, locked against other runs while the block lasts.
+    """Yield the folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
     What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
     with another `made`.
@@ -136,19 +139,20 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     _check_empty(out)
     partial = partial_of(out)
     create_folder(partial, out)
-    held = lock(partial, out)
+    descriptor = lock(partial, out)
     try:
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
         if made is not None and record.is_file():
             check_same(read_result(record), made, partial, finished=False)
         else:
-            _empty(partial)
+            for path in partial.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         if made is not None:
             write_json(record, sealed(made))
         yield partial
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def check_out(out: str | Path) -> None:
@@ -156,23 +160,22 @@ def check_out(out: str | Path) -> None:
 
     For a stage that must look long at its inputs before it can ask `is_finished`.
     """
-    if not _holds_result(out):
+    if not _has_manifest(out):
         _check_empty(out)
 
 
-def _holds_result(out: str | Path) -> bool:
-    """Whether `out` is finished. A publication that was killed midway is completed first."""
+def _has_manifest(out: str | Path) -> bool:
+    """Return whether `out` is finished. A publication that was killed midway is completed first."""
     check_place(out)
     manifest, partial = Path(out) / MANIFEST, partial_of(out)
-    if partial.name != WITHIN:
-        return manifest.is_file()
-    with suppress(FileNotFoundError):  # another process of this run has completed it
-        if not manifest.is_file() and (partial / MANIFEST).is_file():
-            held = lock(partial, out)
-            try:
-                _move_entries(partial)
-            finally:
-                os.close(held)
+    if partial.name == WITHIN and not manifest.is_file():
+        with suppress(FileNotFoundError):  # another process of this run has completed it
+            if (partial / MANIFEST).is_file():
+                descriptor = lock(partial, out)
+                try:
+                    _move_entries(partial)
+                finally:
+                    os.close(descriptor)
     return manifest.is_file()
 
 
@@ -190,22 +193,22 @@ def check_place(out: str | Path) -> None:
     """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
-        found = f"'{out}', which has none" if str(out) else "nothing"
-        raise UserError(f"out={out}: wanted a folder by its name, found {found}")
-    there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
-    if there is not None and not there.is_dir():
-        raise UserError(f"out={out}: wanted a new or empty folder, found the file {there}")
+        raise UserError(f"out={out}: must be a folder with a name, got '{out}'. Use another out=")
+    existing = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
+    if existing is not None and not existing.is_dir():
+        raise UserError(f"out={out}: must be a new or empty folder, got the file {existing}. Use another out=")
 
 
 def _check_empty(out: str | Path) -> None:
     """Raises UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
     if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
-        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
+        raise UserError(f"out={out}: must be a new or empty folder, got other files there. Use another out=")
 
 
 def partial_of(out: str | Path) -> Path:
-    """The folder that is to become `out`, while it is written: beside it, where a rename makes it visible.
+    """Return the folder that is to become `out`, while it is written: beside it, where a rename makes it
+    visible.
 
     A link is followed: its target becomes the result. A folder that no rename can replace, a mount point or
     below a parent that cannot be written, has it within: its entries are moved, the manifest last.
@@ -252,39 +255,29 @@ def _move_entries(partial: Path) -> None:
 
 
 def lock(folder: Path, out: str | Path) -> int:
-    """A descriptor that keeps other runs from `folder` until it is closed, or the process dies.
+    """Return a descriptor that keeps other runs from `folder` until it is closed, or the process dies.
 
     Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
     runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
     """
-    busy = UserError(f"out={out}: another run is writing it", page=UNFINISHED)
+    descriptor = -1
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError as error:  # the other run has renamed or removed it just now
-        raise busy from error
-    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise busy
-    except (BlockingIOError, FileNotFoundError) as error:
-        os.close(descriptor)
-        raise busy from error
-    except BaseException:
-        os.close(descriptor)
+            raise BlockingIOError
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        # The other run may have renamed or removed it just now.
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise UserError(f"out={out}: another run is writing it. Wait for it", page=UNFINISHED) from error
         raise
     return descriptor
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:
@@ -303,37 +296,26 @@ def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts:
 
 
 def process_seconds() -> float:
-    """How long this process runs: what a stage took that was not interrupted."""
+    """Return how long this process runs: what a stage took that was not interrupted."""
     import psutil
 
     return round(time.time() - psutil.Process().create_time(), 1)
 
 
 def versions() -> dict[str, str]:
-    """Python's and the main packages' versions."""
-    found = {"python": platform.python_version()}
+    """Return Python's and the main packages' versions."""
+    numbers = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            numbers[name] = metadata.version(name)
+    return numbers
 
 
 def commit() -> str:
-    """The project's git commit, or "unknown" outside a checkout, or without git."""
+    """Return the project's git commit, or "unknown" outside a checkout, or without git."""
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
+        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return "unknown"
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
-
-
-def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key in wanted:
-            yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
-    elif wanted != found:
-        yield name.removeprefix("settings."), wanted, found

@@ -1,8 +1,6 @@
 """Multirun, `-m`: a process for each combination of the values with commas, one after the other.
 
-    python -m train -m objective.L=3,5 out='runs/sweep/${objective.L}'
-
-Knows no stage.
+python -m train -m objective.L=3,5 out='runs/sweep/${objective.L}'
 """
 
 import os
@@ -14,14 +12,14 @@ from itertools import product
 from typing import Any, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 
-from conf.characters import print_line
 from conf.choices import groups
-from conf.compose import settings
+from conf.compose import settings, unsigned
+from conf.console import print_line
 from conf.errors import UserError, in_one_line
-from conf.overrides import kind_of, types_of, unsigned
+from conf.schema import kind_of, types_of
 
 MULTIRUN = ("-m", "--multirun")
 STOPPED = (75, 130, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)  # exit codes
@@ -40,7 +38,12 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
         )
     jobs = jobs_of(entry, schema, overrides)
     swept = [index for index in range(len(overrides)) if len({job[index] for job in jobs}) > 1]
-    _check_jobs(entry, schema, jobs, [unsigned(jobs[0][index].partition("=")[0]) for index in swept])
+    outs: dict[str, Sequence[str]] = {}
+    for job in jobs:
+        out = getattr(settings(entry, schema, job), "out", None)
+        if out and outs.setdefault(out, job) is not job:
+            example = "-".join(f"${{{unsigned(job[index].partition('=')[0])}}}" for index in swept)
+            raise UserError(f"out={out}: must differ between the jobs of -m, got one. Use out='DIR/{example}'")
     spec = sys.modules["__main__"].__spec__
     assert spec is not None, "called by python -m"
     module = spec.name.removesuffix(".__main__")
@@ -61,51 +64,36 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
 
 def jobs_of(entry: str, schema: type, overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the settings of every job: all combinations, of which the last value changes fastest."""
-    return list(product(*(_values(text, entry, schema) for text in overrides)))
+    several = {group.name for group in groups(entry) if group.several}
+    return list(product(*(_values(text, schema, several) for text in overrides)))
 
 
-def _values(override: str, entry: str, schema: type) -> list[str]:
+def _values(override: str, schema: type, several: set[str]) -> list[str]:
     """Return an override once for each of its values.
 
     Commas make one list of a list setting and of a group of several choices: `k=[1],[3]` sweeps these.
     """
     name, equals, value = override.partition("=")
-    kind = kind_of(unsigned(name), schema)
-    listed = any(get_origin(one) is list for one in types_of(kind))
-    several = any(group.several for group in groups(entry) if group.name == name)
-    if not equals or ((listed or several) and not value.startswith("[")):
+    types = types_of(kind_of(unsigned(name), schema)[0])
+    listed = name in several or any(get_origin(kind) is list for kind in types)
+    if not equals or (listed and not value.startswith("[")):
         return [override]
     try:
         parsed = OverridesParser.create().parse_override(override)
         if not parsed.is_sweep_override():
-            quoted = str in types_of(kind) and value.startswith(("'", '"'))
+            quoted = str in types and value.startswith(("'", '"'))
             return [f"{name}={parsed.value()}" if quoted else override]
-        return [f"{name}={one}" for one in _elements(parsed, plain=str in types_of(kind))]
+        texts = list(parsed.sweep_string_iterator())
     except HydraException as error:
-        if str in types_of(kind):
+        if str in types:
             return [override]  # a prompt, or a path with brackets
         raise UserError(
             f"{name} must be values with commas for -m, got {value}: {in_one_line(error)}"
         ) from error
-
-
-def _elements(override: Override, *, plain: bool) -> list[str]:
-    """Return the values of a sweep as they would be given one by one: of text settings without quotes."""
-    texts = list(override.sweep_string_iterator())
-    if not plain or not override.is_choice_sweep():
-        return texts
-    values: list[Any] = override.value().list  # type: ignore[union-attr]
-    return [value.text if isinstance(value, QuotedString) else text for value, text in zip(values, texts)]
-
-
-def _check_jobs(entry: str, schema: type, jobs: Sequence[Sequence[str]], swept: Sequence[str]) -> None:
-    """Raises UserError for settings that are refused, and where two jobs would write the same folder."""
-    outs: dict[str, Sequence[str]] = {}
-    for job in jobs:
-        out = getattr(settings(entry, schema, job), "out", None)
-        if out and outs.setdefault(out, job) is not job:
-            example = "-".join(f"${{{name}}}" for name in swept)
-            raise UserError(f"out={out}: must differ between the jobs of -m, got one. Use out='DIR/{example}'")
+    if str in types and parsed.is_choice_sweep():  # texts without their quotes
+        values: list[Any] = parsed.value().list  # type: ignore[union-attr]
+        texts = [one.text if isinstance(one, QuotedString) else text for one, text in zip(values, texts)]
+    return [f"{name}={text}" for text in texts]
 
 
 def _run(command: Sequence[str]) -> int:

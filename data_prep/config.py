@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.typed import PATH, TOKENIZER
+from conf.schema import PATH, TOKENIZER
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
@@ -12,13 +12,19 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raises ValueError, naming the setting, when `value` is none of the choices."""
     if value not in choices:
-        raise ValueError(f"{name}: wanted {', '.join(choices[:-1])} or {choices[-1]}, found {value}")
+        raise ValueError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {value}")
 
 
 def share(name: str, value: float) -> None:
     """Raises ValueError, naming the setting, when `value` is not between 0 and 1."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}: wanted a share between 0 and 1, found {value}")
+        raise ValueError(f"{name} must be a share between 0 and 1, got {value}")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Raises ValueError, naming the setting, when `value` is below `least`."""
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass
@@ -38,7 +44,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         one_of("data.kind", self.kind, ("source", "parquet", "jsonl"))
         if self.max_bytes < 1 or (self.split_chars is not None and self.split_chars < 1):
-            raise ValueError("data.max_bytes, data.split_chars: wanted positive numbers")
+            raise ValueError("data.max_bytes and data.split_chars must be positive numbers")
 
 
 @dataclass
@@ -74,8 +80,8 @@ class DecontaminateConfig:
     def benchmarks(self) -> dict[str, str]:
         """Every benchmark that is given, by the setting that names it."""
         names = ("humaneval", "mbpp", "multipl_e", "infilling")
-        found = {name: path for name in names if (path := getattr(self, name)) is not None}
-        return found | {f"others[{index}]": path for index, path in enumerate(self.others)}
+        named = {name: path for name in names if (path := getattr(self, name)) is not None}
+        return named | {f"others[{index}]": path for index, path in enumerate(self.others)}
 
 
 @dataclass
@@ -108,7 +114,7 @@ class VocabConfig:
 
     def __post_init__(self) -> None:
         if self.train_size is not None and self.train_size < 300:
-            raise ValueError(f"vocab.train_size: wanted at least 300 (256 are bytes), found {self.train_size}")
+            raise ValueError(f"vocab.train_size must be at least 300 (256 are bytes), got {self.train_size}")
 
 
 @dataclass
@@ -124,12 +130,8 @@ class NgramsConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.order <= 8:
             raise ValueError(f"ngrams.order must be between 1 and 8, got {self.order}. The default is 4.")
-        if self.megabytes < 0:
-            raise ValueError(f"ngrams.megabytes must be at least 0, got {self.megabytes}. 0 makes no table.")
-        if self.tokens < 1:
-            raise ValueError(
-                f"ngrams.tokens must be positive, got {self.tokens}. Use ngrams.megabytes=0 for none."
-            )
+        at_least("ngrams.megabytes", self.megabytes, 0)
+        at_least("ngrams.tokens", self.tokens, 1)
 
 
 @dataclass
@@ -173,17 +175,15 @@ class DataPrepConfig:
     def __post_init__(self) -> None:
         for name in ("fim_rate", "spm_rate", "held_out", "max_unreadable"):
             share(name, getattr(self, name))
-        if self.held_out_min < 0:
-            raise ValueError(f"held_out_min must be at least 0, got {self.held_out_min}. 0 sets no minimum.")
-        if self.seq_len < 16:
-            raise ValueError(f"seq_len: wanted at least 16 tokens, found {self.seq_len}")
+        at_least("held_out_min", self.held_out_min, 0)
+        at_least("seq_len", self.seq_len, 16)
         if self.shard_tokens < self.seq_len:
-            raise ValueError(f"shard_tokens: wanted at least seq_len={self.seq_len}, found {self.shard_tokens}")
+            raise ValueError(f"shard_tokens must be at least seq_len={self.seq_len}, got {self.shard_tokens}")
         one_of("executor", self.executor, ("local", "slurm", "ray"))
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers: wanted at least 1, found {self.workers}")
+        if self.workers is not None:
+            at_least("workers", self.workers, 1)
         if self.executor == "slurm" and not self.slurm.partition:
-            raise ValueError("slurm.partition: wanted the partition to submit to, found none")
+            raise ValueError("slurm.partition must be given for executor=slurm, got none")
         if self.tokenizer is None and self.vocab.train_size is None:
             raise ValueError(
                 "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or "
@@ -195,14 +195,14 @@ class DataPrepConfig:
                 "Leave one of them out"
             )
         if self.budget_amount is None and self.proportion.table is not None:
-            raise ValueError("proportion.table: wanted a budget to share out, found none")
+            raise ValueError("proportion.table must come with a budget to share out, got none")
 
     @property
     def budget_amount(self) -> float | None:
         """The budget as a number of `proportion.unit`s. Raises ValueError for what is no amount."""
         if self.budget is None:
             return None
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE)
-        if not found or float(found[1]) == 0:
-            raise ValueError(f"budget: wanted an amount such as 8B or 500M, found {self.budget}")
-        return float(found[1]) * UNITS[found[2].upper()]
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE)
+        if not match or float(match[1]) == 0:
+            raise ValueError(f"budget must be an amount such as 8B or 500M, got {self.budget}")
+        return float(match[1]) * UNITS[match[2].upper()]

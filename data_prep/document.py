@@ -1,7 +1,7 @@
 """The one thing that flows through data preparation: a document.
 
-Also the source of every random decision about it: a hash of the seed and the document's
-id, so that neither the number of workers nor their order changes a byte of the output.
+Also the source of every random decision about it: a hash of the seed and the document's id, so that neither the
+number of workers nor their order changes a byte of the output.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ import numpy as np
 class Document:
     """A source file, or a piece of one.
 
-    `file` and `row` say where it was read. `held_out` ones are never trained on. `ends` is
-    False for a piece after which its file goes on: such a piece gets no EOS.
+    `file` and `row` say where it was read. `held_out` ones are never trained on. `ends` is False for a piece
+    after which its file goes on: such a piece gets no EOS.
     """
 
     id: str
@@ -29,6 +29,10 @@ class Document:
     row: int = 0
     held_out: bool = False
     ends: bool = True
+
+    def drop(self, reason: str, detail: str = "") -> "Drop":
+        """Return the document, dropped for a reason."""
+        return Drop(reason, self.file, self.row, self.id, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,46 +51,46 @@ BATCH = 256  # rows at once
 BATCH_CHARS = 1_000_000
 
 
-def told(drops: Counter[str]) -> str:
-    """Counts of drops by reason as part of a sentence, the most frequent first."""
+def in_words(drops: Counter[str]) -> str:
+    """Return counts of drops by reason as part of a sentence, the most frequent first."""
     return ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
 
 
 def hash64(*names: object) -> int:
-    """A stable 64-bit hash of the names."""
+    """Return a stable 64-bit hash of the names."""
     joined = "\x1f".join(map(str, names)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
 
 
 def unit(*names: object) -> float:
-    """A number in [0, 1), uniform over names and the same on every machine."""
+    """Return a number in [0, 1), uniform over names and the same on every machine."""
     return (hash64(*names) >> 11) / 2**53
 
 
 def generator(*names: object) -> np.random.Generator:
-    """A random generator keyed by the names."""
+    """Return a random generator keyed by the names."""
     return np.random.Generator(np.random.PCG64(hash64(*names)))
 
 
 def is_held_out(id: str, *, seed: int, share: float) -> bool:
-    """Whether a document of this id is kept out of training, where `share` of all are."""
+    """Return whether a document of this id is held out of training, where `share` of all are."""
     return unit(seed, "held_out", id) < share
 
 
 def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -> float:
-    """Return the share of documents to keep out so that of these ids `least` are, but at most a fifth."""
+    """Return the share of documents to hold out so that of these ids `least` are, but at most a fifth."""
     numbers = sorted(unit(seed, "held_out", id) for id in ids)
     least = min(least, len(numbers) // 5) if share else 0
     return max(share, math.nextafter(numbers[least - 1], 1.0)) if least else share
 
 
 def order(id: str, *, seed: int) -> int:
-    """The key by which documents are shuffled: they lie in the order of it."""
+    """Return the key by which documents are shuffled: they lie in the order of it."""
     return hash64(seed, "order", id)
 
 
 def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Groups of rows, in order, of bounded size."""
+    """Yield groups of rows, in order, of bounded size."""
     batch: list[Row] = []
     chars = 0
     for row in rows:
@@ -99,12 +103,21 @@ def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
+def documents_of(rows: Iterable[Document | Drop], drops: Counter[str] | None = None) -> Iterator[Document]:
+    """Yield the documents among the rows; the others are counted by reason."""
+    for row in rows:
+        if isinstance(row, Document):
+            yield row
+        elif drops is not None:
+            drops[row.reason] += 1
+
+
 def split(document: Document, max_chars: int | None) -> Iterator[Document]:
     """Cut a document into pieces of whole lines of at most `max_chars` characters; None leaves it whole.
 
-    For sequences much shorter than a file: a piece that fits a sequence can be laid out
-    for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
-    its own. The pieces' texts concatenate to the document's.
+    For sequences much shorter than a file: a piece that fits a sequence can be laid out for infilling (Bavarian
+    et al. 2022, context-level FIM). A longer line is a piece of its own. The pieces' texts concatenate to the
+    document's.
     """
     if max_chars is None:
         yield document

@@ -178,7 +178,7 @@ def merge(parts: Sequence[Ngrams]) -> Ngrams:
 
 
 def _ascending(words: np.ndarray) -> np.ndarray:
-    """The order that sorts (words, n) by the first word, then the next; twice as fast as np.lexsort."""
+    """Return the order that sorts (words, n) by the first word, then the next; twice as fast as np.lexsort."""
     keys = words[0]
     for word in words[1:]:
         for half in (word >> np.uint64(32), word & np.uint64(2**32 - 1)):
@@ -188,7 +188,7 @@ def _ascending(words: np.ndarray) -> np.ndarray:
 
 
 def _ranks(keys: np.ndarray) -> np.ndarray:
-    """(n,) uint64 index of each key among the distinct ones."""
+    """Return the (n,) uint64 index of each key among the distinct ones."""
     ascending = np.argsort(keys)
     ranks = np.empty(len(keys), np.uint64)
     ranks[ascending] = np.cumsum(_new(keys[None, ascending]))
@@ -196,7 +196,7 @@ def _ranks(keys: np.ndarray) -> np.ndarray:
 
 
 def _new(words: np.ndarray) -> np.ndarray:
-    """(n,) whether a column of sorted words differs from the one before."""
+    """Return (n,) whether a column of sorted words differs from the one before."""
     differs = np.zeros(words.shape[1], bool)
     differs[:1] = True
     for word in words:
@@ -205,7 +205,7 @@ def _new(words: np.ndarray) -> np.ndarray:
 
 
 def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The sums of the values from each start to the next."""
+    """Return the sums of the values from each start to the next."""
     return np.add.reduceat(values, starts) if len(starts) else values[:0]
 
 
@@ -222,7 +222,7 @@ class Contexts:
     counts: np.ndarray  # (m,) int64
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by name."""
+        """Return the arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def take(self, index: np.ndarray) -> "Contexts":
@@ -314,7 +314,7 @@ def score_contexts(ngrams: Ngrams, chances: np.ndarray, backoff: np.ndarray) -> 
     first = np.flatnonzero(np.diff(context, prepend=-1))
     chosen, lengths = context[first], np.diff(first, append=len(context))
     heads = ngrams.take(starts[chosen])
-    found = Contexts(
+    contexts = Contexts(
         orders=np.full(len(chosen), packing.order, np.uint8),
         keys=hash_contexts([heads.token(place) for place in range(packing.order - 1)]),
         totals=ngrams.totals[chosen],
@@ -324,9 +324,9 @@ def score_contexts(ngrams: Ngrams, chances: np.ndarray, backoff: np.ndarray) -> 
         counts=ngrams.counts[likely],
     )
     gains = _sums((ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely]), first)
-    found.gains[:] = gains / found.sizes(packing.vocabulary)
+    contexts.gains[:] = gains / contexts.sizes(packing.vocabulary)
     padded = heads.token(packing.order - 2) == packing.vocabulary
-    return found.take(np.flatnonzero((gains > 0) & ~padded))
+    return contexts.take(np.flatnonzero((gains > 0) & ~padded))
 
 
 def no_contexts() -> Contexts:

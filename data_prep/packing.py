@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_prep.encode.fim import Mode
+from data_prep.encode import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Packed:
         self.spans.append(Span(self.used, self.used + length, document, offset))
 
     def tokens(self, seq_len: int, padding: int) -> np.ndarray:
-        """(seq_len,) ids, `padding` after the last document."""
+        """Return (seq_len,) ids, `padding` after the last document."""
         parts = [span.document.ids[span.offset :][: span.stop - span.start] for span in self.spans]
         return np.concatenate([*parts, np.full(seq_len - self.used, padding)])
 
@@ -88,7 +88,7 @@ def pack(documents: Iterable[Encoded], seq_len: int, *, patience: int = 64) -> I
 
 
 def _open(waiting: deque[Encoded], seq_len: int) -> Packed:
-    """A new sequence. What waits comes first: it cannot be cut, the rest of a plain document can."""
+    """Begin a sequence. What waits comes first: it cannot be cut, the rest of a plain document can."""
     opened = Packed()
     _place_waiting(opened, waiting, seq_len)
     return opened

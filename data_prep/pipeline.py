@@ -1,11 +1,4 @@
-"""The way through data preparation: a plan, the phases, the result made visible.
-
-    plan      the input's parts, the tokenizer, the benchmarks' index
-    phases    see phases.py, run by an executor
-    finish    the manifest, written last
-
-The only file that knows them all.
-"""
+"""The way through data preparation: a plan, the phases of data_prep.phases, the result made visible."""
 
 import hashlib
 import heapq
@@ -14,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +15,25 @@ from conf import UserError
 from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
+from data_prep.budget import read_table
 from data_prep.config import DataPrepConfig
-from data_prep.document import hash64, held_out_share, is_held_out, order, split, told
-from data_prep.encode.encoder import Encoder
-from data_prep.select.benchmarks import entries, sources_hash
-from data_prep.select.decontaminate import index_entries
-from data_prep.select.filters import reason_to_drop
+from data_prep.decontaminate import entries, index_entries, sources_hash
+from data_prep.document import documents_of, hash64, held_out_share, in_words, is_held_out, order, split
+from data_prep.encode import Encoder
+from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
+from data_prep.filters import reason_to_drop
+from data_prep.job import INDEX, PLAN, WORK, Job
+from data_prep.phases import finish
 from data_prep.sources import Part, list_parts, read
 from data_prep.vocab import (
     FILES,
     TOKENIZER,
-    check_model,
     find_vocab,
     load_tokenizer,
-    read_model,
     save_tokenizer,
     tokenizer_file,
     train_bpe,
 )
-from data_prep.work.budget import read_table
-from data_prep.work.executors import refuse_while_queued, run_local, run_ray, submit_slurm
-from data_prep.work.finish import finish
-from data_prep.work.job import INDEX, WORK, Job, documents_of
 
 # What says who does the work and how much may go wrong: the result is the same.
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
@@ -51,15 +42,15 @@ BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 
 
 def prepare(config: DataPrepConfig) -> str | None:
-    """Make the folder `config.out`, unless it is finished; what remains to be said to the user.
+    """Make the folder `config.out`, unless it is finished; return what remains to be said to the user.
 
-    An interrupted preparation goes on where it stopped. Raises UserError for anything that
-    makes a result impossible, nothing is visible then, and where it was begun with other settings,
-    other files or another commit of this project.
+    An interrupted preparation goes on where it stopped. Raises UserError for anything that makes a result
+    impossible, nothing is visible then, and where it was begun with other settings, other files or another
+    commit of this project.
     """
     out = Path(config.out)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(config.data.path)):
-        raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
+        raise UserError(f"out={out} must be a folder outside of data.path={config.data.path}, got one within")
     check_out(out)
     parts, place = list_parts(config.data)
     made = _made(config, parts, place)
@@ -68,10 +59,10 @@ def prepare(config: DataPrepConfig) -> str | None:
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
-    # What is done can be gone on with by the same code alone.
+    # An unfinished run can be continued by the same code alone.
     with begun(out, {**made, "commit": commit()}) as folder:
         job = Job(config, folder.absolute())
-        if not job.is_planned:
+        if not (job.folder / PLAN).is_file():
             _plan(job, parts, place)
         if config.executor == "slurm":
             return f"will be there when Slurm job {submit_slurm(job)} has ended"
@@ -81,7 +72,7 @@ def prepare(config: DataPrepConfig) -> str | None:
 
 
 def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
-    """What determines the result: the settings, and the content of the files that they name."""
+    """Return what determines the result: the settings, and the content of the files that they name."""
     made = made_from(config, {}, ignore=CHANGEABLE)
     made["inputs"]["data.path"] = _data_fingerprint(parts, place)
     made["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
@@ -113,34 +104,32 @@ def _data_fingerprint(parts: list[Part], place: str) -> str:
 
 
 def _plan(job: Job, parts: list[Part], place: str) -> None:
-    """Put the tools that every task needs into the folder, and the plan when they are there."""
+    """Put the tools that every task needs into the folder, and then the plan, the sign that they are there."""
     config, folder = job.config, job.folder
-    held_out = _held_out(config, parts)
+    held_out = config.held_out
+    if config.data.kind == "source":
+        files = [file for part in parts for file in part.files]
+        held_out = held_out_share(files, seed=config.seed, share=held_out, least=config.held_out_min)
     if config.tokenizer is None:
         tokenizer = train_bpe(_sample(config, parts, place, held_out), config.vocab)
     else:
         tokenizer = load_tokenizer(config.tokenizer)
-    rows = read_model(config.tokenizer).get("vocab_size") if config.tokenizer else None
-    vocab = find_vocab(tokenizer, config.vocab, rows=rows)
-    if config.tokenizer is not None:
-        check_model(config.tokenizer, vocab)
+    vocab = find_vocab(tokenizer, config.vocab, model=config.tokenizer)
     Encoder(tokenizer, vocab).check()
     save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / TOKENIZER)
     write_json(folder / INDEX, index_entries(entries(config.decontaminate)))
-    shares = read_table(config) if config.proportion.table else None
-    job.write_plan(parts, place, vocab, shares, held_out)
-
-
-def _held_out(config: DataPrepConfig, parts: list[Part]) -> float:
-    """The share of documents that are kept out: of a few source files more than `config.held_out`."""
-    if config.data.kind != "source":
-        return config.held_out
-    files = [file for part in parts for file in part.files]
-    return held_out_share(files, seed=config.seed, share=config.held_out, least=config.held_out_min)
+    plan = {
+        "place": place,
+        "parts": [asdict(part) for part in parts],
+        "vocab": vocab.to_json(),
+        "shares": read_table(config) if config.proportion.table else None,
+        "held_out": held_out,
+    }
+    write_json(folder / PLAN, plan)
 
 
 def _sample(config: DataPrepConfig, parts: list[Part], place: str, held_out: float) -> Iterator[str]:
-    """Texts of training documents, by the hash that orders them, up to a limit."""
+    """Return texts of training documents, by the hash that orders them, up to a limit."""
     heap: list[tuple[int, str]] = []  # the last of them first
     size = 0
     drops: Counter[str] = Counter()
@@ -156,6 +145,7 @@ def _sample(config: DataPrepConfig, parts: list[Part], place: str, held_out: flo
                     size -= len(heapq.heappop(heap)[1])
     if not heap:
         raise UserError(
-            f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found {told(drops)}"
+            f"data.path={config.data.path} must have documents to learn a vocabulary from, got "
+            f"{in_words(drops)}"
         )
     return (text for _, text in sorted(heap, reverse=True))

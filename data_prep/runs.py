@@ -1,15 +1,18 @@
-"""Encoded documents on the way from reading to packing: runs, each sorted by key.
+"""Encoded documents on the way from reading to packing, and held-out texts on the way to their file.
 
-The key is a hash of the document's id, so that sorting by it shuffles all documents, and
-a range of keys is a random part of them. Readers of the input write runs as memory
-allows; a packer reads one range of keys from the runs of all readers. What it gets does
-not depend on how the input was divided.
+Runs are sorted by key, a hash of the document's id, so that sorting by it shuffles all documents, and a range
+of keys is a random part of them. Readers of the input write runs as memory allows; a packer reads one range of
+keys from the runs of all readers. What it gets does not depend on how the input was divided.
 
     <stem>.records    RECORD of each document, run after run
     <stem>.tokens     the ids of all documents, in the same order
     <stem>.names      the documents' ids as UTF-8, in the same order
+
+The held-out documents are kept as text too: prompts for whoever measures the model later.
 """
 
+import json
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,8 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.encode.fim import Mode
+from data_prep.document import Document
+from data_prep.encode import Mode
 from data_prep.packing import Encoded
+from data_prep.shards import save_array
 
 RECORD = np.dtype(
     [
@@ -34,10 +39,12 @@ RECORD = np.dtype(
 KINDS = ("records", "tokens", "names")
 RUN_BYTES = 2**27  # that a run holds in memory
 DOCUMENT_BYTES = 512  # that a document takes there beside its ids
+TEXTS = "held_out.jsonl"
+PLACES = "held_out.npy"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned integers that hold every id."""
+    """Return the smallest unsigned integers that hold every id."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
@@ -48,7 +55,7 @@ class RunWriter:
         self._dtype, self._limit = dtype, run_bytes
         self._files = {kind: open(f"{stem}.{kind}", "wb") for kind in KINDS}  # noqa: SIM115 (until close)
         self._documents: list[tuple[int, Encoded]] = []
-        self._held = 0
+        self._bytes = 0
         self._bounds = [0]
         self._tokens = 0
 
@@ -56,8 +63,8 @@ class RunWriter:
         """Take one document."""
         ids = document.ids.astype(self._dtype)
         self._documents.append((key, replace(document, ids=ids)))
-        self._held += ids.nbytes + DOCUMENT_BYTES
-        if self._held >= self._limit:
+        self._bytes += ids.nbytes + DOCUMENT_BYTES
+        if self._bytes >= self._limit:
             self._flush()
 
     def _flush(self) -> None:
@@ -73,10 +80,10 @@ class RunWriter:
             self._tokens += len(document.ids)
         self._files["records"].write(records.tobytes())
         self._bounds.append(self._bounds[-1] + len(records))
-        self._documents, self._held = [], 0
+        self._documents, self._bytes = [], 0
 
     def close(self) -> list[int]:
-        """Write what is left; the bounds of the runs within the records."""
+        """Write the rest; return the bounds of the runs within the records."""
         self._flush()
         for file in self._files.values():
             file.close()
@@ -86,7 +93,7 @@ class RunWriter:
 def read_runs(
     stem: Path, bounds: Sequence[int], dtype: np.dtype, low: int, high: int
 ) -> Iterator[tuple[int, Encoded]]:
-    """The documents with low <= key < high, run after run, each with its key."""
+    """Yield the documents with low <= key < high, run after run, each with its key."""
     if bounds[-1] == 0:  # an empty file cannot be mapped
         return
     records = np.memmap(f"{stem}.records", RECORD, "r")
@@ -100,10 +107,45 @@ def read_runs(
             continue
         chosen = np.array(records[start:stop])
         begin, end = int(chosen["start"][0]), int(chosen["start"][-1]) + int(chosen["length"][-1])
-        offset = begin * dtype.itemsize
-        ids = np.fromfile(f"{stem}.tokens", dtype, end - begin, offset=offset)
+        ids = np.fromfile(f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize)
         begin_name, end_name = int(chosen["name"][0]), int(chosen["name"][-1]) + int(chosen["name_length"][-1])
         names = np.fromfile(f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name).tobytes()
         for key, place, name, length, name_length, language, mode in chosen.tolist():
             id = names[name - begin_name : name - begin_name + name_length].decode()
             yield key, Encoded(id, language, Mode(mode), ids[place - begin :][:length])
+
+
+class HeldOutWriter:
+    """Writes one part's held-out texts; where each one stands is written on exit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._places = array("Q")  # key, start and stop of each document
+
+    def __enter__(self) -> "HeldOutWriter":
+        self._file = open(self._folder / TEXTS, "wb")  # noqa: SIM115 (until exit)
+        return self
+
+    def add(self, key: int, document: Document) -> None:
+        """Append one document."""
+        row = {"id": document.id, "language": document.language, "content": document.text}
+        start = self._file.tell()
+        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._places.extend((key, start, self._file.tell()))
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        save_array(self._folder / PLACES, np.array(self._places, dtype=np.uint64).reshape(-1, 3))
+
+
+def merge_held_out(folders: Sequence[Path], out: Path) -> None:
+    """Write all parts' held-out texts as one file, by key; of equal keys the earlier part's comes first."""
+    places = [np.load(folder / PLACES) for folder in folders]
+    parts = np.repeat(np.arange(len(folders)), [len(own) for own in places])
+    every = np.concatenate(places)
+    with open(out, "wb") as file:
+        for index in np.argsort(every[:, 0], kind="stable").tolist():
+            _, start, stop = every[index].tolist()
+            with open(folders[parts[index]] / TEXTS, "rb") as part:
+                part.seek(start)
+                file.write(part.read(stop - start))

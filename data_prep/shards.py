@@ -43,7 +43,7 @@ SPAN = np.dtype(
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """`np.save`. Raises OSError that says why, where the disk cannot take it."""
+    """Save as `np.save` does. Raises OSError that says why, where the disk is full."""
     # Into a file that can be read too, NumPy writes as Python does: its own way has an error without a cause.
     with open(path, "w+b") as file:
         np.save(file, array)
@@ -85,7 +85,7 @@ class ShardWriter:
         self._sequences += 1
 
     def _name(self, id: str) -> tuple[int, int]:
-        """Where an id stands among the names; one that was just written is not written again."""
+        """Return where an id stands among the names; one that was just written is not written again."""
         encoded = id.encode()
         if self._last[0] != id:
             self._last = (id, len(self._names))
@@ -93,7 +93,7 @@ class ShardWriter:
         return self._last[1], len(encoded)
 
     def close(self) -> dict[str, Any]:
-        """Finish the shard; its sequences and tokens, and the SHA-256 of its sums."""
+        """Finish the shard; return its sequences and tokens, and the SHA-256 of its sums."""
         spans = np.array(self._spans, dtype=SPAN)
         save_array(Path(f"{self._stem}.spans.npy"), spans)
         save_array(Path(f"{self._stem}.names.npy"), np.frombuffer(bytes(self._names), dtype=np.uint8))
@@ -107,11 +107,11 @@ class ShardWriter:
 
 
 def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
-    """CRC-32 of a sequence: its tokens, its spans, and the names that these point at."""
-    found = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
+    """Return the CRC-32 of a sequence: its tokens, its spans, and the names that these point at."""
+    crc = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
     for start, length in zip(spans["name"].tolist(), spans["name_length"].tolist()):
-        found = zlib.crc32(names[start : start + length], found)
-    return found
+        crc = zlib.crc32(names[start : start + length], crc)
+    return crc
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class PackedSequence:
     @property
     def documents(self) -> np.ndarray:
         """(seq_len,) index of each token's document within the sequence, -1 for padding."""
-        found = np.full(len(self.tokens), -1, dtype=np.int32)
+        documents = np.full(len(self.tokens), -1, dtype=np.int32)
         for index, span in enumerate(self.spans):
-            found[span["start"] : span["stop"]] = index
-        return found
+            documents[span["start"] : span["stop"]] = index
+        return documents
 
     @property
     def ids(self) -> list[str]:
@@ -153,10 +153,12 @@ class Shards(Sequence[PackedSequence]):
         manifest = read_manifest(folder, "shards", "data.path")
         listed, paths = manifest[split]["shards"], sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
         if not listed:
-            raise UserError(f"{folder}: wanted shards of split '{split}', found none")
+            raise UserError(f"{folder} must have shards of split '{split}', got none")
         if len(listed) != len(paths):
-            wanted = f"the {len(listed)} shards of split '{split}' that its manifest has"
-            raise UserError(f"{folder}: wanted {wanted}, found {len(paths)}")
+            raise UserError(
+                f"{folder} must have the {len(listed)} shards of split '{split}' that its manifest lists, got "
+                f"{len(paths)}. Copy them anew, or prepare the data again"
+            )
         allow_many_files()  # each of a shard's memory maps has one open
         opened = [_open(path, facts, manifest["seq_len"]) for path, facts in zip(paths, listed)]
         self._paths, (self._tokens, self._spans, self._names, self._sums) = paths, zip(*opened)
@@ -178,8 +180,8 @@ class Shards(Sequence[PackedSequence]):
         tokens, spans, names = self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard]
         if len(sums := self._sums[shard]) and checksum(tokens, spans, names) != sums[row]:
             raise RankLocalError(
-                f"{self._paths[shard]}: wanted sequence {row} as it was written, found other bytes there or in "
-                "the files beside it: copy them anew, or prepare the data again"
+                f"{self._paths[shard]}: checksum mismatch of sequence {row}, here or in the files beside it. "
+                "Copy them anew, or prepare the data again"
             )
         return PackedSequence(tokens, spans, names)
 
@@ -188,30 +190,30 @@ class Shards(Sequence[PackedSequence]):
 
 
 def _open(path: Path, listed: Mapping[str, Any], seq_len: int) -> tuple[np.ndarray, ...]:
-    """Tokens, spans, names and sums of a shard; no sums where the manifest has none.
+    """Return tokens, spans, names and sums of a shard; no sums where the manifest has none.
 
     Raises UserError for what is not as the manifest has it.
     """
     spans, names, sums = (path.with_name(path.name.replace(".tokens.", f".{kind}.")) for kind in BESIDE)
     shape = (listed["sequences"], seq_len)
     tokens = _load(path, shape, "u")
-    found = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
+    beside = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
     if "sums" not in listed:
-        return tokens, *found, np.empty(0, np.uint32)
-    summed = _load(sums, shape[:1], "<u4")
+        return tokens, *beside, np.empty(0, np.uint32)
+    loaded = _load(sums, shape[:1], "<u4")
     if fingerprint_file(sums) != listed["sums"]:
-        raise UserError(f"{sums}: wanted the sums of {path.name} that its manifest knows, found others")
-    return tokens, *found, summed
+        raise UserError(f"{sums}: checksum mismatch, it is not the file that the manifest lists. Copy it anew")
+    return tokens, *beside, loaded
 
 
 def _load(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A memory map of a shape, of which -1 stands for any length, and a dtype or "u" for any unsigned one."""
+    """Map an array of a shape, of which -1 stands for any length, and a dtype or "u" for any unsigned one."""
     try:
-        found = np.load(path, mmap_mode="r")
+        array = np.load(path, mmap_mode="r")
     except Exception as error:  # NumPy reads the header as Python, and raises what that raises
-        raise UserError(f"{path}: wanted a readable shard, found {error}") from error
-    same = found.dtype.kind == "u" if dtype == "u" else found.dtype == dtype
-    fits = found.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, found.shape))
-    if not (same and fits and found.flags.c_contiguous):
-        raise UserError(f"{path}: wanted what its manifest says, found {found.dtype} of shape {found.shape}")
-    return found
+        raise UserError(f"{path} must be a readable shard, got {error}") from error
+    same = array.dtype.kind == "u" if dtype == "u" else array.dtype == dtype
+    fits = array.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, array.shape))
+    if not (same and fits and array.flags.c_contiguous):
+        raise UserError(f"{path} must be what its manifest says, got {array.dtype} of shape {array.shape}")
+    return array

@@ -1,9 +1,8 @@
-"""Where documents come from: source files, parquet or JSON lines, in a folder or on the hub.
+"""Where documents come from: source files, parquet or JSON lines, in a folder or in a dataset on the hub.
 
-Knows file formats, and StarCoder's metadata line, which is stripped from rows of parquet and
-JSON lines; decides nothing about content beyond what cannot be read. The input is a list of
-parts that depends on the files alone; whatever in a part cannot be read comes out as a Drop
-with its file and row.
+Knows file formats, and StarCoder's metadata line, which is stripped from rows of parquet and JSON lines;
+decides nothing about content beyond what cannot be read. The input is a list of parts that depends on the files
+alone; whatever in a part cannot be read comes out as a Drop with its file and row.
 """
 
 import bz2
@@ -11,11 +10,13 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatch, fnmatchcase
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf import UserError
-from conf.pages import MEMORY
+from conf.errors import HUB, MEMORY, visible
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
-from data_prep.hub import hub_files, hub_open
-from data_prep.listing import is_excluded, list_files
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
 PART_BYTES = 8_000_000  # of small source files that make one part
 ROWS = 64  # of parquet, decoded at once
+GIT = ".git"  # of a checkout, which is no source
 PACKED: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
     ".bz2": bz2.BZ2File,
@@ -58,82 +58,223 @@ class Part:
 
 
 def list_parts(data: DataConfig) -> tuple[list[Part], str]:
-    """All parts in a fixed order, and where their files lie. Raises UserError when there is no input at all."""
+    """Return all parts in a fixed order, and where their files lie. Raises UserError when there is no input."""
     root = Path(data.path)
     if root.is_dir():
         files = list_files(root, data.include, data.exclude)
         place = str(root.absolute())
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
-        listed, place = hub_files(data.path)
+        listed, place = _hub_files(data.path)
         # fnmatch knows no folders: "**/*" is to match a file without one too.
         files = [f for f in listed if any(fnmatch(f[0], p) or fnmatch(f"./{f[0]}", p) for p in data.include)]
+        files = [file for file in files if not _is_excluded(file[0], data.exclude)]
     else:
-        raise UserError(f"data.path={data.path}: wanted a folder or a hub dataset's name, found no such folder")
-        files = [file for file in files if not is_excluded(file[0], data.exclude)]
+        raise UserError(f"data.path={data.path} must be a folder or a hub dataset's name, got no such folder")
     if data.kind != "source":
         files = [(name, size) for name, size in files if name.endswith(SUFFIXES[data.kind])]
     if not files:
         besides = f", and none of {', '.join(data.exclude)}" if data.exclude else ""
-        wanted = f"{data.kind} files ({', '.join(data.include)}{besides})"
-        raise UserError(f"data.path={data.path}: wanted {wanted}, found none")
+        kinds = f"{data.kind} files ({', '.join(data.include)}{besides})"
+        raise UserError(f"data.path={data.path} must have {kinds}, got none")
     if data.kind != "source":
         return [Part((name,), size) for name, size in files], place
-    return _grouped(files), place
-
-
-def _grouped(files: list[tuple[str, int]]) -> list[Part]:
     parts: list[Part] = []
     group: list[str] = []
     size = 0
     for name, length in files:
         group.append(name)
         size += length
-        if size >= PART_BYTES:
+        if size >= PART_BYTES or name == files[-1][0]:
             parts.append(Part(tuple(group), size))
             group, size = [], 0
-    return parts + ([Part(tuple(group), size)] if group else [])
+    return parts, place
+
+
+def list_files(root: Path, include: Sequence[str], exclude: Sequence[str]) -> list[tuple[str, int]]:
+    """Return (path below root, bytes) of the files that match `include` and not `exclude`, both globs, sorted.
+
+    Linked folders are followed, once each. Warns, with a count, of links that lead nowhere and of folders that
+    cannot be listed. Raises UserError for what is no glob below `root`.
+    """
+    patterns = [_glob_parts(pattern, include) for pattern in include]
+    files, dead, closed = [], list[str](), list[str]()
+
+    def accepts(name: str) -> bool:
+        parts = name.split("/")
+        return any(_matches(parts, pattern) for pattern in patterns) and not _is_excluded(name, exclude)
+
+    for name in _walk(root, accepts, closed):
+        path = root / name
+        try:
+            size = path.stat().st_size
+        except OSError:  # a link to nothing or to itself, or a file that was removed since
+            dead.append(name)
+            continue
+        if path.is_file():
+            files.append((name, size))
+    closed = [name for name in closed if not _is_excluded(f"{name}/", exclude)]
+    for names, what in ((dead, "links lead to no file"), (closed, "folders cannot be listed")):
+        if names:
+            first = visible(f"{root / names[0]}")
+            getLogger(__name__).warning("data.path: %d %s and are left out, first %s", len(names), what, first)
+    return sorted(files, key=lambda file: Path(file[0]))
+
+
+def _is_excluded(name: str, exclude: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in exclude)
+
+
+def _walk(root: Path, accepts: Callable[[str], bool], closed: list[str]) -> Iterator[str]:
+    """Yield the paths below `root` of files that `accepts` wants; folders that cannot be listed go to `closed`.
+
+    First what lies in `root` itself, then what lies in linked folders. A folder that gave a path is not entered
+    again, so that a text that two links lead to is read once; one that gave none may be wanted by a link's
+    name. Each link is followed once, so that a link back ends.
+    """
+
+    def note(error: OSError) -> None:
+        closed.append(os.path.relpath(error.filename, root))
+
+    visited, read, links = set[tuple[int, int]](), set[tuple[int, int]](), [os.fspath(root)]
+    while links:
+        for folder, names, files in os.walk(links.pop(0), onerror=note):
+            facts = os.stat(folder)
+            place = facts.st_dev, facts.st_ino
+            if place in read:
+                names.clear()
+                continue
+            names[:] = sorted(name for name in names if name != GIT)
+            if place not in visited:
+                visited.add(place)
+                links += [path for name in names if os.path.islink(path := os.path.join(folder, name))]
+            paths = [os.path.relpath(os.path.join(folder, name), root) for name in sorted(files) if name != GIT]
+            accepted = [path for path in paths if accepts(path)]
+            if accepted:
+                read.add(place)
+            yield from accepted
+
+
+def _glob_parts(pattern: str, include: Sequence[str]) -> list[str]:
+    """Return the parts of a glob, as pathlib reads them."""
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    stars = [part for part in parts if "**" in part]
+    if not parts or pattern.startswith("/") or ".." in parts or any(part != "**" for part in stars):
+        raise UserError(
+            f"data.include={list(include)} must be globs below data.path, such as **/*.py, got '{pattern}'"
+        )
+    return parts
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a path matches a glob part by part; ** matches any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        rest = pattern[1:] or ["*"]
+        return any(_matches(parts[at:], rest) for at in range(len(parts)))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def _hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
+    """Return the dataset's files with their bytes, sorted, and the address of the commit they are of.
+
+    Sign-in is the hub's own (HF_TOKEN, or `hf auth login`). Raises UserError when the hub does not answer.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    api = HfApi()
+    start = f"data.path={name} must be a folder or a dataset on the hub, got no such folder"
+    try:
+        commit = api.dataset_info(name).sha
+        tree = api.list_repo_tree(name, repo_type="dataset", revision=commit, recursive=True)
+        files = sorted((entry.path, entry.size) for entry in tree if isinstance(entry, RepoFile))
+    except Exception as error:  # of the library or of its HTTP client
+        reason = f"the hub did not answer ({type(error).__name__})"
+        if isinstance(error, GatedRepoError):
+            reason = "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
+        elif isinstance(error, RepositoryNotFoundError):
+            reason = "the hub has no such dataset, or asks for sign-in. Check the name, or set HF_TOKEN"
+        raise UserError(f"{start}, and {reason}", page=HUB) from error
+    return files, f"hf://datasets/{name}@{commit}"
+
+
+class _HubFile(io.RawIOBase):
+    """A file of the hub, read in ranges and never stored.
+
+    The hub's errors become UserError: the file must not be passed over for them, as a broken one is.
+    """
+
+    def __init__(self, address: str) -> None:
+        from huggingface_hub import HfFileSystem
+
+        self._address = address
+        self._file = self._call(lambda: HfFileSystem().open(address.removeprefix("hf://"), "rb"))
+
+    def _call(self, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except Exception as error:
+            raise UserError(
+                f"{self._address} must be readable, got {type(error).__name__} from the hub. Rerun the command "
+                "to go on from there",
+                page=HUB,
+            ) from error
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._call(lambda: self._file.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
-    """Every row of a part, in order.
+    """Yield every row of a part, in order.
 
     Raises UserError where the machine cannot read a file, which must not be passed over as a broken one is.
     """
-    reader = {"source": _source, "parquet": _parquet, "jsonl": _jsonl}[data.kind]
+    reader = {"source": _read_source, "parquet": _read_parquet, "jsonl": _read_jsonl}[data.kind]
     for file in part.files:
         try:
-            with _open(place, file) as stream:
+            with _open(f"{place}/{file}") as stream:
                 yield from reader(stream, file, data)
         except MemoryError as error:  # Arrow's is an ArrowException too
             raise UserError(
-                f"{place}/{file}: wanted memory to read it, found too little: rerun the command with fewer "
-                "workers to go on from there",
+                f"{place}/{file} must fit into memory, got too little. Rerun the command with fewer workers to "
+                "go on from there",
                 page=MEMORY,
             ) from error
         except (OSError, *BROKEN) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the system's, not of a format
                 raise UserError(
-                    f"{place}/{file}: wanted to read it, found {error.strerror}: rerun the command to go on "
-                    "from there"
+                    f"{place}/{file} must be readable, got {error.strerror}. Rerun the command to go on from "
+                    "there"
                 ) from error
-            # What came before the broken place is kept; the rest of the file is not.
+            # What came before the broken place is read; the rest of the file is not.
             yield Drop("unreadable file", file, detail=str(error).strip().split("\n")[0][:200])
 
 
-def _open(place: str, file: str) -> Any:
-    if place.startswith("hf://"):
-        return hub_open(f"{place}/{file}")
-    return open(Path(place) / file, "rb")
+def _open(path: str) -> Any:
+    if path.startswith("hf://"):
+        return io.BufferedReader(_HubFile(path), buffer_size=2**20)
+    return open(path, "rb")
 
 
-def _source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[Document | Drop]:
-    content = stream.read(data.max_bytes + 1)
-    path = Path(file)
-    row = {data.text: content}
-    yield _document(row, file, 0, data, id=file, language=path.suffix.lstrip(".") or "none")
+def _read_source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+    row = {data.text: stream.read(data.max_bytes + 1)}
+    yield _document(row, file, 0, data, id=file, language=Path(file).suffix.lstrip(".") or "none")
 
 
-def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+def _read_parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
     # Pages whose writer gave them checksums are compared with these: a changed bit is often no broken file.
     table = pq.ParquetFile(
         stream,
@@ -143,13 +284,14 @@ def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Dr
         page_checksum_verification=True,
     )
     wanted = [data.text, *data.id, *([data.language] if data.language else [])]
-    missing = [name for name in wanted if name not in table.schema_arrow.names]
-    if missing:
-        yield Drop("missing column", file, detail=", ".join(missing))
-        return
-    if twice := [name for name in wanted if table.schema_arrow.names.count(name) > 1]:
-        yield Drop("column twice", file, detail=", ".join(twice))
-        return
+    names = table.schema_arrow.names
+    for reason, wrong in (
+        ("missing column", [name for name in wanted if name not in names]),
+        ("column twice", [name for name in wanted if names.count(name) > 1]),
+    ):
+        if wrong:
+            yield Drop(reason, file, detail=", ".join(wrong))
+            return
     row = 0
     for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
         columns = {name: _as_bytes(batch.column(name)) for name in wanted}
@@ -159,7 +301,7 @@ def _parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Dr
 
 
 def _parquet_metadata(stream: Any) -> pq.FileMetaData:
-    """The file's metadata without the Arrow schema that its writer may have left there.
+    """Return the file's metadata without the Arrow schema that its writer may have left there.
 
     By that schema Arrow casts text to the writer's own types, such as dictionaries, and one row that is no
     UTF-8 fails the cast of all rows. No option of pyarrow ignores it; under another name it is not met.
@@ -176,31 +318,28 @@ def _parquet_metadata(stream: Any) -> pq.FileMetaData:
 
 
 def _parquet_row(values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig) -> Document | Drop:
-    """A row; some values Python cannot have: a list with text that is no UTF-8, a date out of range."""
     try:
-        found = {name: value.as_py() for name, value in values.items()}
-    except UnicodeDecodeError as error:
+        columns = {name: value.as_py() for name, value in values.items()}
+    except UnicodeDecodeError as error:  # in a list: other texts are bytes
         return Drop("undecodable", file, row, detail=str(error)[:200])
-    except (pa.ArrowException, ValueError, OverflowError) as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date out of Python's range
         return Drop("malformed row", file, row, detail=str(error)[:200])
-    return _document(found, file, row, data)
+    return _document(columns, file, row, data)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """A column with its text as bytes: a string column may hold what is no UTF-8."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        large = pa.types.is_large_string(column.type)
-        column = column.view(pa.large_binary() if large else pa.binary())
-    return column
+    """Return a column with its text as bytes: a string column may hold what is no UTF-8."""
+    if pa.types.is_string(column.type):
+        return column.view(pa.binary())
+    return column.view(pa.large_binary()) if pa.types.is_large_string(column.type) else column
 
 
-def _jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
-    packed = PACKED.get(Path(file).suffix)
-    if packed is not None:
+def _read_jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+    if unpack := PACKED.get(Path(file).suffix):
         if not stream.peek(1):
             raise EOFError("an archive of no bytes")  # even of no text it has a head
-        stream = packed(stream)
-    lines = io.BufferedReader(stream) if not isinstance(stream, io.BufferedReader) else stream
+        stream = unpack(stream)
+    lines = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
     limit = 6 * data.max_bytes + 65536  # JSON may spell a character in six
     row = 0
     while line := lines.readline(limit):
@@ -209,38 +348,37 @@ def _jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop
                 continue
             yield Drop("line too large", file, row, detail=f"over {limit} bytes")
         elif line.strip():
-            yield _parsed(line, file, row, data)
+            yield _jsonl_row(line, file, row, data)
         row += 1
 
 
-def _parsed(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
+def _jsonl_row(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
-        found = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
+        columns = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
     except UnicodeDecodeError as error:
         return Drop("undecodable", file, row, detail=str(error)[:200])
     except (ValueError, RecursionError) as error:
         return Drop("malformed row", file, row, detail=str(error)[:200])
-    if not isinstance(found, dict):
-        return Drop("malformed row", file, row, detail=f"wanted an object, found {type(found).__name__}")
-    return _document(found, file, row, data)
+    if not isinstance(columns, dict):
+        return Drop("malformed row", file, row, detail=f"wanted an object, found {type(columns).__name__}")
+    return _document(columns, file, row, data)
 
 
 def _document(
-    found: dict[str, Any], file: str, row: int, data: DataConfig, *, id: str = "", language: str = ""
+    columns: dict[str, Any], file: str, row: int, data: DataConfig, *, id: str = "", language: str = ""
 ) -> Document | Drop:
-    """One row as a document; `id` and `language` where the columns are not to say them."""
+    """Return one row as a document; `id` and `language` are given where the columns are not to say them."""
     for name in (data.text, *data.id, *([data.language] if data.language and not language else [])):
-        if found.get(name) is None:
+        if columns.get(name) is None:
             return Drop("missing column", file, row, detail=name)
-    text = found[data.text]
+    text = columns[data.text]
     if not isinstance(text, str | bytes):
         return Drop("malformed row", file, row, detail=f"{data.text}: wanted text, found {type(text).__name__}")
     try:
-        folder, _, _ = file.rpartition("/")
-        named = _text(found[data.language]) if data.language else folder.split("/")[0]
+        named = _text(columns[data.language]) if data.language else file.rpartition("/")[0].split("/")[0]
         language = language or named or "none"
-        columns = "/".join(_text(found[name]) for name in data.id)
-        id = id or (f"{language}/{columns}" if columns else f"{file}:{row}")
+        key = "/".join(_text(columns[name]) for name in data.id)
+        id = id or (f"{language}/{key}" if key else f"{file}:{row}")
         f"{id}{language}".encode()  # JSON and file names can hold halves of surrogate pairs
         if (len(text) if isinstance(text, bytes) else len(text.encode())) > data.max_bytes:
             return Drop("too large", file, row, id)
@@ -255,5 +393,4 @@ def _document(
 
 
 def _text(value: Any) -> str:
-    """A value of a column as text."""
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)

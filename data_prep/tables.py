@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from data_prep.encode.fim import Mode
+from data_prep.encode import Mode
 from data_prep.shards import SPLITS
 
 FEW = 4  # sequences of a split below which a warning is due
@@ -55,7 +55,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
 
 
 def languages(manifest: dict[str, Any]) -> Table:
-    """Documents, bytes and tokens of each language, and its shares; with a budget, the share wanted."""
+    """Tabulate documents, bytes, tokens and shares of each language; with a budget, the share wanted."""
     chosen = manifest.get("chosen", {})
     wanted = ["wanted"] if chosen else []
     by = manifest["settings"]["proportion"]["by"]
@@ -88,7 +88,7 @@ def languages(manifest: dict[str, Any]) -> Table:
 
 
 def splits(manifest: dict[str, Any]) -> Table:
-    """Documents by mode, sequences, tokens and utilisation of each split."""
+    """Tabulate documents by mode, sequences, tokens and utilisation of each split."""
     table = _table("Sequences", "split", "docs", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
     for name in SPLITS:
         split = manifest[name]
@@ -105,7 +105,7 @@ def splits(manifest: dict[str, Any]) -> Table:
 
 
 def drops(manifest: dict[str, Any]) -> Table:
-    """Rows that went no further, by reason."""
+    """Tabulate rows that went no further, by reason."""
     counts = manifest["counts"]
     rows = counts.get("rows", 0)
     table = _table("Rows", "", "rows", "share")

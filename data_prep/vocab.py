@@ -1,7 +1,4 @@
-"""The tokenizer's files and the ids of its control pieces: the one owner of both facts.
-
-Vocab holds ids alone and travels in the manifest.
-"""
+"""The tokenizer's files and the ids of its control pieces, which travel in the manifest as Vocab."""
 
 import json
 import shutil
@@ -63,61 +60,69 @@ class Vocab:
         return max(set(range(self.size)).difference(self.adaptive)) + 1
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Return it as it stands in the manifest."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Vocab":
-        """From the manifest."""
+        """Read it from the manifest."""
         return cls(**{**value, "adaptive": tuple(value["adaptive"])})
 
 
 def tokenizer_file(folder: str | Path) -> Path:
-    """The tokenizer.json of a folder. Raises UserError where there is none."""
+    """Return the tokenizer.json of a folder. Raises UserError where there is none."""
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"tokenizer={folder}: wanted a folder with tokenizer.json, found none")
+        raise UserError(f"tokenizer={folder} must be a folder with tokenizer.json, got none")
     return path
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a folder. Raises UserError where there is none."""
+    """Load the tokenizer of a folder. Raises UserError where there is none."""
     path = tokenizer_file(folder)
-    with Refusing(f"{path}: wanted a tokenizers file, found"):
+    with Refusing(f"{path} must be a tokenizers file, got"):
         return Tokenizer.from_file(str(path))
 
 
-def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, rows: int | None = None) -> Vocab:
-    """Look up the control pieces; `rows` are the embedding rows of the model, where they are known.
+def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, model: str | None = None) -> Vocab:
+    """Look up the control pieces; `model` is the folder of a config.json that says the rows, BOS and EOS.
 
-    Infilling pieces without a row are none: the files of CodeLlama-34B list some that its
-    model lacks. Adaptive ids may be the next rows, which training adds. Raises UserError
-    for a missing BOS, EOS or adaptive token.
+    Infilling pieces without a row are none: the files of CodeLlama-34B list some that its model lacks. Adaptive
+    ids may be the next rows, which training adds. Raises UserError for a missing BOS, EOS or adaptive token,
+    and for a model with another BOS or EOS.
     """
-    rows = config.rows or rows or tokenizer.get_vocab_size(with_added_tokens=True)
+    described = _read_model(model) if model else {}
+    rows = config.rows or described.get("vocab_size") or tokenizer.get_vocab_size(with_added_tokens=True)
     ids = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("bos", "eos")}
     for name, id in ids.items():
         if id is None:
-            raise UserError(f"vocab.{name}={getattr(config, name)}: the tokenizer has no such piece")
+            raise UserError(f"vocab.{name} must be a piece of the tokenizer, got {getattr(config, name)}")
     infilling = {name: tokenizer.token_to_id(getattr(config, name)) for name in INFILLING}
     infilling = {name: id if id is not None and id < rows else None for name, id in infilling.items()}
     adaptive = _adaptive_ids(tokenizer, config, rows, {*ids.values(), *infilling.values()})
+    for name, id in ids.items():
+        theirs = described.get(f"{name}_token_id")
+        if theirs is not None and id not in (theirs if isinstance(theirs, list) else [theirs]):
+            raise UserError(
+                f"vocab.{name} must have the {name.upper()} id {theirs} of {model}/config.json, got {id}. "
+                "Check vocab and tokenizer"
+            )
     size = max(rows, *(id + 1 for id in adaptive))
     return Vocab(size=size, adaptive=adaptive, **ids, **infilling)  # type: ignore[arg-type]
 
 
 def _adaptive_ids(
-    tokenizer: Tokenizer, config: VocabConfig, rows: int, taken: Set[int | None]
+    tokenizer: Tokenizer, config: VocabConfig, rows: int, others: Set[int | None]
 ) -> tuple[int, ...]:
     adaptive: list[int] = []
-    for wanted in config.adaptive:
-        id = tokenizer.token_to_id(wanted) if isinstance(wanted, str) else wanted
+    for piece in config.adaptive:
+        id = tokenizer.token_to_id(piece) if isinstance(piece, str) else piece
         if not isinstance(id, int) or id < 0:
-            raise UserError(f"vocab.adaptive: wanted pieces or ids of the tokenizer, found {wanted!r}")
+            raise UserError(f"vocab.adaptive must be pieces or ids of the tokenizer, got {piece!r}")
         adaptive.append(id)
-    if not adaptive or len(set(adaptive)) < len(adaptive) or not taken.isdisjoint(adaptive):
+    if not adaptive or len(set(adaptive)) < len(adaptive) or not others.isdisjoint(adaptive):
         raise UserError(
-            "vocab.adaptive: wanted at least one id, each once and none of a control piece, found "
+            "vocab.adaptive must have at least one id, each once and none of a control piece, got "
             f"{config.adaptive}"
         )
     beyond = sorted(id for id in adaptive if id >= rows)
@@ -129,45 +134,29 @@ def _adaptive_ids(
     return tuple(adaptive)
 
 
-def read_model(folder: str | Path) -> dict[str, Any]:
-    """The config.json of the model beside a tokenizer; empty where there is none. Raises UserError for what is
-    none of a model's.
-    """
+def _read_model(folder: str) -> dict[str, Any]:
+    """Return the config.json of the model beside a tokenizer; empty where there is none."""
     path = Path(folder) / "config.json"
     model = read_json(path, "a model's JSON") if path.is_file() else {}
     rows = model.get("vocab_size")
     if rows is not None and (type(rows) is not int or not 0 < rows < 2**31):
-        raise UserError(f"{path}: wanted vocab_size as a number of embedding rows, found {rows!r}")
+        raise UserError(f"{path}: vocab_size must be a number of embedding rows, got {rows!r}")
     return model
 
 
-def check_model(folder: str | Path, vocab: Vocab) -> None:
-    """Raises UserError when the model beside the tokenizer has another BOS or EOS."""
-    model = read_model(folder)
-    for name, id in (("bos", vocab.bos), ("eos", vocab.eos)):
-        theirs = model.get(f"{name}_token_id")
-        if theirs is not None and id not in (theirs if isinstance(theirs, list) else [theirs]):
-            raise UserError(
-                f"tokenizer={folder}: wanted the {name.upper()} id {theirs} of the model in config.json, "
-                f"found {id} (vocab.{name})"
-            )
-
-
 def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:
-    """A byte-level BPE of `train_size` ids with CodeLlama's control pieces, for the demo."""
+    """Train a byte-level BPE of `train_size` ids with CodeLlama's control pieces, for the demo."""
     assert config.train_size is not None
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     control = [config.bos, config.eos, config.pre, config.suf, config.mid, config.eot]
-    special = control + [name for name in config.adaptive if isinstance(name, str)]
     trainer = trainers.BpeTrainer(
         vocab_size=config.train_size,
-        special_tokens=special,
+        special_tokens=control + [name for name in config.adaptive if isinstance(name, str)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # An iterable of strings, so that no file is read a second time.
     tokenizer.train_from_iterator(texts, trainer)
     bos = tokenizer.token_to_id(config.bos)
     tokenizer.post_processor = processors.TemplateProcessing(

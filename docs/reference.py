@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.choices import Group
-from conf.describe import Entry, Section, Setting, describe
+from conf.help import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
-from data_prep.inspect.__main__ import InspectConfig
+from data_prep.inspect import InspectConfig
 from infer.config import GraphConfig, InferConfig
 from infer.gpu_check.config import GpuCheckConfig
 from infer.playground.config import PlaygroundConfig
@@ -50,14 +50,14 @@ def page(entry: Entry) -> str:
 
 
 def _lines(entry: Entry) -> Iterator[str]:
-    yield f"# `{entry.command.words}`"
+    yield f"# `{entry.command}`"
     yield ""
     yield "<!-- Written by python -m docs.reference, from comments in conf/ and in the dataclasses. -->"
     yield ""
     yield _text(entry.title[:1].upper() + entry.title[1:])
     yield ""
     yield "```bash"
-    yield from entry.command.examples
+    yield from entry.examples
     yield "```"
     yield ""
     if entry.groups:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
-from conf.characters import print_line
+from conf.console import print_line
 from conf.files import file_to_write
 from infer.config import InferConfig
 from infer.models.directory import check_directory

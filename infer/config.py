@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.typed import MODEL, PATH, take_types
+from conf.schema import MODEL, PATH, take_types
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS
 

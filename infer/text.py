@@ -4,30 +4,23 @@
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID        the model goes on with inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)        the model goes on with the middle, EOT
 
-enc(s) has the implicit leading space of SentencePiece, inf(s) has not; where the tokenizer adds no
-such space they are the same. No text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
+What enc and inf are, and that no text becomes a control id, is conf.encoding's. (SDSAT §3.1; Code Llama §2.3.)
 
 What becomes of one sequence's tokens: text, piece by piece, and the end where a stop string says so.
 """
 
-import json
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from conf import UserError
+from conf.encoding import TextEncoder
 from conf.errors import TOKENIZING
 from infer.config import Infill
 
-SPACE = "▁"  # how SentencePiece spells a space
-WORD = re.compile(r" *[^ \n]+| +|\n")  # where no piece crosses their borders, words are encoded apart
 BROKEN = "\ufffd"  # what stands for bytes that are no UTF-8
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
@@ -64,33 +57,20 @@ class Text:
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # A prompt that spells a special piece is text, as it was in training.
         tokenizer.encode_special_tokens = True
         self._bos = tokenizer.encode("").ids if bos is None else [bos]
         if rows is not None and any(id >= rows for id in self._bos):
             raise UserError(
                 f"tokenizer: the ids that open a text must be among the model's {rows} rows, got {self._bos}"
             )
-        described = json.loads(tokenizer.to_str())
-        self._implicit_space = any(step.get("type") == "Prepend" for step in steps_of(described["normalizer"]))
-        if self._implicit_space:
-            tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-        bpe = described["model"]["type"] == "BPE" and not described["pre_tokenizer"]
-        self._by_words = bpe and self._implicit_space and falls_into_words(described["model"]["vocab"])
+        self._encoder = TextEncoder(tokenizer, control=control, rows=rows)
         self._tokenizer, self._infilling = tokenizer, infilling
-        known = {id: piece for piece, id in tokenizer.get_vocab(with_added_tokens=True).items()}
-        beyond = {id for id in known if rows is not None and id >= rows}
-        self.pieces = {id: piece for id, piece in known.items() if id not in beyond}
-        self._control = {*control, *beyond}
-        pieces = [known[id] for id in self._control if id in known]
-        # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
-        spellings = {piece.lstrip(SPACE) or piece for piece in pieces}
-        self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")
+        self.pieces = self._encoder.pieces
 
     @TOKENIZING
     def encode(self, text: str) -> list[int]:
         """BOS enc(text)."""
-        return [*self._bos, *self._plain(self._lead(text))]
+        return [*self._bos, *self._enc(text)]
 
     @TOKENIZING
     def infill(self, prompt: Infill) -> list[int]:
@@ -103,7 +83,7 @@ class Text:
             raise NoInfilling(
                 "infill needs a model trained for infilling, got no infilling ids in its adaptive.json"
             )
-        prefix, suffix = self._plain(self._lead(prompt.prefix)), self._plain(prompt.suffix)
+        prefix, suffix = self._enc(prompt.prefix), self._inf(prompt.suffix)
         if prompt.order == "psm":
             return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
@@ -121,7 +101,7 @@ class Text:
     @TOKENIZING
     def stream(self, *, opens: bool) -> "TextStream":
         """For the ids behind a prompt; `opens` where they are the first of a text."""
-        return TextStream(self._tokenizer, self._plain("a"), opens=opens)
+        return TextStream(self._tokenizer, self._inf("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
         """Return the ids that end the text behind a prompt beside EOS: EOT, for infilling."""
@@ -141,50 +121,14 @@ class Text:
         """Whether this is the prompt of an empty text."""
         return list(ids) == self._bos
 
-    def _lead(self, text: str) -> str:
-        """Return the text whose plain encoding is enc(text)."""
-        return " " + text if self._implicit_space and text else text
+    def _enc(self, text: str) -> list[int]:
+        return self._inf(self._encoder.lead(text))
 
-    def _plain(self, text: str) -> list[int]:
-        """inf(text). Raises UserError for what no UTF-8 can hold, as an argument in another encoding."""
+    def _inf(self, text: str) -> list[int]:
+        """Encode text. Raises UserError for what no UTF-8 can hold, as an argument in another encoding."""
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError("prompt must be text in UTF-8, got other bytes")
-        units = WORD.findall(text) if self._by_words else [text] if text else []
-        return list(chain.from_iterable(map(self._unit, units)))
-
-    def _unit(self, unit: str) -> list[int]:
-        ids = self._raw(unit)
-        return ids if self._control.isdisjoint(ids) else list(self._defused(unit))
-
-    def _raw(self, text: str) -> list[int]:
-        if not self._by_words:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        # A "▁" of the text would be a space: its bytes stand for it.
-        first, *others = (
-            [token.id for token in self._tokenizer.model.tokenize(part.replace(" ", SPACE))] if part else []
-            for part in text.split(SPACE)
-        )
-        return [*first, *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others)]
-
-    def _defused(self, text: str) -> Iterator[int]:
-        """Yield the ids of a text that spells a control piece, cut in the middle of each spelling.
-
-        A piece of one character cannot be cut: its bytes stand for it.
-        """
-        middles = [m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)]
-        for start, stop in pairwise([0, *middles, len(text)]):
-            for id in self._raw(text[start:stop]) if start < stop else []:
-                spelled = (self._tokenizer.id_to_token(id) or "").replace(SPACE, " ")
-                yield from self._bytes(spelled) if id in self._control else [id]
-
-    def _bytes(self, text: str) -> list[int]:
-        """Return the byte pieces that spell a text. Raises UserError where there are none."""
-        ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
-        if None in ids:
-            raise UserError(
-                f"tokenizer must spell {text!r} within the model's rows and without control ids, got no pieces"
-            )
-        return ids  # type: ignore[return-value]
+        return self._encoder.inf(text)
 
 
 class TextStream:
@@ -221,17 +165,6 @@ class TextStream:
             return ""
         self._context, self._held = self._shield, []
         return piece
-
-
-def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a normalizer's description as a list."""
-    return (normalizer or {}).get("normalizers", [normalizer or {}])
-
-
-def falls_into_words(pieces: Collection[str]) -> bool:
-    """Whether texts of a vocabulary encode word by word to the same ids."""
-    spelled = (piece.replace(SPACE, " ") for piece in pieces if not BYTE.fullmatch(piece))
-    return all(len(WORD.findall(text)) <= 1 for text in spelled)
 
 
 class Output:

@@ -12,9 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data_prep.config import VocabConfig
-from data_prep.encode.encoder import Encoder
-from data_prep.encode.fim import Mode
-from data_prep.encode.fim import lay_out as lay_out_document
+from data_prep.encode import Encoder, Mode
+from data_prep.encode import lay_out as lay_out_document
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy

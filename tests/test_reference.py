@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError, pages, settings
+from conf import UserError, errors, settings
 from conf.choices import groups
-from conf.describe import Entry, describe
-from conf.links import link
+from conf.help import Entry, describe, link
 from docs.reference import ENTRIES, FOLDER, page
 
 ROOT = Path(__file__).parent.parent
@@ -68,10 +67,10 @@ def test_every_setting_and_every_choice_says_what_it_is(name: str, entries: dict
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_example_is_a_command_that_composes(name: str, entries: dict[str, Entry]) -> None:
-    command = entries[name].command
-    module = command.words.split()[-1]
-    assert command.examples
-    for example in command.examples:
+    entry = entries[name]
+    module = entry.command.split()[-1]
+    assert entry.examples
+    for example in entry.examples:
         words = shlex.split(example)
         start = words.index(module) if module in words else words.index("launch/train.sh")
         settings(name, ENTRIES[name], words[start + 1 :])
@@ -85,7 +84,7 @@ def test_every_derived_link_leads_to_a_place_on_the_page(name: str, entries: dic
     told += [*chosen, *(section.name for section in entry.sections if section.name)]
     text = page(entry)
     for setting in told:
-        found = link(f"{setting}: wanted this, found that", None, name, schema, chosen)
+        found = link(f"{setting}: wanted this, found that", None, name, schema)
         assert found and anchors(text).count(found.partition("#")[2]) == 1, setting
 
 
@@ -102,7 +101,7 @@ def test_any_mistake_is_a_sentence(name: str, override: str) -> None:
 
 
 def test_every_page_that_an_error_names_is_there() -> None:
-    named = {value for value in vars(pages).values() if isinstance(value, str) and ".md#" in value}
+    named = {value for value in vars(errors).values() if isinstance(value, str) and ".md#" in value}
     for package in ("conf", "data_prep", "train", "infer"):
         for path in (ROOT / package).rglob("*.py"):
             named |= set(re.findall(r'page="([^"]+)"', path.read_text(encoding="utf-8")))

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
-from conf.characters import print_line
-from conf.pages import UNFINISHED
+from conf.console import print_line
+from conf.errors import UNFINISHED
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
 from train.folder import RUN

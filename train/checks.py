@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from conf import RankLocalError, UserError
+from conf.errors import MEMORY
 from conf.fingerprint import fingerprint_file
-from conf.pages import MEMORY
 from conf.stage import read_manifest
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import UserError
+from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
-from conf.typed import MODEL, PATH
 
 
 @dataclass

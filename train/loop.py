@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 from conf import RankLocalError, UserError
 from conf.clock import duration
-from conf.errors import in_one_line
+from conf.errors import DIVERGED, DOCS, MEMORY, QUALITY, in_one_line
 from conf.files import write_json
 from conf.fingerprint import MANIFEST, fingerprint_file
-from conf.pages import DIVERGED, DOCS, MEMORY, QUALITY
 from conf.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab

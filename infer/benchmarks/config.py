@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from conf.typed import PATH
+from conf.schema import PATH
 from infer.config import ORDERS
 
 EXECUTED = ("humaneval", "mbpp", "multipl_e")  # with tests

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf import UserError
-from conf.pages import HUB
+from conf.errors import HUB
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 PACKED = (".gz", ".zst")

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from conf.files import write_json
-from conf.sealed import Broken, sealed, unsealed
+from conf.files import Broken, sealed, unsealed, write_json
 from infer.drafters.costs import Costs, context_of, prior_costs, work
 from infer.engine.forward import agreed_value, shares
 from infer.engine.gate import GatedLinear

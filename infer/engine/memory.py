@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from conf.errors import UserError
-from conf.pages import MEMORY
+from conf.errors import MEMORY, UserError
 
 
 @contextmanager

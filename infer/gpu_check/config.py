@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import PATH
+from conf.schema import PATH
 from infer.config import check_dtype
 from infer.gpu_check.shapes import SHAPES
 

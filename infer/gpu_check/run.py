@@ -16,9 +16,8 @@ from rich.table import Table
 
 from conf import UserError
 from conf.console import PlainConsole
-from conf.errors import in_one_line
+from conf.errors import NOT_IDENTICAL, in_one_line
 from conf.files import file_to_write, write_json
-from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, versions
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from conf import UserError
-from conf.characters import print_line
+from conf.console import print_line
 from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig

@@ -24,9 +24,8 @@ import torch
 import torch.distributed as dist
 
 from conf import RankLocalError, UserError
-from conf.characters import print_line
-from conf.files import write_json
-from conf.sealed import Broken, sealed, unsealed
+from conf.console import print_line
+from conf.files import Broken, sealed, unsealed, write_json
 from conf.stage import begun, partial_of, publish
 from infer.measure.unfinished import read_unit
 from infer.models import parallel

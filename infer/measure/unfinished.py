@@ -6,7 +6,7 @@ Knows neither the work nor how it is divided.
 from pathlib import Path
 from typing import Any
 
-from conf.sealed import read_sealed
+from conf.files import read_sealed
 
 HEADER = "header.json"  # what all units share
 UNITS = "units"  # the folder of their files

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import MODEL
+from conf.schema import MODEL
 from infer.config import DraftConfig, check_at_least, check_dtype
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
-from conf.typed import MODEL, PATH
 from infer.benchmarks.config import BenchmarkConfig
 from infer.config import SIDE_BY_SIDE, check_at_least, check_dtype
 from infer.engine.sampling import SEEDS

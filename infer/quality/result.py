@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from conf.sealed import read_result
+from conf.files import read_result
 from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
 from infer.quality.answers import Answer
 from infer.quality.scores import bootstrap, difference, pass_at_k, wilson

@@ -10,10 +10,9 @@ import torch
 from rich.progress import Progress
 
 from conf import UserError
-from conf.characters import print_line
-from conf.files import write_json
-from conf.pages import NOT_IDENTICAL
-from conf.sealed import sealed
+from conf.console import print_line
+from conf.errors import NOT_IDENTICAL
+from conf.files import sealed, write_json
 from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import Model, load
 from infer.hardware import circumstances, hardware

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import MODEL, PATH
+from conf.schema import MODEL, PATH
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, check_at_least, check_dtype
 
 

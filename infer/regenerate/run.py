@@ -29,7 +29,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conf import UserError
-from conf.characters import print_line
+from conf.console import print_line
 from conf.files import write_bytes
 from conf.stage import is_finished, made_from, read_manifest, write_manifest
 from data_prep.shards import Shards

@@ -7,7 +7,7 @@ python -m infer.report compare=A,B out=DIR
 from pathlib import Path
 
 from conf import run
-from conf.characters import print_line
+from conf.console import print_line
 from infer.report.config import ReportConfig
 
 

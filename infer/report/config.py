@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from conf.schema import PATH
 from conf.tracker import TrackerConfig
-from conf.typed import PATH
 
 
 @dataclass

@@ -16,7 +16,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from conf.characters import label as spelled
+from conf.console import label as spelled
 from conf.html import LIGHT, inline_svg, plot_style
 from infer.report.rows import LABELS, PLACE, Row, groups, label, task
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.files import write_json
-from conf.sealed import read_result, sealed
+from conf.files import read_result, sealed, write_json
 from conf.stage import MANIFEST, read_manifest
 from infer.report.rows import dotted, number
 

@@ -17,9 +17,8 @@ from typing import Any
 import wandb
 
 from conf import UserError
-from conf.characters import print_line
-from conf.files import read_json, write_bytes, write_json
-from conf.sealed import read_result, sealed
+from conf.console import print_line
+from conf.files import read_json, read_result, sealed, write_bytes, write_json
 from conf.stage import MANIFEST, commit, partial_of, read_manifest
 from conf.tracker import TrackerConfig, begin_run, run_file
 from infer.measure.unfinished import HEADER

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import PATH
+from conf.schema import PATH
 from infer.sandbox.guard.job import Limits
 
 MIB = 1 << 20

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
-from conf.typed import MODEL, PATH
 from infer.benchmarks.config import PromptSetConfig
 from infer.config import BY_DRAFT_MODEL, DTYPES, SIDE_BY_SIDE, DraftConfig, check_at_least, check_growth
 from infer.trees.lattice import DEEPEST

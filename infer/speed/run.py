@@ -19,10 +19,9 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from conf import RankLocalError, UserError
-from conf.characters import print_line
-from conf.files import write_json
-from conf.pages import ANOTHER, NOT_IDENTICAL
-from conf.sealed import read_result, sealed
+from conf.console import print_line
+from conf.errors import ANOTHER, NOT_IDENTICAL
+from conf.files import read_result, sealed, write_json
 from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_of, write_manifest
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import GREEDY

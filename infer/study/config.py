@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import MODEL, PATH
+from conf.schema import MODEL, PATH
 from infer.benchmarks.config import PromptSetConfig
 from infer.config import DraftConfig, check_at_least, check_dtype, check_growth
 

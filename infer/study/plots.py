@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from conf import characters
+from conf import console
 from infer.study.measurements import CHILDREN
 
 Row = Mapping[str, Any]
@@ -143,7 +143,7 @@ def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -
                 for label in dict.fromkeys(map(group, mine))
             }
             _bars(axis, [METHODS[method] for method in methods], groups, SHADES)
-            axis.set(ylabel=measure.replace("_", " "), title=characters.label(name.replace("_", " ")))
+            axis.set(ylabel=measure.replace("_", " "), title=console.label(name.replace("_", " ")))
         axes[0][column].set_ylim(0, 1)
         axes[1][column].axhline(1, color="black", linewidth=1, linestyle=":")
         axes[1][column].set_ylabel("speedup over plain decoding")

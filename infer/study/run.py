@@ -9,10 +9,9 @@ import torch
 from rich.progress import Progress
 
 from conf import RankLocalError
-from conf.characters import print_line
-from conf.files import write_json
-from conf.pages import NOT_IDENTICAL
-from conf.sealed import read_result, sealed
+from conf.console import print_line
+from conf.errors import NOT_IDENTICAL
+from conf.files import read_result, sealed, write_json
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from conf.characters import pictures
+from conf.console import pictures
 from conf.files import write_bytes
 from infer.api import TextStep
 from infer.text import in_pieces

@@ -24,8 +24,8 @@ from rich.style import Style
 from rich.text import Text
 
 from conf import UserError
-from conf.characters import pictures
 from conf.clock import duration
+from conf.console import pictures
 from infer.api import Model, TextStep, generate
 from infer.config import DecodeConfig
 from infer.loop import Step

@@ -63,7 +63,7 @@ def library(tokenizer: Path) -> Any:
 
 def encoder(tokenizer: Path) -> Any:
     """This project's encoder."""
-    from data_prep.encode.encoder import Encoder
+    from data_prep.encode import Encoder
     from data_prep.vocab import find_vocab, load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
@@ -115,8 +115,7 @@ def time_bare(name: str, sample: Path, tokenizer: Path, workers: int) -> float:
 @lru_cache
 def plain_tools(sample: Path, tokenizer: Path) -> tuple[Any, ...]:
     """What each process of the plain script needs: settings, control ids, benchmarks, tokenizer."""
-    from data_prep.select.benchmarks import entries
-    from data_prep.select.decontaminate import Index, index_entries
+    from data_prep.decontaminate import Index, entries, index_entries
     from data_prep.vocab import find_vocab, load_tokenizer
 
     config = data_prep_settings(sample, tokenizer, 1, Path())
@@ -127,8 +126,8 @@ def plain_tools(sample: Path, tokenizer: Path) -> tuple[Any, ...]:
 def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
     """For `map`: rows to ids, those that pass."""
     from data_prep.document import Document, generator
-    from data_prep.encode.fim import choose_cuts, choose_mode, lay_out
-    from data_prep.select.filters import reason_to_drop
+    from data_prep.encode import choose_cuts, choose_mode, lay_out
+    from data_prep.filters import reason_to_drop
 
     config, vocab, index, encode = plain_tools(sample, tokenizer)
     texts = [METADATA.sub("", text, count=1) for text in batch["content"]]
@@ -150,7 +149,7 @@ def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> 
 
 def plain_pack(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
     """For `map`: ids to sequences."""
-    from data_prep.encode.fim import Mode
+    from data_prep.encode import Mode
     from data_prep.packing import Encoded, pack
 
     config, vocab, _, _ = plain_tools(sample, tokenizer)

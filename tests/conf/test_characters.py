@@ -5,8 +5,7 @@ import io
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from conf.characters import label, markdown, pictures, print_line
-from conf.console import PlainConsole
+from conf.console import PlainConsole, label, markdown, pictures, print_line
 
 NAMES = ["$x_$", "$\\frac$", "[/b]x", "[bold]x[/bold]", ":bug:", "\x1b]0;title\x07", "half \ud800", "a\nb"]
 ESCAPE = "\x1b"

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.comments import comments, paragraph
-from conf.describe import in_words, written
-from conf.links import link, named
-from conf.schema import names, place
+from conf.help import comments, in_words, link, paragraph, written
+from conf.schema import named_setting, names, place
 from docs.reference import ENTRIES
 from infer.config import InferConfig
 from infer.speed.config import SpeedConfig
@@ -89,11 +87,11 @@ def test_a_default_is_written_as_it_would_be_given() -> None:
 def test_a_sentence_leads_to_the_setting_that_it_begins_with(
     schema: type, sentence: str, setting: str | None
 ) -> None:
-    assert named(sentence, schema, ("experiment",)) == setting
+    assert named_setting(sentence, schema, ("experiment",)) == setting
 
 
 def test_a_page_of_its_own_goes_before_the_setting() -> None:
-    told = {"entry": "infer", "schema": InferConfig, "groups": ()}
+    told = {"entry": "infer", "schema": InferConfig}
     assert link("model=x: wanted", None, **told) == "docs/settings/infer.md#model"  # type: ignore[arg-type]
     assert link("model=x: wanted", "slow.md#x", **told) == "docs/slow.md#x"  # type: ignore[arg-type]
     assert link("what is this", None, **told) is None  # type: ignore[arg-type]

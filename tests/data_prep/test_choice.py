@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.select.choice import BINS, Chosen, Measure, bin_of, choose, own_shares
+from data_prep.budget import BINS, Chosen, Measure, bin_of, choose, own_shares
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
     """Documents of these bytes, named by language and number; three bytes are a token."""
     found = {}
     for language, listed in sizes.items():
-        found[language] = Measure.empty()
+        found[language] = Measure()
         for index, size in enumerate(listed):
             place = bin_of(0, f"{language}/{index}")
             found[language] += Measure(

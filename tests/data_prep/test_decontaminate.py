@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig, DecontaminateConfig
-from data_prep.select.benchmarks import entries
-from data_prep.select.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, index_entries, word_stream
+from data_prep.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
 from infer.benchmarks.config import JUDGED
 from infer.benchmarks.kinds import KINDS
 
@@ -149,13 +148,13 @@ def test_a_users_own_benchmark_and_wrong_ones(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "p", "solution": "s"}\n\n{"prompt": "q", "name": "n"}\n')
     config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
     assert list(entries(config)) == [("others[0]/0", "p"), ("others[0]/0", "s"), ("others[0]/n", "q")]
-    with pytest.raises(UserError, match=r"decontaminate\.mbpp=.*wanted a JSONL file"):
+    with pytest.raises(UserError, match=r"decontaminate\.mbpp=.*must be a JSONL file"):
         list(entries(DecontaminateConfig(mbpp=str(tmp_path / "absent.jsonl"))))
     (tmp_path / "mine.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(UserError, match="wanted tasks with one of the fields prompt"):
+    with pytest.raises(UserError, match="must have tasks with one of the fields prompt"):
         list(entries(config))
     (tmp_path / "mine.jsonl").write_text('{"x": 1\n')
-    with pytest.raises(UserError, match="wanted JSON lines"):
+    with pytest.raises(UserError, match="must be JSON lines"):
         list(entries(config))
 
 

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from conf import UserError
-from data_prep.work.executors import _environment, _shell_setup, run_ray
-from data_prep.work.job import Job
+from conf.stage import ROOT
+from data_prep.executors import _shell_setup, run_ray
+from data_prep.job import Job
 from tests.conftest import data_settings
 from tests.data_prep.conftest import arguments, content, run
 
@@ -44,7 +45,7 @@ def test_a_cluster_that_ray_start_made_is_joined(monkeypatch: pytest.MonkeyPatch
         side_effect=[ValueError("num_cpus and num_gpus must not be provided"), ConnectionError("here")]
     )
     monkeypatch.setattr(ray, "init", joined)
-    with pytest.raises(UserError, match="found here"):
+    with pytest.raises(UserError, match="got here"):
         run_ray(Job(data_settings("out"), Path("out")))
     assert "num_cpus" in joined.call_args_list[0].kwargs and "num_cpus" not in joined.call_args_list[1].kwargs
 
@@ -54,7 +55,7 @@ def test_a_python_that_ray_cannot_start_is_refused(
 ) -> None:
     """From a path with a space no worker ever started, and the command waited for ever."""
     monkeypatch.setattr(sys, "executable", "/a b/python")
-    with pytest.raises(UserError, match="wanted a Python whose path has no space"):
+    with pytest.raises(UserError, match="needs a Python whose path has no space"):
         run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray"))
 
 
@@ -92,7 +93,7 @@ def test_a_folder_that_a_job_in_the_queue_writes_is_left_alone(
     """A second command emptied the folder under the running jobs."""
     (tmp_path / "out.logs").mkdir()
     (tmp_path / "out.logs" / "slurm_job").write_text("100")
-    with pytest.raises(UserError, match="found Slurm job 100 in the queue"):
+    with pytest.raises(UserError, match="got Slurm job 100 in the queue"):
         run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
 
 
@@ -100,7 +101,7 @@ def test_a_partition_that_sbatch_refuses_is_told(
     jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
 ) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 1\n")
-    with pytest.raises(UserError, match="found that sbatch refused"):
+    with pytest.raises(UserError, match="sbatch refused the jobs"):
         run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
 
 
@@ -130,6 +131,5 @@ def test_workers_elsewhere_find_the_packages_where_nothing_is_installed() -> Non
     """When the executors moved into a room of their own, their PYTHONPATH stayed a folder too deep: an
     installed project hid it, and from a plain checkout no task of Ray or Slurm found its packages.
     """
-    root = Path(_environment()["env_vars"]["PYTHONPATH"])
-    assert (root / "data_prep" / "work" / "executors.py").is_file()
-    assert f"PYTHONPATH={shlex.quote(str(root))} " in _shell_setup("")
+    assert (ROOT / "data_prep" / "executors.py").is_file()
+    assert f"PYTHONPATH={shlex.quote(str(ROOT))} " in _shell_setup("")

@@ -4,10 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config import FilterConfig
+from data_prep.decontaminate import Index
 from data_prep.document import BATCH, Document, Drop, batches
-from data_prep.select.decontaminate import Index
-from data_prep.select.filters import is_alphanumeric, longest_line, reason_to_drop
-from data_prep.select.screen import screen
+from data_prep.filters import is_alphanumeric, reason_to_drop, screen
 
 
 class NoControl:
@@ -41,11 +40,6 @@ def test_some_languages_may_have_long_lines_and_null_checks_nothing() -> None:
 @given(st.text(), st.floats(0, 1))
 def test_letters_and_digits_of_every_script_count(text: str, least: float) -> None:
     assert is_alphanumeric(text, least) == (sum(map(str.isalnum, text)) >= least * len(text))
-
-
-@given(st.text(alphabet="ab\n\r"))
-def test_the_longest_line(text: str) -> None:
-    assert longest_line(text) == max(len(line) for line in text.split("\n"))
 
 
 @given(st.lists(st.integers(0, 3000), max_size=600))

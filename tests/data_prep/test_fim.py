@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from data_prep.config import VocabConfig
 from data_prep.document import generator
-from data_prep.encode.encoder import Encoder
-from data_prep.encode.fim import Mode, choose_cuts, choose_mode, lay_out
+from data_prep.encode import Encoder, Mode, choose_cuts, choose_mode, lay_out
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 
 VOCAB = Vocab(size=100, bos=1, eos=2, pre=3, suf=4, mid=5, eot=6, adaptive=(7,))
@@ -36,7 +35,7 @@ def test_every_character_stands_once_in_every_mode(text: str, data: st.DataObjec
 def test_infilling_without_its_pieces_is_refused() -> None:
     bare = Vocab(size=100, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
     assert not bare.infilling
-    with pytest.raises(ValueError, match="no infilling pieces"):
+    with pytest.raises(ValueError, match="without infilling pieces"):
         lay_out("text", Mode.PSM, (1, 2), vocab=bare, lead=space)
 
 

@@ -133,7 +133,7 @@ def test_a_file_that_the_hub_does_not_give_is_not_passed_over(
 ) -> None:
     Hub.broken = "/python/"
     found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer")
-    assert found.returncode == 2 and "python/train-00000-of-00001.parquet: wanted to read it" in found.stderr
+    assert found.returncode == 2 and "python/train-00000-of-00001.parquet must be readable" in found.stderr
     assert not (tmp_path / "out").exists()
     Hub.broken = "none"
     assert run(hub, tmp_path / "out", NAME, data_folder / "tokenizer").returncode == 0
@@ -157,7 +157,7 @@ def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("someone/gated", "asks for sign-in"), ("someone/absent", "the hub knows no such dataset")],
+    [("someone/gated", "asks for sign-in"), ("someone/absent", "the hub has no such dataset")],
 )
 def test_what_the_hub_refuses_is_one_sentence(
     hub: dict[str, str], data_folder: Path, tmp_path: Path, name: str, told: str

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
-from data_prep.encode.encoder import Encoder
-from data_prep.inspect.__main__ import PAGE, InspectConfig, main
-from data_prep.inspect.show import marked_text, replacement_line, shortened
+from data_prep.encode import Encoder
+from data_prep.inspect import PAGE, InspectConfig, main, marked_text, replacement_line, shortened
 from data_prep.pipeline import prepare
 from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
@@ -53,7 +52,7 @@ def test_a_page_is_whole_or_as_before(data_folder: Path, monkeypatch: pytest.Mon
 
 
 def test_more_sequences_than_there_are_is_refused(data_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"inspect\.sequences: wanted at most the \d+ there are, found 100000"):
+    with pytest.raises(UserError, match=r"inspect\.sequences must be at most the \d+ there are, got 100000"):
         inspect(data_folder, "inspect.sequences=100000")
 
 

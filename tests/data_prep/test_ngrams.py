@@ -15,8 +15,10 @@ from safetensors.numpy import load_file
 from conf import UserError
 from conf.files import write_json
 from conf.stage import read_manifest
+from data_prep import ngram_tasks
 from data_prep.config import DataConfig, DataPrepConfig, NgramsConfig
-from data_prep.encode.fim import Mode
+from data_prep.encode import Mode
+from data_prep.job import FACTS, PLAN, Job
 from data_prep.ngrams import (
     MULTIPLIER,
     STRENGTH,
@@ -32,12 +34,10 @@ from data_prep.ngrams import (
     merge,
 )
 from data_prep.packing import Encoded, pack
+from data_prep.phases import PHASES
 from data_prep.pipeline import prepare
 from data_prep.shards import ShardWriter
 from data_prep.vocab import Vocab
-from data_prep.work import ngram_table
-from data_prep.work.job import FACTS, Job
-from data_prep.work.phases import PHASES, run_task
 from tests.conftest import data_settings
 
 
@@ -139,7 +139,7 @@ def counted_job(folder: Path, documents: Sequence[Sequence[int]], **ngrams: int)
     data, chosen = DataConfig(path="unread"), NgramsConfig(**ngrams)
     job = Job(DataPrepConfig(out=str(folder), data=data, tokenizer="unread", seq_len=64, ngrams=chosen), folder)
     vocab = Vocab(size=VOCABULARY + 2, bos=0, eos=1, pre=None, suf=None, mid=None, eot=None, adaptive=(40, 41))
-    job.write_plan([], "", vocab, None, 0.0)
+    write_json(folder / PLAN, {"parts": [], "vocab": vocab.to_json()})
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer.json").write_text("{}")
     encoded = [Encoded(str(index), 0, Mode.PLAIN, np.array(own)) for index, own in enumerate(documents)]
@@ -161,7 +161,7 @@ def make_table(job: Job) -> Path:
     """Run the table's phases."""
     for phase in PHASES[-3:]:
         for task in range(phase.tasks(job)):
-            run_task(job, phase, task)
+            phase.run_task(job, task)
     return job.done("select") / TABLE
 
 
@@ -179,19 +179,19 @@ def test_the_table_is_that_of_dictionaries(tmp_path: Path, order: int) -> None:
 def test_units_and_ranges_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     """Also of tokens that are so frequent that one range is read in pieces."""
     documents = sequences_of(4000)
-    monkeypatch.setattr(ngram_table, "_budget", lambda job, packing: budget)
+    monkeypatch.setattr(ngram_tasks, "_budget", lambda job, packing: budget)
     whole = make_table(counted_job(tmp_path / "whole", documents)[0]).read_bytes()
-    monkeypatch.setattr(ngram_table, "UNIT", 300)
-    monkeypatch.setattr(ngram_table, "RANGE", 600)
+    monkeypatch.setattr(ngram_tasks, "UNIT", 300)
+    monkeypatch.setattr(ngram_tasks, "RANGE", 600)
     job, _ = counted_job(tmp_path / "parts", documents)
     assert make_table(job).read_bytes() == whole
-    unigrams = ngram_table.count_unigrams(job)
-    assert unigrams.max() > 300 and ngram_table.range_count(job) > 10 and ngram_table.unit_count(job) > 10
+    unigrams = ngram_tasks.count_unigrams(job)
+    assert unigrams.max() > 300 and ngram_tasks.range_count(job) > 10 and len(ngram_tasks.units(job)) > 10
 
 
 def test_the_budget_has_the_contexts_that_gain_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_table, "RANGE", 1500)
-    monkeypatch.setattr(ngram_table, "_budget", lambda job, packing: 3000)
+    monkeypatch.setattr(ngram_tasks, "RANGE", 1500)
+    monkeypatch.setattr(ngram_tasks, "_budget", lambda job, packing: 3000)
     job, sequences = counted_job(tmp_path, sequences_of(4000), order=3)
     path = make_table(job)
     found = {name: tensor.tolist() for name, tensor in load_file(path).items()}
@@ -200,7 +200,7 @@ def test_the_budget_has_the_contexts_that_gain_most(tmp_path: Path, monkeypatch:
 
 def test_of_many_tokens_sequences_at_even_distances_are_counted(tmp_path: Path) -> None:
     job, sequences = counted_job(tmp_path, sequences_of(4000), tokens=1600)
-    units = ngram_table.units(job)
+    units = ngram_tasks.units(job)
     first = job.read_facts("pack", 0)["sequences"]
     places = [unit.shard * first + row for unit in units for row in unit.rows.tolist()]
     assert set(np.diff(places)) == {2, 3} and sum(len(sequences[place]) for place in places) <= 1600

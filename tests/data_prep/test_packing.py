@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.encode.fim import Mode
+from data_prep.encode import Mode
 from data_prep.packing import Encoded, pack
 from data_prep.shards import SPAN, save_array
 from tests.full_disk import largest_file

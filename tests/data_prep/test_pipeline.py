@@ -17,16 +17,14 @@ from rich.console import Console
 
 from conf import UserError, settings
 from conf.stage import lock, read_manifest
+from data_prep.budget import read_table
 from data_prep.config import DataConfig, DataPrepConfig, ProportionConfig
-from data_prep.encode.encoder import Encoder
-from data_prep.encode.fim import Mode
+from data_prep.encode import Encoder, Mode
+from data_prep.job import Job, sweep
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
-from data_prep.work.budget import read_table
-from data_prep.work.job import Job
-from data_prep.work.phases import sweep
 from tests.conftest import data_settings
 from tests.data_prep.conftest import arguments, content, run
 
@@ -126,7 +124,7 @@ def test_what_is_dropped_is_counted_and_written_aside(expected: dict[str, bytes]
 
 def test_too_much_that_is_unreadable_is_refused(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
     wanted = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "workers=2", "max_unreadable=0.01")
-    with pytest.raises(UserError, match=r"at most 1\.0% of rows unreadable \(max_unreadable\), found 5 of"):
+    with pytest.raises(UserError, match=r"at most 1\.0% of rows unreadable \(max_unreadable\), got 5 of"):
         run(wanted)
     assert not (tmp_path / "out").exists()
 
@@ -135,7 +133,7 @@ def test_nothing_left_is_refused(data_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"content": " "}\n')
     wanted = arguments(tmp_path / "in", data_folder / "tokenizer", tmp_path / "out", "workers=1")
-    with pytest.raises(UserError, match="wanted documents to train on, found 1 empty"):
+    with pytest.raises(UserError, match="must have documents to train on, got 1 empty"):
         run(wanted)
 
 
@@ -167,7 +165,7 @@ def test_a_language_with_0_in_the_table_is_left_out(
     print_summary(manifest, Console())
     assert "lang2" not in capsys.readouterr().out
     table.write_text("language,bytes\nlang0,3\nlang1,-1\n")
-    with pytest.raises(UserError, match=r"'bytes' or 'characters', found bytes=-1 of lang1"):
+    with pytest.raises(UserError, match=r"'bytes' or 'characters', got bytes=-1 of lang1"):
         run([*wanted, f"proportion.table={table}"])
 
 
@@ -209,7 +207,7 @@ def test_a_document_larger_than_a_shard(data_folder: Path, tmp_path: Path) -> No
 
 def test_the_result_cannot_lie_within_the_data(jsonl: Path, data_folder: Path) -> None:
     """It became input of the next run."""
-    with pytest.raises(UserError, match=r"wanted a folder outside of data\.path"):
+    with pytest.raises(UserError, match=r"must be a folder outside of data\.path"):
         run(arguments(jsonl, data_folder / "tokenizer", jsonl / "out"))
 
 
@@ -224,7 +222,7 @@ def test_a_changed_table_is_noticed(jsonl: Path, data_folder: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"inputs\.proportion\.table"):
         run(wanted)
     table.write_text("language,bytes\nlang0\n")
-    with pytest.raises(UserError, match="wanted a CSV file with languages and a column"):
+    with pytest.raises(UserError, match="must be a CSV file with languages and a column"):
         run(wanted)
 
 
@@ -337,7 +335,7 @@ def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
 def test_a_wrong_out_is_told_before_the_input_is_listed(tmp_path: Path) -> None:
     """A large input was listed, or the hub asked, before a folder that could not be written was told."""
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(UserError, match=r"^out=.*: wanted a new or empty folder, found other files there"):
+    with pytest.raises(UserError, match=r"^out=.*: must be a new or empty folder, got other files there"):
         prepare(data_settings(tmp_path, "data.path=no/dataset/here"))
-    with pytest.raises(UserError, match=r"^out=.*: wanted a new or empty folder, found the file"):
+    with pytest.raises(UserError, match=r"^out=.*: must be a new or empty folder, found the file"):
         prepare(data_settings(tmp_path / "mine", "data.path=no/dataset/here"))

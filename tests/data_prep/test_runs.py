@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.encode.fim import Mode
+from data_prep.encode import Mode
 from data_prep.packing import Encoded
 from data_prep.runs import RunWriter, read_runs, token_dtype
 

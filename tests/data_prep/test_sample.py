@@ -14,8 +14,7 @@ from scipy import stats
 from conf import settings
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
-from data_prep.encode.encoder import Encoder
-from data_prep.encode.fim import Mode
+from data_prep.encode import Encoder, Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.sources import METADATA

@@ -28,7 +28,7 @@ def test_a_changed_bit_is_found_when_its_sequence_is_read(data_folder: Path, tmp
     path.write_bytes(data)
     shards = Shards(folder, "train")
     assert shards[0].ids == Shards(data_folder, "train")[0].ids
-    with pytest.raises(UserError, match=rf"tokens\.npy: wanted sequence {len(shards) - 1} as it was written"):
+    with pytest.raises(UserError, match=rf"tokens\.npy: checksum mismatch of sequence {len(shards) - 1}"):
         list(shards)
 
 
@@ -37,10 +37,10 @@ def test_shards_are_those_of_the_manifest(data_folder: Path, tmp_path: Path) -> 
     folder = copied(data_folder, tmp_path)
     for kind in ("tokens", "spans", "names", "sums"):
         shutil.copy(folder / f"held_out-00000.{kind}.npy", folder / f"train-00000.{kind}.npy")
-    with pytest.raises(UserError, match=r"train-00000\.tokens\.npy: wanted what its manifest says"):
+    with pytest.raises(UserError, match=r"train-00000\.tokens\.npy must be what its manifest says"):
         Shards(folder, "train")
     (folder / "train-00000.tokens.npy").unlink()
-    with pytest.raises(UserError, match="wanted the 1 shards of split 'train' that its manifest has, found 0"):
+    with pytest.raises(UserError, match="must have the 1 shards of split .train. that its manifest lists"):
         Shards(folder, "train")
 
 
@@ -49,7 +49,7 @@ def test_a_file_that_is_none_of_numpys_is_told(data_folder: Path, tmp_path: Path
     """It was an EOFError, or an error of the tokenizer of Python's own source."""
     folder = copied(data_folder, tmp_path)
     (folder / "train-00000.spans.npy").write_bytes(data)
-    with pytest.raises(UserError, match=r"train-00000\.spans\.npy: wanted a readable shard, found "):
+    with pytest.raises(UserError, match=r"train-00000\.spans\.npy must be a readable shard, got "):
         Shards(folder, "train")
 
 
@@ -57,7 +57,7 @@ def test_sums_are_those_that_the_manifest_knows(data_folder: Path, tmp_path: Pat
     folder = copied(data_folder, tmp_path)
     path = folder / "train-00000.sums.npy"
     np.save(path, np.load(path) ^ 1)
-    with pytest.raises(UserError, match=r"wanted the sums of train-00000\.tokens\.npy that its manifest knows"):
+    with pytest.raises(UserError, match=r"train-00000\.sums\.npy: checksum mismatch"):
         Shards(folder, "train")
 
 

@@ -250,7 +250,7 @@ def test_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "/abs/*.py"])
 def test_a_glob_that_is_none_is_named(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(UserError, match=r"data\.include=.*wanted globs below data\.path"):
+    with pytest.raises(UserError, match=r"data\.include=.*must be globs below data\.path"):
         list_parts(DataConfig(path=str(tmp_path), include=[pattern]))
 
 
@@ -332,11 +332,11 @@ def test_no_damage_to_parquet_makes_reading_fail(damage: bytes, place: int) -> N
 
 
 def test_no_input_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"wanted source files \(\*\.py\), found none"):
+    with pytest.raises(UserError, match=r"must have source files \(\*\.py\), got none"):
         list_parts(DataConfig(path=str(tmp_path), include=["*.py"]))
-    with pytest.raises(UserError, match="wanted parquet files .* found none"):
+    with pytest.raises(UserError, match="must have parquet files .* got none"):
         list_parts(DataConfig(path=str(tmp_path), kind="parquet"))
-    with pytest.raises(UserError, match="found no such folder"):
+    with pytest.raises(UserError, match="got no such folder"):
         list_parts(DataConfig(path=str(tmp_path / "absent")))
 
 
@@ -346,12 +346,12 @@ def test_a_file_that_the_machine_cannot_read_is_not_passed_over(
     """Its rows were lost for good: a lack of memory, or of open files, was counted as a broken file."""
     write_parquet(tmp_path / "a.parquet", content=["x = 1\n"])
     data = DataConfig(path=str(tmp_path), kind="parquet")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="a.parquet: wanted memory to read it"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="a.parquet must fit into memory"):
         patch.setattr(pq, "ParquetFile", Mock(side_effect=pa.ArrowMemoryError("malloc of size 8 failed")))
         rows(data)
     parts, place = list_parts(data)
     (tmp_path / "a.parquet").unlink()
-    with pytest.raises(UserError, match="a.parquet: wanted to read it, found No such file or directory: rerun"):
+    with pytest.raises(UserError, match="a.parquet must be readable, got No such file or directory. Rerun"):
         list(read(parts[0], place, data))
 
 
@@ -362,7 +362,7 @@ def test_files_are_left_out_by_globs(tmp_path: Path) -> None:
     data = DataConfig(path=str(tmp_path), kind="parquet", exclude=["git-commits-*/*"])
     assert seen(data) == ["x = 1\n"]
     with pytest.raises(
-        UserError, match=r"wanted parquet files \(\*\*/\*, and none of git-\*, p\*\), found none"
+        UserError, match=r"must have parquet files \(\*\*/\*, and none of git-\*, p\*\), got none"
     ):
         list_parts(replace(data, exclude=["git-*", "p*"]))
 

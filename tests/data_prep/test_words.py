@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.encode.words import WordCache, falls_into_words
+from conf.encoding import falls_into_words
+from data_prep.encode import WordCache
 
 TEXT = st.text(alphabet=" \nab<>1_é")
 
@@ -20,7 +21,7 @@ def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
 
 
 def test_a_full_cache_forgets_and_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.encode.words.CACHE_CHARS", 60)
+    monkeypatch.setattr("data_prep.encode.CACHE_CHARS", 60)
     asked: list[str] = []
 
     def encode(word: str) -> list[int]:
@@ -44,12 +45,12 @@ def test_codellamas_ids_are_the_librarys(shared_data: Path) -> None:
     from tokenizers import normalizers
 
     from data_prep.config import VocabConfig
-    from data_prep.encode.encoder import Encoder
+    from data_prep.encode import Encoder
     from data_prep.vocab import find_vocab, load_tokenizer
 
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
     encoder = Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(adaptive=[32011])))
-    assert isinstance(encoder._encode, WordCache)
+    assert isinstance(encoder._encode_all, WordCache)
     reference = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
     reference.normalizer = normalizers.Replace(" ", "▁")
     reference.encode_special_tokens = True

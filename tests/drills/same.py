@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from conf.sealed import SUM
+from conf.files import SUM
 
 TIMES = {"tokens_per_second", "memory_gib", "mfu"}  # of a step
 BY_TIME = {"adaptive", "auto", "ngrams", "ssd", "tsd", "gsd", "gsd probes"}  # weigh what they measured

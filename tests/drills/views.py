@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf.sealed import SUM
+from conf.files import SUM
 
 View = Callable[[Path], Any]
 

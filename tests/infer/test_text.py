@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from conf import UserError
-from data_prep.encode.encoder import Encoder
+from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, load_tokenizer
 from infer import Infill
 from infer.models.checkpoint import load_text
@@ -79,7 +79,7 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
     behind = text.stream(opens=False)
     assert text.decode([*prompt, *ids]) == "x = 1\n" + "".join(map(behind, ids)) + behind.rest()
     by_library = text._tokenizer.decode(ids, skip_special_tokens=True)
-    if "\ufffd" not in by_library or not text._implicit_space:  # CodeLlama's bytes break those beside them
+    if "\ufffd" not in by_library or not text._encoder.implicit_space:  # CodeLlama breaks bytes beside them
         assert expected == by_library
 
 
@@ -155,7 +155,7 @@ def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="wanted a model's JSON, found list"):
+    with pytest.raises(UserError, match="must be a model's JSON, got list"):
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "adaptive.json").write_text('{"adaptive_ids": [6], "L": 3, "infilling": {"pre": 2}}')

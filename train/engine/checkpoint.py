@@ -18,10 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from conf import UserError
-from conf.errors import in_one_line
-from conf.files import write_json
-from conf.pages import UNFINISHED
-from conf.sealed import Broken, sealed, unsealed
+from conf.errors import UNFINISHED, in_one_line
+from conf.files import Broken, sealed, unsealed, write_json
 
 
 class BrokenFile(Exception):

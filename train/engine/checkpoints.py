@@ -18,9 +18,8 @@ from typing import Any
 import torch.distributed as dist
 
 from conf import UserError
-from conf.characters import print_line
-from conf.files import write_json
-from conf.sealed import read_result, sealed
+from conf.console import print_line
+from conf.files import read_result, sealed, write_json
 from conf.stage import check_same, create_folder, lock
 from train.engine.checkpoint import (
     BrokenFile,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError, run
-from conf.characters import print_line
+from conf.console import print_line
 from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
 from conf.stage import MANIFEST, is_finished, made_from, read_manifest

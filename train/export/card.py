@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conf.characters import markdown
+from conf.console import markdown
 from conf.files import write_bytes
 from conf.stage import MANIFEST, commit, read_manifest, versions
 from data_prep.ngrams import TABLE

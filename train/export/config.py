@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
+from conf.schema import PATH
 from conf.tracker import TrackerConfig
-from conf.typed import PATH
 from train.config import DataConfig
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

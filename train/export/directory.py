@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.characters import print_line
+from conf.console import print_line
 from conf.fingerprint import fingerprint_file
 from conf.stage import staged, write_manifest
 from data_prep.ngrams import TABLE

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.characters import print_line
+from conf.console import print_line
 from conf.stage import read_manifest
 from conf.tracker import run_file
 from train.export.card import CARD, PLACE, named, render_card, write_card

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
+from conf.files import read_result
 from conf.fingerprint import fingerprint
-from conf.sealed import read_result
 from conf.stage import read_manifest
 
 SCHEMA = 2

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from conf import UserError
-from conf.characters import print_line
+from conf.console import print_line
 from conf.fingerprint import fingerprint
 from conf.stage import read_manifest
 from data_prep.ngrams import TABLE

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from conf import UserError
-from conf.characters import print_line
+from conf.console import print_line
 from data_prep.shards import Shards
 from train.export.acceptance import CHUNK, Window, announce, check_acceptance, count_sequences, measure
 from train.export.models import OnDisk, read_model, resident, trained_model

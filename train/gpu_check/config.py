@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from conf.typed import PATH
+from conf.schema import PATH
 
 PARTS = ("attention", "optimizer", "dual", "branch", "resume")
 

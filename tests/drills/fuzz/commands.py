@@ -7,7 +7,7 @@ that is not there.
 import random
 from pathlib import Path
 
-from conf.describe import written
+from conf.help import written
 from conf.schema import NAME, fields_of
 from docs.reference import ENTRIES
 from tests.drills.fuzz import mutate, settings, tools

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.encode.encoder import Encoder
-from data_prep.encode.fim import Mode
+from data_prep.encode import Encoder, Mode
 from data_prep.shards import SPLITS, Shards
 from data_prep.vocab import Vocab, load_tokenizer
 from tests.data_prep.test_pipeline import text_of

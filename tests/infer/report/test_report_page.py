@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.sealed import sealed
+from conf.files import sealed
 from infer.report.write import write
 from tests.infer.report import report_fixture as fixture
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, run, settings
-from conf.sealed import sealed
+from conf.files import sealed
 from conf.tracker import TrackerConfig
 from infer import hardware
 from infer.report.__main__ import main
@@ -229,7 +229,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("quality/quality.json")
                 .write_text("{")
             ),
-            "quality.json: wanted a JSON object, found",
+            "quality.json must be a JSON object, got",
         ),
         (
             lambda folder: (
@@ -237,7 +237,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("speed/manifest.json")
                 .write_text('{"kind": "study"}')
             ),
-            "wanted kind 'speed', found kind 'study'",
+            "must be a finished folder of kind 'speed', got kind 'study'",
         ),
     ],
 )
@@ -385,7 +385,7 @@ def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder: (folder / "manifest.json").unlink(), "found no manifest.json in it"),
+        (lambda folder: (folder / "manifest.json").unlink(), "got no manifest.json in it"),
         (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl: must be the log of a training"),
     ],
 )

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from conf import UserError, settings
-from conf.files import write_json
-from conf.sealed import sealed, unsealed
+from conf.files import sealed, unsealed, write_json
 from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.config import TrainConfig

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conf import UserError, settings
-from conf.sealed import read_result
+from conf.files import read_result
 from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from train.export.__main__ import main

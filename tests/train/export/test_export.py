@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from conf.files import read_result
 from conf.fingerprint import fingerprint_file
-from conf.sealed import read_result
 from data_prep.ngrams import TABLE
 from data_prep.shards import Shards
 from infer.models.checkpoint import load_adaptive

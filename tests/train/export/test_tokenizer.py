@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from conf import UserError
 from data_prep.config import VocabConfig
-from data_prep.encode.encoder import Encoder
+from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
 from infer.text import Infilling, Text
 from train.export.tokenizer import marked, write_chat_template, write_tokenizer

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from conf.fingerprint import fingerprint_file
+from data_prep.job import Job
 from data_prep.ngrams import (
     FORMAT,
     TABLE,
@@ -37,7 +38,6 @@ from data_prep.ngrams import (
 )
 from data_prep.shards import save_array
 from data_prep.vocab import TOKENIZER
-from data_prep.work.job import Job
 
 CONTEXTS = "contexts.npz"
 UNIT = 2**22  # tokens that a task counts at most
@@ -88,13 +88,13 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
 
 def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
     """Divide indices into ranges (start, stop) of at most `limit` in all; what is larger alone stays alone."""
-    found, start, held = [], 0, 0
+    bounds, start, total = [], 0, 0
     for index, size in enumerate(sizes.tolist()):
-        if held and held + size > limit:
-            found.append((start, index))
-            start, held = index, 0
-        held += size
-    return [*found, (start, len(sizes))] if held else found
+        if total and total + size > limit:
+            bounds.append((start, index))
+            start, total = index, 0
+        total += size
+    return [*bounds, (start, len(sizes))] if total else bounds
 
 
 def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
@@ -105,17 +105,13 @@ def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
     contexts = no_contexts()
     for part in _score_range(job, packing, low, high, unigrams):
         contexts = best_of(contexts, part, _budget(job, packing), packing.vocabulary)
-    _save(folder / CONTEXTS, contexts)
+    with open(folder / CONTEXTS, "wb") as file:
+        np.savez(file, allow_pickle=False, **contexts.arrays())
     return {"contexts": len(contexts.keys)}
 
 
-def _save(path: Path, contexts: Contexts) -> None:
-    with open(path, "wb") as file:
-        np.savez(file, allow_pickle=False, **contexts.arrays())
-
-
 def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.ndarray) -> Iterator[Contexts]:
-    """The contexts of a range that gain, order by order."""
+    """Yield the contexts of a range that gain, order by order."""
     if unigrams[low:high].sum() <= _limit(job):
         levels = descend(_read(job, packing, packing.bound(low), packing.bound(high)))
         bigrams, parts = levels[-1][0], iter([levels])
@@ -133,17 +129,17 @@ def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.n
 
 
 def _read(job: Job, packing: Packing, low: int, high: int) -> Ngrams:
-    """The n-grams of all units whose first words are in a range."""
-    held: list[Ngrams] = []
+    """Return the n-grams of all units whose first words are in a range."""
+    parts: list[Ngrams] = []
     for part in _slices(job, packing, low, high):
-        held.append(part)
-        if sum(len(other.counts) for other in held) > 2 * _limit(job):
-            held = [merge(held)]
-    return merge(held)
+        parts.append(part)
+        if sum(len(other.counts) for other in parts) > 2 * _limit(job):
+            parts = [merge(parts)]
+    return merge(parts)
 
 
 def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[Ngrams]:
-    """The same, unit by unit."""
+    """Yield the same, unit by unit."""
     for task in range(len(units(job))):
         folder = job.done("count", task)
         words = np.load(folder / "words.npy", mmap_mode="r")
@@ -153,7 +149,7 @@ def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[Ngrams]
 
 
 def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[Ngrams, np.ndarray]:
-    """The bigrams of a latest token, and (V + 1,) how many n-grams have each token before it."""
+    """Return the bigrams of a latest token, and (V + 1,) how many n-grams have each token before it."""
     successors = np.zeros(packing.vocabulary)
     before = np.zeros(packing.vocabulary + 1, np.int64)
     for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
@@ -200,11 +196,6 @@ def count_unigrams(job: Job) -> np.ndarray:
     return total
 
 
-def unit_count(job: Job) -> int:
-    """Return the number of units."""
-    return len(units(job))
-
-
 def range_count(job: Job) -> int:
     """Return the number of ranges; order 1 has none."""
     return len(ranges(count_unigrams(job), _limit(job))) if job.config.ngrams.order > 1 else 0
@@ -220,10 +211,10 @@ def _packing(job: Job) -> Packing:
 
 
 def _limit(job: Job) -> int:
-    """N-grams that are merged at once."""
+    """Return the n-grams that are merged at once."""
     return RANGE // job.config.ngrams.order
 
 
 def _budget(job: Job, packing: Packing) -> int:
-    """Bytes for contexts."""
+    """Return the bytes for contexts."""
     return job.config.ngrams.megabytes * 10**6 - table_size(packing)

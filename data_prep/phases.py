@@ -8,85 +8,38 @@
     pack                    a range of hashes as one shard
     count, merge, select    the n-gram table, unless it is switched off
 
-Each task writes into a folder of its own, its facts last, which then gets the task's name:
-a task with a folder is finished and never runs again, and two copies of it do no harm.
-Nothing that a task writes depends on which worker ran it, or on how many there are.
+and `finish`, which makes the result visible. Nothing that a task writes depends on which worker ran it, or on
+how many there are.
 """
 
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from conf import UserError
-from conf.files import write_json
-from conf.stage import lock
-from data_prep.document import Document, Drop, is_held_out, order, split, told
-from data_prep.encode.documents import encode
-from data_prep.held_out import HeldOutWriter
+from conf.files import read_result
+from conf.fingerprint import fingerprint_file
+from conf.stage import BEGUN, publish, write_manifest
+from data_prep.budget import choose_documents, chosen, measure
+from data_prep.document import Document, Drop, in_words, is_held_out, order, split
+from data_prep.encode import encode
+from data_prep.job import INDEX, WORK, Job, Phase, one_task, task_per_part
+from data_prep.near_duplicates import BUCKETS, cluster, match, sign, unique
+from data_prep.ngram_tasks import count_unit, merge_range, range_count, select, units, wants_table
+from data_prep.ngrams import TABLE
 from data_prep.packing import Encoded, pack
-from data_prep.runs import RunWriter, read_runs, token_dtype
+from data_prep.runs import TEXTS, HeldOutWriter, RunWriter, merge_held_out, read_runs, token_dtype
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
-from data_prep.work.budget import choose_documents, chosen, measure
-from data_prep.work.job import FACTS, Job
-from data_prep.work.near_duplicates import BUCKETS, cluster, match, sign, unique
-from data_prep.work.ngram_table import count_unit, merge_range, range_count, select, unit_count, wants_table
 
 DROPS = "drops.jsonl"
 LANGUAGES = 2**16
 DOCUMENT_TOKENS = 256  # what a document counts for beside its tokens, when shards are sized for memory
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A step that all tasks of the one before must have ended; `run` is given a folder to write into."""
-
-    name: str
-    tasks: Callable[[Job], int]
-    run: Callable[[Job, int, Path], dict[str, Any]]
-    wanted: Callable[[Job], bool] = lambda job: True
-
-    @property
-    def single(self) -> bool:
-        """Whether it is always one task."""
-        return self.tasks is _one
-
-
-def run_task(job: Job, phase: Phase, task: int) -> None:
-    """Run one task, unless it has been run."""
-    done = job.done(phase.name, task)
-    if done.is_dir():
-        return
-    attempt = done.with_name(f".{done.name}.{uuid4().hex}")
-    attempt.mkdir(parents=True)
-    held = lock(attempt, attempt)
-    try:
-        write_json(attempt / FACTS, phase.run(job, task, attempt))
-        try:
-            attempt.rename(done)
-        except OSError:
-            if not done.is_dir():
-                raise
-            shutil.rmtree(attempt)  # another copy of the task was faster
-    finally:
-        os.close(held)
-
-
-def sweep(job: Job) -> None:
-    """Remove what tasks have left that were killed: on every restart they would leave as much again."""
-    for attempt in job.work.glob("*/.*"):
-        try:
-            held = lock(attempt, attempt)
-        except UserError:  # of a worker that has not yet noticed that its run was killed
-            continue
-        shutil.rmtree(attempt)
-        os.close(held)
 
 
 def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
@@ -97,16 +50,18 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
     writers = {name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS}
     totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
-    names: dict[str, int] = {}
+    languages: dict[str, int] = {}
     with (
         open(folder / DROPS, "w", encoding="utf-8", errors="backslashreplace") as file,
         HeldOutWriter(folder) as held_out,
     ):
-        kept = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
-        for document, mode, ids in encode(kept, config, job.vocab, job.encoder):
+        documents = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
+        for document, mode, ids in encode(documents, config, job.vocab, job.encoder):
             name = "held_out" if document.held_out else "train"
             key = order(document.id, seed=config.seed)
-            language = _number(document.language, names)
+            language = languages.setdefault(document.language, len(languages))
+            if language == LANGUAGES:
+                raise UserError(f"data.language must have at most {LANGUAGES:,} values, got more")
             writers[name].add(key, Encoded(document.id, language, mode, ids))
             totals[name]["modes"][mode.name] += 1
             sums = totals[name]["languages"].setdefault(
@@ -119,7 +74,7 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
                 held_out.add(key, document)
     for name, writer in writers.items():
         totals[name]["bounds"] = writer.close()
-    return {"counts": counts, "drops": drops, "languages": list(names), **totals}
+    return {"counts": counts, "drops": drops, "languages": list(languages), **totals}
 
 
 def _counted(rows: Iterable[Document | Drop], counts: Counter[str]) -> Iterator[Document | Drop]:
@@ -130,7 +85,7 @@ def _counted(rows: Iterable[Document | Drop], counts: Counter[str]) -> Iterator[
 
 
 def _set_aside(rows: Iterable[Document | Drop], drops: Counter[str], file: Any) -> Iterator[Document]:
-    """The documents among the rows; the others are counted and written to the file."""
+    """Yield the documents among the rows; the others are counted and written to the file."""
     for row in rows:
         if isinstance(row, Document):
             yield row
@@ -139,15 +94,8 @@ def _set_aside(rows: Iterable[Document | Drop], drops: Counter[str], file: Any) 
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
 
 
-def _number(language: str, names: dict[str, int]) -> int:
-    """The language's index. Raises UserError when there are more than a shard can tell apart."""
-    if language not in names and len(names) == LANGUAGES:
-        raise UserError(f"data.language: wanted at most {LANGUAGES:,} languages, found more: {language!r}")
-    return names.setdefault(language, len(names))
-
-
 def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> Iterator[Document]:
-    """Documents as they are encoded, whole or in pieces; those that spell a control piece are counted."""
+    """Yield documents as they are encoded, whole or in pieces; those that spell a control piece are counted."""
     for document in documents:
         counts["documents"] += 1
         counts["documents with control pieces"] += job.encoder.spells_control(document.text)
@@ -157,7 +105,7 @@ def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> It
 
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
+    """Return totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
     counts: Counter[str] = Counter()
     drops: Counter[str] = Counter()
     splits: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
@@ -176,7 +124,9 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
         total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
     languages = sorted({language for total in splits.values() for language in total["languages"]})
     if not languages:
-        raise UserError(f"data.path={job.config.data.path}: wanted documents to train on, found {told(drops)}")
+        raise UserError(
+            f"data.path={job.config.data.path} must have documents to train on, got {in_words(drops)}"
+        )
     return {"counts": counts, "drops": dict(sorted(drops.items())), "languages": languages, **splits}
 
 
@@ -187,8 +137,8 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
     for kind, broken, total in (("rows", rows, counts["rows"]), ("files", counts["broken files"], files)):
         if broken > limit * total:
             raise UserError(
-                f"data.path={job.config.data.path}: wanted at most {limit:.1%} of {kind} unreadable "
-                f"(max_unreadable), found {broken} of {total}: see {job.work}/encode/*/{DROPS}"
+                f"data.path={job.config.data.path} must have at most {limit:.1%} of {kind} unreadable "
+                f"(max_unreadable), got {broken} of {total}. See {job.work}/encode/*/{DROPS}"
             )
 
 
@@ -200,61 +150,100 @@ def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
     count = totals[name]["shards"]
     low, high = (2**64 * bound // count for bound in (index, index + 1))
     dtype = token_dtype(job.vocab.size)
-    found: list[tuple[int, Encoded]] = []
+    keyed: list[tuple[int, Encoded]] = []
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
         languages = [totals["languages"].index(language) for language in facts["languages"]]
         stem = job.done("encode", part) / name
         for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
-            found.append((key, Encoded(document.id, languages[document.language], document.mode, document.ids)))
-    if not found:  # one document may be larger than a shard
+            keyed.append((key, replace(document, language=languages[document.language])))
+    if not keyed:  # one document may be larger than a shard
         return {"split": name, "sequences": 0, "tokens": 0}
-    found.sort(key=lambda keyed: keyed[0])
-    writer = ShardWriter(
-        folder / f"{name}-{index:05d}", seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos
-    )
-    for packed in pack((document for _, document in found), config.seq_len):
+    keyed.sort(key=lambda pair: pair[0])
+    stem = folder / f"{name}-{index:05d}"
+    writer = ShardWriter(stem, seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos)
+    for packed in pack((document for _, document in keyed), config.seq_len):
         writer.add(packed)
     return {"split": name, **writer.close()}
 
 
 def shard_count(job: Job) -> int:
-    """Shards of all splits together."""
+    """Return the number of shards of all splits together."""
     totals = job.read_facts("tally")
     return sum(totals[name]["shards"] for name in SPLITS)
 
 
-def _parts(job: Job) -> int:
-    return len(job.parts)
+def finish(job: Job) -> None:
+    """Write what belongs to all tasks together, the manifest last, and make the folder visible."""
+    totals = job.read_facts("tally")
+    packed = [job.read_facts("pack", task) for task in range(shard_count(job))]
+    packed = [shard for shard in packed if shard["sequences"]]
+    facts: dict[str, Any] = {
+        "vocab": job.vocab.to_json(),
+        "seq_len": job.config.seq_len,
+        "languages": totals["languages"],
+        "counts": totals["counts"],
+        "drops": totals["drops"],
+        "decontamination": fingerprint_file(job.folder / INDEX),
+        "decontaminated": list(job.config.decontaminate.benchmarks),
+    }
+    if job.config.budget is not None:
+        facts["chosen"] = job.read_facts("choose")["chosen"]
+    for name in SPLITS:
+        facts[name] = _split_facts(totals[name], [shard for shard in packed if shard["split"] == name], job)
+    results = [path for task in range(shard_count(job)) for path in job.done("pack", task).glob("*.npy")]
+    if wants_table(job):
+        facts["ngrams"] = job.read_facts("select")
+        results += job.done("select").glob(TABLE)
+    for path in results:
+        os.replace(path, job.folder / path.name)
+    encoded = [job.done("encode", part) for part in range(len(job.parts))]
+    merge_held_out(encoded, job.folder / TEXTS)
+    with open(job.folder / DROPS, "wb") as out:
+        for folder in encoded:
+            with open(folder / DROPS, "rb") as file:
+                shutil.copyfileobj(file, out)
+    write_manifest(job.folder, "shards", read_result(job.folder / BEGUN), **facts)
+    # Another run that meets the finished folder removes it too.
+    shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 
 
-def _one(job: Job) -> int:
-    return 1
+def _split_facts(total: dict[str, Any], shards: list[dict[str, Any]], job: Job) -> dict[str, Any]:
+    sequences, tokens = (sum(shard[name] for shard in shards) for name in ("sequences", "tokens"))
+    return {
+        "documents": sum(sums["documents"] for sums in total["languages"].values()),
+        "modes": dict(sorted(total["modes"].items())),
+        "languages": total["languages"],
+        "sequences": sequences,
+        "tokens": tokens,
+        "filled": round(tokens / (sequences * job.config.seq_len), 4) if sequences else 0.0,
+        "shards": [{name: shard[name] for name in ("sequences", "tokens", "sums")} for shard in shards],
+    }
 
 
 def _has_budget(job: Job) -> bool:
     return job.config.budget is not None
 
 
-def _drops_duplicates(job: Job) -> bool:
+def _removes_duplicates(job: Job) -> bool:
     return job.config.near_duplicates
 
 
 PHASES = (
-    Phase("sign", _parts, sign, _drops_duplicates),
-    Phase("match", lambda job: BUCKETS, match, _drops_duplicates),
-    Phase("cluster", _one, cluster, _drops_duplicates),
-    Phase("measure", _parts, measure, _has_budget),
-    Phase("choose", _one, choose_documents, _has_budget),
-    Phase("encode", _parts, encode_part),
-    Phase("tally", _one, tally),
+    Phase("sign", task_per_part, sign, _removes_duplicates),
+    Phase("match", lambda job: BUCKETS, match, _removes_duplicates),
+    Phase("cluster", one_task, cluster, _removes_duplicates),
+    Phase("measure", task_per_part, measure, _has_budget),
+    Phase("choose", one_task, choose_documents, _has_budget),
+    Phase("encode", task_per_part, encode_part),
+    Phase("tally", one_task, tally),
     Phase("pack", shard_count, pack_shard),
-    Phase("count", unit_count, count_unit, wants_table),
+    Phase("count", lambda job: len(units(job)), count_unit, wants_table),
     Phase("merge", range_count, merge_range, wants_table),
-    Phase("select", _one, select, wants_table),
+    Phase("select", one_task, select, wants_table),
 )
 
 
 def phase_named(name: str) -> Phase:
-    """The phase of this name."""
+    """Return the phase of this name."""
     return next(phase for phase in PHASES if phase.name == name)

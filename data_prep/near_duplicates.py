@@ -1,7 +1,7 @@
-"""Removal of near-duplicates by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams of words,
-which finds pairs of similarity 0.8 with probability 0.92 and keeps one of each cluster.
+"""Near-duplicates by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams of words.
 
-The three phases before the filter: signatures of a part, pairs in a bucket, clusters of all.
+It finds pairs of similarity 0.8 with probability 0.92; one of each cluster stays. Three phases come before the
+filter: signatures of a part, pairs in a bucket, clusters of all.
 """
 
 import os
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from conf.files import allow_many_files
-from data_prep.document import Document, Drop
-from data_prep.select.screen import drop
-from data_prep.work.job import Job, documents_of
+from data_prep.document import Document, Drop, documents_of
+from data_prep.job import Job
 
 BUCKETS = 14  # datatrove's default
 SIGNED_CHARS = 100_000  # of a document, since the library holds 112 hashes of every word at once
@@ -23,7 +22,7 @@ WORD = re.compile(r"\w+")
 
 
 def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
-    """MinHash signatures of a part's documents, and which rows they are."""
+    """Write MinHash signatures of a part's documents; return which rows they are."""
     from datatrove.data import Document as Text
     from datatrove.pipeline.dedup import MinhashDedupSignature
     from datatrove.pipeline.dedup.minhash import HashConfig, MinhashConfig
@@ -39,9 +38,9 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
             return text.splitlines()
 
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            return [found.span() for found in WORD.finditer(text)]
+            return [match.span() for match in WORD.finditer(text)]
 
-    _begin()
+    _prepare_library()
     rows: list[tuple[str, int]] = []
 
     def texts() -> Any:
@@ -58,10 +57,10 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 
 def match(job: Job, bucket: int, folder: Path) -> dict[str, Any]:
-    """Pairs of documents with the same signature in one bucket."""
+    """Write pairs of documents with the same signature in one bucket."""
     from datatrove.pipeline.dedup import MinhashDedupBuckets
 
-    _begin()
+    _prepare_library()
     step = MinhashDedupBuckets(str(job.work / "signatures"), str(folder))
     step.run(rank=bucket, world_size=BUCKETS)
     _move(folder, job.work / "pairs")
@@ -69,10 +68,10 @@ def match(job: Job, bucket: int, folder: Path) -> dict[str, Any]:
 
 
 def cluster(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """All but one of each cluster of documents, by part."""
+    """Write all but one of each cluster of documents, by part."""
     from datatrove.pipeline.dedup import MinhashDedupCluster
 
-    _begin()
+    _prepare_library()
     MinhashDedupCluster(str(job.work / "pairs"), str(folder)).run()
     return {}
 
@@ -87,7 +86,7 @@ def _move(folder: Path, target: Path) -> None:
 
 
 def unique(job: Job, part: int, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
-    """The rows of a part, less the near-duplicates of others."""
+    """Yield the rows of a part with a Drop for each near-duplicate of another."""
     path = job.done("cluster") / f"{part:06d}.remove"
     if not job.config.near_duplicates or not path.is_file():
         yield from rows
@@ -95,13 +94,11 @@ def unique(job: Job, part: int, rows: Iterable[Document | Drop]) -> Iterator[Doc
     signed = job.read_facts("sign", part)["rows"]
     removed = {tuple(signed[index]) for index in np.fromfile(path, dtype="<u4").tolist()}
     for row in rows:
-        if isinstance(row, Document) and (row.file, row.row) in removed:
-            yield drop(row, "near-duplicate")
-        else:
-            yield row
+        duplicate = isinstance(row, Document) and (row.file, row.row) in removed
+        yield row.drop("near-duplicate") if isinstance(row, Document) and duplicate else row
 
 
-def _begin() -> None:
+def _prepare_library() -> None:
     from loguru import logger
 
     logger.disable("datatrove")

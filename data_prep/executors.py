@@ -1,7 +1,6 @@
 """Who runs the tasks of a phase: this machine's cores, a Ray cluster or Slurm.
 
-A task's result lies in its files alone, so all three leave the same bytes. Ray and Slurm
-go through datatrove. Knows nothing of what a task does.
+A task's result lies in its files alone, so all three leave the same bytes. Ray and Slurm go through datatrove.
 """
 
 import logging
@@ -22,11 +21,10 @@ from typing import Any
 from rich.progress import Progress
 
 from conf import UserError
-from conf.pages import MEMORY
+from conf.errors import MEMORY
 from conf.stage import ROOT
-from data_prep.work.finish import finish
-from data_prep.work.job import Job
-from data_prep.work.phases import PHASES, Phase, phase_named, run_task, sweep
+from data_prep.job import Job, Phase, one_task, sweep
+from data_prep.phases import PHASES, finish, phase_named
 
 SLURM_JOB = "slurm_job"
 
@@ -34,18 +32,8 @@ _job: Job  # of a worker process
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def open_tasks(job: Job, phase: Phase) -> list[int]:
-    """The tasks of a phase that have not been run."""
-    return [task for task in range(phase.tasks(job)) if not job.done(phase.name, task).is_dir()]
-
-
-def wanted_phases(job: Job) -> list[Phase]:
-    """The phases that this job has."""
-    return [phase for phase in PHASES if phase.wanted(job)]
 
 
 def run_local(job: Job) -> None:
@@ -55,10 +43,10 @@ def run_local(job: Job) -> None:
     # Threads of the tokenizer would take the other workers' cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if workers == 1:
-        _each_phase(job, lambda phase, tasks: map(partial(run_task, job, phase), tasks))
+        _run_phases(job, lambda phase, tasks: map(partial(phase.run_task, job), tasks))
         return
     context = get_context("forkserver")
-    context.set_forkserver_preload(["data_prep.work.executors"])
+    context.set_forkserver_preload(["data_prep.executors"])
     with ProcessPoolExecutor(workers, context, _start_worker, (job,)) as pool:
 
         def run(phase: Phase, tasks: Sequence[int]) -> Iterable[None]:
@@ -68,21 +56,21 @@ def run_local(job: Job) -> None:
                     yield future.result()
             except BrokenProcessPool as error:
                 raise UserError(
-                    "a worker process died, perhaps for want of memory: rerun the command to go on from "
-                    f"there, with fewer than workers={workers} if it happens again",
+                    f"workers={workers}: a worker process died, perhaps for want of memory. Rerun the command "
+                    "to go on from there, with fewer workers if it happens again",
                     page=MEMORY,
                 ) from error
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-        _each_phase(job, run)
+        _run_phases(job, run)
 
 
-def _each_phase(job: Job, run: Callable[[Phase, Sequence[int]], Iterable[None]]) -> None:
+def _run_phases(job: Job, run: Callable[[Phase, Sequence[int]], Iterable[None]]) -> None:
     with Progress(transient=True) as progress:
-        for phase in wanted_phases(job):
-            tasks = open_tasks(job, phase)
+        for phase in PHASES:
+            tasks = phase.open_tasks(job) if phase.wanted(job) else []
             for _ in progress.track(run(phase, tasks), total=len(tasks), description=f"{phase.name:>9}"):
                 pass
 
@@ -102,31 +90,20 @@ def _die_with_parent() -> None:
 
 
 def _run_in_worker(phase: str, task: int) -> None:
-    run_task(_job, phase_named(phase), task)
+    phase_named(phase).run_task(_job, task)
 
 
-class Tasks:
-    """One rank's share of a phase's tasks, as datatrove calls it: step(data, rank, world_size)."""
+def run_rank(job: Job, phase: str, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+    """Run every world_size-th task of a phase from `rank` on; of "finish", make the result visible.
 
-    def __init__(self, job: Job, phase: str) -> None:
-        self.job, self.phase = job, phase
-
-    def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> None:
-        """Run every world_size-th task from rank on."""
-        phase = phase_named(self.phase)
-        for task in range(rank, phase.tasks(self.job), world_size):
-            run_task(self.job, phase, task)
-
-
-class Finish:
-    """The last step of a chain of jobs: makes the result visible."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> None:
-        """Finish the job."""
-        finish(self.job)
+    The arguments from `data` on are those of a step of datatrove.
+    """
+    if phase == "finish":
+        finish(job)
+        return
+    step = phase_named(phase)
+    for task in range(rank, step.tasks(job), world_size):
+        step.run_task(job, task)
 
 
 def run_ray(job: Job) -> None:
@@ -137,66 +114,66 @@ def run_ray(job: Job) -> None:
 
     logger.disable("datatrove")  # its tasks' logs are in files
     if " " in sys.executable:  # Ray would try for ever to start its workers
-        raise UserError(f"executor=ray: wanted a Python whose path has no space, found {sys.executable}")
+        raise UserError(f"executor=ray needs a Python whose path has no space, got {sys.executable}")
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}}
     join = partial(
         ray.init,
         ignore_reinit_error=True,
         log_to_driver=False,
         logging_level=logging.ERROR,
         include_dashboard=False,
-        runtime_env=_environment(),
+        runtime_env=environment,
     )
     try:
-        try:
-            join(num_cpus=_local_cpus(job))
+        try:  # None joins the cluster that the environment names
+            join(num_cpus=None if os.environ.get("RAY_ADDRESS") else job.config.workers or cores())
         except ValueError:  # Ray knows of a cluster on this machine, whose cores are its own
             join()
     except ConnectionError as error:
-        raise UserError(f"executor=ray: wanted the cluster of RAY_ADDRESS, found {error}") from error
-    for phase in wanted_phases(job):
-        tasks = open_tasks(job, phase)
-        if not tasks:
+        raise UserError(f"executor=ray: RAY_ADDRESS must be a cluster that answers, got {error}") from error
+    for phase in PHASES:
+        if not phase.wanted(job) or not phase.open_tasks(job):
             continue
+        logs = _logs(job.config.out) / phase.name
         RayPipelineExecutor(
-            pipeline=[Tasks(job, phase.name)],
+            pipeline=[partial(run_rank, job, phase.name)],
             tasks=phase.tasks(job),
             workers=job.config.workers or -1,
-            logging_dir=str(_logs(job.config.out) / phase.name),
+            logging_dir=str(logs),
             skip_completed=False,  # a task knows whether it has been run
         ).run()
-        if missing := open_tasks(job, phase):
+        if missing := phase.open_tasks(job):
             # Ray tells a task's error to its log only.
             raise UserError(
-                f"executor=ray: {len(missing)} of {phase.tasks(job)} tasks of phase '{phase.name}' failed: see "
-                f"{_logs(job.config.out) / phase.name}/logs"
+                f"executor=ray: {len(missing)} of {phase.tasks(job)} tasks of phase '{phase.name}' failed. See "
+                f"{logs}/logs"
             )
 
 
 def submit_slurm(job: Job) -> str:
-    """Submit all phases as a chain of job arrays; the number of the last, which makes the result visible."""
+    """Submit all phases as a chain of job arrays; return the number of the last, which makes the result
+    visible.
+    """
     from datatrove.executor.slurm import SlurmPipelineExecutor
     from loguru import logger
 
     logger.disable("datatrove")
-
     if shutil.which("sbatch") is None:
-        raise UserError("executor=slurm: wanted the command sbatch on the path, found none")
-    asked = job.config.slurm
+        raise UserError("executor=slurm needs the command sbatch on the path, got none")
+    slurm = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), 100)
     last: SlurmPipelineExecutor | None = None
-    steps: list[tuple[str, int, Any]] = [
-        (phase.name, 1 if phase.single else ranks, Tasks(job, phase.name)) for phase in wanted_phases(job)
-    ]
-    for name, tasks, step in [*steps, ("finish", 1, Finish(job))]:
+    steps = [(phase.name, 1 if phase.tasks is one_task else ranks) for phase in PHASES if phase.wanted(job)]
+    for name, tasks in [*steps, ("finish", 1)]:
         last = SlurmPipelineExecutor(
-            pipeline=[step],
+            pipeline=[partial(run_rank, job, name)],
             tasks=tasks,
-            time=asked.time,
-            partition=str(asked.partition),
-            mem_per_cpu_gb=asked.mem_per_cpu_gb,
-            qos=asked.qos,
+            time=slurm.time,
+            partition=str(slurm.partition),
+            mem_per_cpu_gb=slurm.mem_per_cpu_gb,
+            qos=slurm.qos,
             job_name=f"data_prep-{name}",
-            env_command=_shell_setup(asked.setup),
+            env_command=_shell_setup(slurm.setup),
             logging_dir=str(_logs(job.config.out) / name),
             skip_completed=False,
             depends=last,
@@ -205,9 +182,7 @@ def submit_slurm(job: Job) -> str:
     try:
         last.run()
     except subprocess.CalledProcessError as error:
-        raise UserError(
-            f"executor=slurm: wanted jobs submitted, found that sbatch refused ({error})"
-        ) from error
+        raise UserError(f"executor=slurm: sbatch refused the jobs ({error}). Check slurm.*") from error
     (_logs(job.config.out) / SLURM_JOB).write_text(str(last.job_id))
     return str(last.job_id)
 
@@ -218,9 +193,12 @@ def refuse_while_queued(out: str) -> None:
     if not record.is_file() or shutil.which("squeue") is None:
         return
     number = record.read_text()
-    found = subprocess.run(["squeue", "--noheader", "--jobs", number], capture_output=True, text=True)
-    if found.returncode == 0 and found.stdout.strip():
-        raise UserError(f"out={out}: wanted a folder that no job writes, found Slurm job {number} in the queue")
+    queue = subprocess.run(["squeue", "--noheader", "--jobs", number], capture_output=True, text=True)
+    if queue.returncode == 0 and queue.stdout.strip():
+        raise UserError(
+            f"out={out} must be a folder that no job writes, got Slurm job {number} in the queue. Wait for it, "
+            f"or scancel {number}"
+        )
 
 
 def _logs(out: str) -> Path:
@@ -229,16 +207,7 @@ def _logs(out: str) -> Path:
     return path.with_name(f"{path.name}.logs")
 
 
-def _environment() -> dict[str, Any]:
-    return {"env_vars": {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}}
-
-
 def _shell_setup(setup: str) -> str:
     programs, root = shlex.quote(str(Path(sys.executable).parent)), shlex.quote(str(ROOT))
     path = f"export PATH={programs}:$PATH PYTHONPATH={root} TOKENIZERS_PARALLELISM=false"
     return f"{setup}\n{path}" if setup else path
-
-
-def _local_cpus(job: Job) -> int | None:
-    """Cores of a cluster that is started here; None to join the one that the environment names."""
-    return None if os.environ.get("RAY_ADDRESS") else job.config.workers or cores()

@@ -1,0 +1,219 @@
+"""Documents to ids, each in its mode: plain, or laid out for infilling at character level.
+
+    PLAIN   BOS enc(text)
+    PSM     BOS PRE enc(prefix) SUF inf(suffix) MID inf(middle) EOT
+    SPM     BOS PRE SUF inf(suffix) MID enc(prefix + middle) EOT
+
+followed by EOS where the document ends. In SPM prefix and middle are encoded as one. What enc and inf are, and
+that no text becomes a control id, is conf.encoding's. (SDSAT §3.1; Code Llama §2.3.)
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
+from itertools import chain
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from conf import UserError
+from conf.encoding import WORD, TextEncoder
+from conf.errors import TOKENIZING
+from data_prep.config import DataPrepConfig
+from data_prep.document import Document, batches, generator
+from data_prep.vocab import Vocab
+
+PROBE = "  x = 1\n\tif e\u0301: ▁ 漢😀\r\n "
+CACHE_CHARS = 32_000_000  # in the cached words, of which each counts WORD_CHARS more for its entry
+WORD_CHARS = 24
+
+Ragged = tuple[np.ndarray, np.ndarray]  # ids of many texts, end to end, and how many each has
+Segment = int | str  # a control id, or text whose inf stands there
+
+
+class Mode(IntEnum):
+    """How a document is laid out; the value is what the shards store."""
+
+    PLAIN = 0
+    PSM = 1
+    SPM = 2
+
+
+def choose_mode(generator: np.random.Generator, *, fim_rate: float, spm_rate: float) -> Mode:
+    """Draw PLAIN with probability 1 - fim_rate, else SPM with probability spm_rate, else PSM."""
+    fim, spm = generator.random(2)
+    if fim >= fim_rate:
+        return Mode.PLAIN
+    return Mode.SPM if spm < spm_rate else Mode.PSM
+
+
+def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
+    """Draw two cut points, uniform over the `length + 1` places between characters, in order."""
+    first, second = sorted(generator.integers(0, length + 1, size=2).tolist())
+    return first, second
+
+
+def lay_out(
+    text: str,
+    mode: Mode,
+    cuts: tuple[int, int],
+    *,
+    vocab: Vocab,
+    lead: Callable[[str], str],
+    ends: bool = True,
+) -> list[Segment]:
+    """Return the document's segments; `lead(s)` is the text whose inf is enc(s).
+
+    Raises ValueError for an infilling mode where the vocabulary has no infilling pieces.
+    """
+    eos = [vocab.eos] if ends else []
+    if mode is Mode.PLAIN:
+        return [vocab.bos, lead(text), *eos]
+    if vocab.pre is None or vocab.suf is None or vocab.mid is None or vocab.eot is None:
+        raise ValueError(f"mode must be PLAIN without infilling pieces, got {mode.name}")
+    prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
+    head: list[Segment] = [vocab.bos, vocab.pre]
+    if mode is Mode.PSM:
+        return [*head, lead(prefix), vocab.suf, suffix, vocab.mid, middle, vocab.eot, *eos]
+    return [*head, vocab.suf, suffix, vocab.mid, lead(prefix + middle), vocab.eot, *eos]
+
+
+def encode(
+    documents: Iterable[Document], config: DataPrepConfig, vocab: Vocab, encoder: "Encoder"
+) -> Iterator[tuple[Document, Mode, np.ndarray]]:
+    """Yield every document with its mode and (n,) ids; one that is too long for infilling stays plain."""
+
+    def segments(document: Document, mode: Mode) -> list[Segment]:
+        cuts = (0, 0)
+        if mode is not Mode.PLAIN:
+            cuts = choose_cuts(generator(config.seed, "cuts", document.id), len(document.text))
+        return lay_out(document.text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=document.ends)
+
+    fim_rate = config.fim_rate if vocab.infilling else 0
+    for batch in batches(documents):
+        randoms = (generator(config.seed, "mode", document.id) for document in batch)
+        modes = [choose_mode(random, fim_rate=fim_rate, spm_rate=config.spm_rate) for random in randoms]
+        laid_out = [segments(document, mode) for document, mode in zip(batch, modes)]
+        for document, mode, ids in zip(batch, modes, _encode_segments(laid_out, encoder)):
+            if mode is not Mode.PLAIN and len(ids) > config.seq_len:
+                plain = segments(document, Mode.PLAIN)
+                yield document, Mode.PLAIN, _encode_segments([plain], encoder)[0]
+            else:
+                yield document, mode, ids
+
+
+def _encode_segments(laid_out: list[list[Segment]], encoder: "Encoder") -> list[np.ndarray]:
+    """Encode the texts of many documents in one call and put the ids back between control ids."""
+    texts = [segment for segments in laid_out for segment in segments if isinstance(segment, str)]
+    encoded = iter(encoder.encode(texts))
+    return [
+        np.concatenate([next(encoded) if isinstance(s, str) else [s] for s in segments]).astype(np.int32)
+        for segments in laid_out
+    ]
+
+
+class Encoder(TextEncoder):
+    """Many texts at once, and ids back to text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: Vocab) -> None:
+        super().__init__(tokenizer, control=vocab.control, rows=vocab.size)
+        # A pre-tokenizer cuts into words by itself, and the library caches them.
+        self._encode_all = WordCache(self.encode_unit) if self.by_words else self._encode_whole
+
+    def spells_control(self, text: str) -> bool:
+        """Return whether a control piece is spelled in the text."""
+        return any(spelling in text for spelling in self.spellings)
+
+    @TOKENIZING
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return inf of many texts."""
+        ids, lengths = self._encode_all(texts)
+        return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
+
+    def _encode_whole(self, texts: Sequence[str]) -> Ragged:
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        lists = [
+            self.defuse(text) if self.has_control(encoding.ids) else encoding.ids
+            for text, encoding in zip(texts, encoded, strict=True)
+        ]
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        return np.fromiter(chain.from_iterable(lists), np.int32, lengths.sum()), lengths
+
+    @TOKENIZING
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the exact text of ids without control pieces, the inverse of inf."""
+        listed = np.asarray(ids).tolist()
+        if not self.implicit_space:
+            return self.tokenizer.decode(listed, skip_special_tokens=False)
+        # The tokenizer's own decoder strips a leading space: shield it with a piece of text.
+        shield = self.tokenizer.encode("\n", add_special_tokens=False).ids
+        return self.tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
+
+    def check(self) -> None:
+        """Raises UserError for a tokenizer that loses text, or cannot spell a control piece as text."""
+        by_id = dict[int, str]()
+        for piece, id in self.tokenizer.get_vocab(with_added_tokens=True).items():
+            if id in by_id:  # it would be decoded as the other
+                pieces = sorted((piece, by_id[id]))
+                raise UserError(f"tokenizer must have an id for each piece, got {id} for both of {pieces}")
+            by_id[id] = piece
+        for text in (PROBE, " ".join(["", *self.spellings, ""])):
+            back = self.decode(self.encode([text])[0])
+            if back != text:
+                raise UserError(f"tokenizer must decode every text as it was, got {back!r} for {text!r}")
+
+
+class WordCache:
+    """Encode texts word by word; `encode` is called for the words that are new.
+
+    Most words of source code have been seen before: several times as fast as the tokenizer.
+    """
+
+    def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
+        self._encode = encode
+        self._forget()
+
+    def _forget(self) -> None:
+        self._index = _Index(self._encode)
+        self._ids = np.empty(0, dtype=np.int32)
+        self._starts = np.empty(0, dtype=np.int64)
+        self._lengths = np.empty(0, dtype=np.int64)
+
+    def __call__(self, texts: Sequence[str]) -> Ragged:
+        """Return the ids of many texts."""
+        if self._index.chars > CACHE_CHARS:
+            self._forget()
+        words = [WORD.findall(text) for text in texts]
+        count = sum(map(len, words))
+        index = np.fromiter(map(self._index.__getitem__, chain.from_iterable(words)), np.int64, count)
+        self._append_new()
+        lengths = self._lengths[index]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(ends[-1]) + np.repeat(self._starts[index] - ends[:-1], lengths)
+        per_text = np.cumsum([0, *map(len, words)])
+        return self._ids[places], np.diff(ends[per_text])
+
+    def _append_new(self) -> None:
+        """Append the ids of the words that the index has met for the first time."""
+        new, self._index.new = self._index.new, []
+        if new:
+            lengths = np.fromiter(map(len, new), np.int64, len(new))
+            ids = np.fromiter(chain.from_iterable(new), np.int32, lengths.sum())
+            self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
+            self._lengths = np.concatenate([self._lengths, lengths])
+            self._ids = np.concatenate([self._ids, ids])
+
+
+class _Index(dict[str, int]):
+    """Words by number; a word that is looked up for the first time is encoded and gets the next one."""
+
+    def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
+        super().__init__()
+        self._encode = encode
+        self.new: list[Sequence[int]] = []
+        self.chars = 0
+
+    def __missing__(self, word: str) -> int:
+        self.new.append(self._encode(word))
+        self.chars += len(word) + WORD_CHARS
+        self[word] = number = len(self)
+        return number

@@ -1,1 +1,0 @@
-"""Text to ids, never to a control id, and CodeLlama's infilling layouts. Knows no files."""

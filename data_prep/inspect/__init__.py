@@ -1,1 +1,0 @@
-"""Packed sequences to look at, as training will see them: python -m data_prep.inspect. Changes nothing."""
