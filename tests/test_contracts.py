@@ -28,7 +28,7 @@ from tests.conftest import tiny_llama
 from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.sidecars import adaptive_json
-from train.export.weight_files import write_weights
+from train.export.weights import write_weights
 from train.model.lm import AdaptiveLM
 from train.model.lora import Gate, PlainWeights, adapt
 from train.objective.attention import branch_mask, register

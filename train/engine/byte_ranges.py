@@ -1,7 +1,7 @@
 """Tensors in PyTorch's files as ranges of bytes: found without reading them, read without holding the file.
 
 Not by memory map: pages that were touched stay with the process and count as its memory. Knows
-no names and no ranks: what the ranges make is train.export.checkpoint_weights'.
+no names and no ranks: what the ranges make is train.export.weights'.
 """
 
 import math

@@ -8,7 +8,7 @@ from conf import UserError
 from data_prep.vocab import Vocab
 from tests.train.export.export_fixture import training
 from train.config import ModelConfig
-from train.export.tokenizer import write_tokenizer
+from train.export.sidecars import write_tokenizer
 from train.model.pretrained import check_tokenizer
 
 
