@@ -11,10 +11,8 @@ adaptive.json        adaptive and control ids, L, provenance; absent without ada
 manifest.json        written last
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from conf import UserError, run
 from conf.characters import print_line
@@ -24,7 +22,7 @@ from conf.stage import MANIFEST, is_finished, made_from, read_manifest
 from data_prep.vocab import Vocab
 from train.export.config import ExportConfig, keeps_adapter, trained_lora
 
-FACTS = ("settings", "vocab", "adaptive", "L", "validation", "inputs", "step", "commit")  # of a training
+FACTS = ("adaptive", "L", "validation", "inputs", "step", "commit")  # further ones that an export reads
 # Settings that do not change what the directory contains.
 CHANGEABLE = ("data", "verify_sequences", "report", "push", "private", "tracker", "artifact")
 
@@ -32,8 +30,10 @@ CHANGEABLE = ("data", "verify_sequences", "report", "push", "private", "tracker"
 def main(config: ExportConfig) -> None:
     """Export, unless `out` already holds the result, and publish it as the settings ask."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
-    _check_manifest(config.checkpoint, manifest)
-    lora = trained_lora(manifest)
+    with Refusing(f"checkpoint={config.checkpoint}: {MANIFEST} must be as train writes it, got an error at"):
+        lora = trained_lora(manifest)
+        Vocab.from_json(manifest["vocab"])
+        _ = [manifest[name] for name in FACTS]
     keep_adapter = keeps_adapter(config, lora)
     settled = replace(
         config,
@@ -61,18 +61,6 @@ def _template_hash(path: str | None) -> str | None:
     if path is not None and not Path(path).is_file():
         raise UserError(f"chat_template must be a file, got {path}. Give the path of a Jinja template.")
     return fingerprint_file(Path(path)) if path else None
-
-
-def _check_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
-    """Raise UserError unless a training wrote the manifest."""
-    for name in FACTS:
-        if name not in manifest:
-            raise UserError(
-                f"checkpoint={folder}: {MANIFEST} must have {name}, got none. Export a folder that train wrote."
-            )
-    with Refusing(f"checkpoint={folder}: {MANIFEST} must describe a training, got"):
-        trained_lora(manifest)
-        Vocab.from_json(manifest["vocab"])
 
 
 if __name__ == "__main__":

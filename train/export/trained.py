@@ -17,7 +17,7 @@ from conf.files import read_json
 from conf.fingerprint import fingerprint, fingerprint_file
 from conf.stage import read_manifest
 from data_prep.ngrams import TABLE, find_table
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import Vocab, tokenizer_file
 from train.config import LoraSettings, ObjectiveConfig
 from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
 from train.export.config import trained_lora
@@ -127,45 +127,27 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
 
 def check_trained(trained: Trained) -> None:
     """Raise UserError unless architecture, tokenizer and n-gram table are those of the training."""
-    described = trained.described
+    described, tokenizer = trained.described, tokenizer_file(trained.described)
     for path in (described, *sorted(described.glob("*")), trained.folder / TABLE):
         if path.is_symlink():  # may lead to any file of this machine, which an export would publish
             raise UserError(f"{path} must be a file, got a link to {path.readlink()}. Copy the file here.")
-    _check_architecture(trained)
-    _check_tokenizer(trained)
-    find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=described / "tokenizer.json")
-    _check_shapes(trained)
-
-
-def _check_architecture(trained: Trained) -> None:
-    file, rows = trained.described / "config.json", trained.vocab.size
-    described = read_json(file, "a model's config.json")
-    kind = described.get("model_type")
+    file = described / "config.json"
+    config = read_json(file, "a model's config.json")
+    kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # code beside the model is never run
-        code = f" with auto_map={described['auto_map']}" if "auto_map" in described else ""
+        code = f" with auto_map={config['auto_map']}" if "auto_map" in config else ""
         raise UserError(f"{file} must have a model_type of Transformers, got {kind}{code}.")
-    with Refusing(f"{file} must be a model's config.json, got"):
-        vocab_size = trained.config.vocab_size
-    if vocab_size < rows:
-        raise UserError(f"{file} must have a vocab_size of at least {rows}, got {vocab_size}.")
-    if trained.manifest.get("architecture") not in (None, fingerprint_file(file)):  # None: an earlier version
-        raise UserError(f"{file} must be as it was trained with, got a changed file. Restore it.")
+    for path, name in ((file, "architecture"), (tokenizer, "tokenizer")):
+        if trained.manifest.get(name) not in (None, fingerprint_file(path)):  # None: an earlier version
+            raise UserError(f"{path} must be the {name} of the training, got a changed file. Restore it.")
+    find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
+    _check_shapes(trained, file)
 
 
-def _check_tokenizer(trained: Trained) -> None:
-    file, vocab = trained.described / "tokenizer.json", trained.vocab
-    tokenizer = load_tokenizer(trained.described)
-    pieces = tokenizer.get_vocab_size(with_added_tokens=False)
-    if pieces > vocab.size or trained.manifest.get("tokenizer") not in (None, fingerprint_file(file)):
-        raise UserError(f"{file} must be the tokenizer of the training, got another, of {pieces} pieces.")
-    for name, id in (("BOS", vocab.bos), ("EOS", vocab.eos)):
-        if tokenizer.id_to_token(id) is None:
-            raise UserError(f"{file} must have a piece for {name} {id}, got none: it is another model's.")
-
-
-def _check_shapes(trained: Trained) -> None:
+def _check_shapes(trained: Trained, file: Path) -> None:
     """Raise UserError unless the architecture has exactly the checkpoint's weights, in their shapes."""
-    lm = skeleton(trained.config)
+    with Refusing(f"{file} must be a model's config.json, got"):
+        lm = skeleton(trained.config)
     if trained.lora.rank:
         adapt(lm, trained.lora, adaptive=trained.manifest["adaptive"])
     expected = {name: tuple(tensor.shape) for name, tensor in lm.state_dict().items()}
@@ -173,6 +155,6 @@ def _check_shapes(trained: Trained) -> None:
     for name in sorted(expected.keys() | stored.keys()):
         if expected.get(name) != stored.get(name):
             raise UserError(
-                f"{trained.described / 'config.json'} must fit the weights of {trained.checkpoint.name}, got "
-                f"{name} of shape {expected.get(name)} here and {stored.get(name)} there."
+                f"{file} must fit the weights of {trained.checkpoint.name}, got {name} of shape "
+                f"{expected.get(name)} here and {stored.get(name)} there."
             )

@@ -26,16 +26,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    "codellama-34b": {
-        **LONG,
-        "model_type": "llama",
-        "rope_theta": 1000000,
-        "vocab_size": 32001,
-        "torch_dtype": "bfloat16",
-        "num_key_value_heads": 8,
-        "num_attention_heads": 64,
-        "hidden_size": 8192,
-    },
     "deepseek-coder": {
         **LONG,
         "model_type": "llama",
@@ -62,20 +52,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_window_layers": 28,
         "vocab_size": 151936,
         "tie_word_embeddings": True,
-    },
-    "mistral": {
-        "model_type": "mistral",
-        "max_position_embeddings": 32768,
-        "rope_theta": 10000.0,
-        "sliding_window": 4096,
-        "vocab_size": 32000,
-    },
-    "starcoder2": {
-        **LONG,
-        "model_type": "starcoder2",
-        "rope_theta": 999999.4420358813,
-        "sliding_window": 4096,
-        "vocab_size": 49152,
     },
     "stablelm": {
         "model_type": "stablelm",
