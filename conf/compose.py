@@ -87,6 +87,6 @@ def _check_readable(override: str) -> None:
     try:
         several = OverridesParser.create().parse_override(override).is_sweep_override()
     except HydraException as error:
-        raise UserError(f"{name}: wanted a value such as 3, true, [1,2] or a word, found {value}") from error
+        raise UserError(f"{name} must be a value such as 3, true, [1,2] or a word, got {value}") from error
     if several:  # Hydra's, for a run with each
-        raise UserError(f"{name}: wanted one value, found {value}")
+        raise UserError(f"{name} must be one value, got {value}")

@@ -11,7 +11,7 @@ def visible(text: str) -> str:
 
 
 class UserError(Exception):
-    """One sentence for the user: the setting or file, what was wanted, what was found.
+    """One sentence for the user: the setting or file, what it must be, what it is, and the cure.
 
     `page` is the place in docs/ that explains it, as "troubleshooting.md#slow". A sentence that begins with the
     name of a setting needs none: it leads to that setting's place in docs/settings.

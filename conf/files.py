@@ -31,8 +31,8 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
         return None
     path, target = Path(name), Path(os.path.realpath(name))
     if path.is_dir() or not target.parent.is_dir():
-        found = "a folder" if path.is_dir() else f"no {target.parent}"
-        raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
+        reason = "a folder" if path.is_dir() else f"no {target.parent}"
+        raise UserError(f"{setting}={path} must be a file in a folder that exists, got {reason}")
     _check_regular(path, f"{setting}={path}")
     if target.exists() and is_mount_point(target):
         raise UserError(
@@ -45,7 +45,7 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
         temporary.unlink()
     except OSError as error:
         raise UserError(
-            f"{setting}={path}: wanted a folder that can be written, found {error.strerror} for {temporary}"
+            f"{setting}={path} must be in a folder that can be written, got {error.strerror} for {temporary}"
         ) from error
     return path
 
@@ -65,14 +65,14 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def read_json(path: Path, wanted: str = "a JSON object") -> dict[str, Any]:
-    """A JSON object. Raises UserError for any other file, in the words for what it is wanted to be."""
+def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
+    """Read a JSON object. Raises UserError for any other file, which says what was `expected`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted {wanted}, found {in_one_line(error)}") from error
+        raise UserError(f"{path} must be {expected}, got {in_one_line(error)}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
+        raise UserError(f"{path} must be {expected}, got {type(value).__name__}")
     return value
 
 

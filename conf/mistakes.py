@@ -25,7 +25,7 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     if overridden or lines[0].startswith("Key '"):
         return unknown(lines[0].split("'")[1] if overridden else key, [*names(schema), *groups])
     if lines[0].endswith("is not Optional"):
-        return f"{key}: wanted a value, found null"
+        return f"{key} must be a value, got null"
     kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
     text = " ".join(kept)
     if key and (value := _UNCONVERTED.match(text)) and value["kind"] in _KINDS:

@@ -64,7 +64,7 @@ def _check_removable(name: str, schema: type, groups: Mapping[str, Group]) -> No
         return
     if group is None and place(schema, name) is None:
         raise UserError(unknown(name, [*names(schema), *groups]))
-    raise UserError(f"{name}: wanted a value as {name}=VALUE, found ~{name}, and it cannot be left out")
+    raise UserError(f"{name} must be given as {name}=VALUE, got ~{name}, and it cannot be left out")
 
 
 def _check_choice(group: Group, value: str) -> None:
@@ -72,15 +72,15 @@ def _check_choice(group: Group, value: str) -> None:
     chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
     wrong = [choice for choice in chosen if choice not in group.names]
     if wrong and not (group.several and wrong in (["none"], ["null"])):
-        wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
-        raise UserError(f"{group.name}: {wanted}, found {wrong[0]}")
+        valid = f"{'some' if group.several else 'one'} of {', '.join(group.names)}"
+        raise UserError(f"{group.name} must be {valid}, got {wrong[0]}")
 
 
 def _check_truth(name: str, value: str) -> None:
     """OmegaConf takes every number but 0 for true: `compile=8`."""
     with contextlib.suppress(ValueError):
         if int(value.strip("'\" ")) not in (0, 1):
-            raise UserError(f"{name}: wanted true or false, found {value}")
+            raise UserError(f"{name} must be true or false, got {value}")
 
 
 def is_default(override: str, groups: Sequence[Group]) -> bool:

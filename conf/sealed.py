@@ -45,7 +45,7 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
     try:
         return unsealed(path)
     except Broken as error:
-        raise UserError(f"{path}: wanted it whole, found that it {error}: {remedy}") from error
+        raise UserError(f"{path} must be whole, got a file that {error}: {remedy}") from error
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if SUM in value and value.pop(SUM) != _sum(value):
-        raise UserError(f"{path}: wanted it as it was written, found it changed since")
+        raise UserError(f"{path} must be as it was written, got it changed since")
     return value
 
 

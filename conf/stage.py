@@ -37,19 +37,19 @@ ROOT = Path(__file__).parent.parent  # the folder that the project's packages li
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
     """The manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
 
-    Raises UserError when the folder, its manifest or its kind is not what was wanted.
+    Raises UserError when the folder, its manifest or its kind is another.
     """
     path = Path(folder) / MANIFEST
     if not Path(folder).is_dir():
-        raise UserError(f"{setting}={folder}: wanted a folder of kind '{kind}', found no such folder")
+        raise UserError(f"{setting}={folder} must be a folder of kind '{kind}', got no such folder")
     if not path.is_file():
         raise UserError(
-            f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it",
+            f"{setting}={folder} must be a finished folder of kind '{kind}', got no {MANIFEST} in it",
             page=UNFINISHED,
         )
     manifest = read_result(path)
     if manifest.get("kind") != kind:
-        raise UserError(f"{setting}={folder}: wanted kind '{kind}', found kind '{manifest.get('kind')}'")
+        raise UserError(f"{setting}={folder} must be of kind '{kind}', got kind '{manifest.get('kind')}'")
     return manifest
 
 
@@ -191,17 +191,17 @@ def check_place(out: str | Path) -> None:
     path = Path(out)
     if path.name in ("", ".."):
         found = f"'{out}', which has none" if str(out) else "nothing"
-        raise UserError(f"out={out}: wanted a folder by its name, found {found}")
+        raise UserError(f"out={out} must name a folder, got {found}")
     there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
     if there is not None and not there.is_dir():
-        raise UserError(f"out={out}: wanted a new or empty folder, found the file {there}")
+        raise UserError(f"out={out} must be a new or empty folder, got the file {there}")
 
 
 def _check_empty(out: str | Path) -> None:
     """Raises UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
     if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
-        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
+        raise UserError(f"out={out} must be a new or empty folder, got other files there")
 
 
 def partial_of(out: str | Path) -> Path:

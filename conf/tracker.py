@@ -26,7 +26,7 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in ("offline", "online", "disabled"):
-            raise ValueError(f"tracker.mode: wanted offline, online or disabled, found {self.mode}")
+            raise ValueError(f"tracker.mode must be offline, online or disabled, got {self.mode}")
         if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):  # W&B's own rule
             raise ValueError(
                 "tracker.project must be a name of at most 128 characters without any of / \\ # ? % :, "

@@ -34,7 +34,7 @@ def take_types(config: Any, group: str) -> None:
             continue
         kind = next(kind for kind in kinds if kind in WANTED)
         if not _is_a(value, kind):
-            raise ValueError(f"{group}.{name}: wanted {WANTED[kind]}, found {value!r:.60}")
+            raise ValueError(f"{group}.{name} must be {WANTED[kind]}, got {value!r:.60}")
         if kind is int:
             setattr(config, name, index(value))
         elif kind is float:

@@ -22,12 +22,12 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
     elif isinstance(value, list):
         for one in value:
             if isinstance(one, list | Mapping) and Any not in _listed(kind):
-                raise ValueError(f"{name}: wanted a list of single values, found {one} in it")
+                raise ValueError(f"{name} must be a list of single values, got {one} in it")
             check_values(one, Any, name)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name}: wanted a finite number, found {value}")
+        raise ValueError(f"{name} must be a finite number, got {value}")
     elif isinstance(value, int) and not -LARGEST <= value < LARGEST:
-        raise ValueError(f"{name}: wanted a number of up to 63 bits, found {value}")
+        raise ValueError(f"{name} must be a number of up to 63 bits, got {value}")
 
 
 def _listed(kind: Any) -> set[Any]:

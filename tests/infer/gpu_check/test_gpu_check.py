@@ -115,7 +115,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda needs a CUDA device, got none"):
             check(tmp_path / "check.json", "device=cuda")
-    with pytest.raises(UserError, match="wanted a file in a folder that exists, found a folder"):
+    with pytest.raises(UserError, match="must be a file in a folder that exists, got a folder"):
         check(tmp_path)
     with pytest.raises(UserError, match="shapes must be some of .*got 70b"):
         check(tmp_path / "check.json", "shapes=[70b]")
@@ -130,5 +130,5 @@ def test_a_place_that_cannot_be_is_told_before_anything_is_measured(
     for out in (tmp_path / "file" / "check.json", tmp_path / "file" / "deeper" / "check.json"):
         with pytest.raises(UserError, match=f"^out={out}: must be a path that the system can open, got"):
             check(out)
-        with pytest.raises(UserError, match=f"^out={out}: wanted a file in a folder that exists, found no"):
+        with pytest.raises(UserError, match=f"^out={out} must be a file in a folder that exists, got no"):
             main(GpuCheckConfig(str(out), device="cpu"))

@@ -47,7 +47,7 @@ def test_every_unit_has_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
-    with pytest.raises(UserError, match="wanted a new or empty folder"), folder(tmp_path, MADE, ALONE):
+    with pytest.raises(UserError, match="must be a new or empty folder"), folder(tmp_path, MADE, ALONE):
         pass
 
 
@@ -77,7 +77,7 @@ def test_a_damaged_unit_is_done_again(
     assert units.open(ALONE) == []
     file = tmp_path / "a.json"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(UserError, match=r"a.json: wanted it whole, found that it .*: the run does it again"):
+    with pytest.raises(UserError, match=r"a.json must be whole, got a file that .*: the run does it again"):
         units.read()
     assert UnitStore(tmp_path, ["a", "b"]).open(ALONE) == ["a"]
     assert "it is done again" in capsys.readouterr().out
@@ -91,7 +91,7 @@ def test_a_damaged_record_of_what_was_begun(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
         raise KeyboardInterrupt
     (partial / BEGUN).write_text("{")
-    with pytest.raises(UserError, match="begun.json: wanted a JSON object, found"), folder(out, MADE, ALONE):
+    with pytest.raises(UserError, match="begun.json must be a JSON object, got"), folder(out, MADE, ALONE):
         pass
 
 

@@ -133,7 +133,7 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
         ("samples=5", "k must be at most samples=5, got 10"),
         ("temperature=0", "temperature must be above 0, of sampled answers, got 0"),
         ("dtype=int8", "dtype must be one of float32, bfloat16, float16, got int8"),
-        ("benchmarks=humanevil", "benchmarks: wanted some of .*, found humanevil"),
+        ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
 def test_mistaken_settings_are_told_in_a_sentence(

@@ -229,7 +229,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("quality/quality.json")
                 .write_text("{")
             ),
-            "quality.json: wanted a JSON object, found",
+            "quality.json must be a JSON object, got",
         ),
         (
             lambda folder: (
@@ -237,7 +237,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("speed/manifest.json")
                 .write_text('{"kind": "study"}')
             ),
-            "wanted kind 'speed', found kind 'study'",
+            "must be of kind 'speed', got kind 'study'",
         ),
     ],
 )

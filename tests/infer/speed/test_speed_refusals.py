@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
     place = tmp_path / "report" / "speed"
     place.mkdir(parents=True)
     (place / "mine.txt").write_text("")
-    with pytest.raises(UserError, match="wanted a new or empty folder, found other files"):
+    with pytest.raises(UserError, match="must be a new or empty folder, got other files"):
         run()
     (place / "mine.txt").unlink()
     with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked

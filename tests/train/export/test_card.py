@@ -192,11 +192,11 @@ def test_a_report_that_is_none_of_this_model_is_refused(
     (report / "speed" / "manifest.json").write_text('{"kind": "speed", "inputs": {"model": "0"}}')
     refused(report, "found another model's")
     (report / "speed" / "manifest.json").unlink()
-    refused(report, "wanted a finished folder of kind 'speed'")
+    refused(report, "must be a finished folder of kind 'speed'")
     (report / "report.json").write_text('{"schema": 1}')
     refused(report, r"report\.json: wanted a report of schema 2, found schema 1")
     (report / "report.json").write_text("{")
-    refused(report, r"report\.json: wanted a JSON object")
+    refused(report, r"report\.json must be a JSON object")
     assert (out / "README.md").read_bytes() == before
 
 

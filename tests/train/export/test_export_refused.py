@@ -22,7 +22,7 @@ def test_checkpoints_that_cannot_be_exported_are_one_sentence(runs: Path, tmp_pa
     run = copy_of(runs / "zero3", tmp_path / "run")
     (run / "manifest.json").rename(run / "aside.json")
     assert refused(run, out).endswith(
-        "wanted a finished folder of kind 'checkpoint', found no manifest.json in it"
+        "must be a finished folder of kind 'checkpoint', got no manifest.json in it"
     )
     (run / "aside.json").rename(run / "manifest.json")
     share = next(run.glob("checkpoints/*/*rank_1*optim_states.pt"))
@@ -62,7 +62,7 @@ def test_another_architecture_is_refused(runs: Path, tmp_path: Path) -> None:
     change(config, model_type=["llama"])  # was a TypeError: lists are no keys
     assert "wanted a model_type that Transformers has, found ['llama']" in refused(run, out)
     config.write_text("no JSON")
-    assert f"{config}: wanted a JSON object, found" in refused(run, out)
+    assert f"{config} must be a JSON object, got" in refused(run, out)
     config.unlink()
     assert "wanted the model's config.json in" in refused(run, out)
 
@@ -129,7 +129,7 @@ def test_an_output_folder_in_use_is_left_alone(runs: Path, tmp_path: Path) -> No
     with staged(out), pytest.raises(UserError, match=r"out=.*: another run is writing it"):
         export(runs / "zero1", out)
     (out / "mine").write_text("mine")
-    with pytest.raises(UserError, match="wanted a new or empty folder, found other files there"):
+    with pytest.raises(UserError, match="must be a new or empty folder, got other files there"):
         export(runs / "zero1", out)
     assert [path.name for path in out.iterdir()] == ["mine"]
 

@@ -74,5 +74,5 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
             check(tmp_path / "check.json", "device=cuda")
     with pytest.raises(UserError, match="parts must be of attention, .* got speed"):
         check(tmp_path / "check.json", "parts=[speed]")
-    with pytest.raises(UserError, match="wanted a file in a folder that exists, found a folder"):
+    with pytest.raises(UserError, match="must be a file in a folder that exists, got a folder"):
         check(tmp_path)
