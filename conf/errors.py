@@ -7,7 +7,7 @@ def visible(text: str) -> str:
     """On one line, whatever it quotes: what has no picture (line ends, a terminal's commands, halves of
     surrogate pairs) as Python spells it.
     """
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 class UserError(Exception):
@@ -28,8 +28,8 @@ class RankLocalError(UserError):
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
     """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
-    told = " ".join(str(error).split())
-    return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__
+    message = " ".join(str(error).split())
+    return f"{message[:most]} ..." if len(message) > most else message or type(error).__name__
 
 
 class Refusing(ContextDecorator):

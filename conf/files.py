@@ -56,7 +56,9 @@ def is_mount_point(path: Path) -> bool:
     """
     import psutil  # late: 40 ms
 
-    return os.path.ismount(path) or str(path) in {one.mountpoint for one in psutil.disk_partitions(all=True)}
+    return os.path.ismount(path) or str(path) in {
+        partition.mountpoint for partition in psutil.disk_partitions(all=True)
+    }
 
 
 def allow_many_files() -> None:

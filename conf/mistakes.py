@@ -26,8 +26,8 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
         return unknown(lines[0].split("'")[1] if overridden else key, [*names(schema), *groups])
     if lines[0].endswith("is not Optional"):
         return f"{key} must be a value, got null"
-    kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
-    text = " ".join(kept)
+    lines = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
+    text = " ".join(lines)
     if key and (value := _UNCONVERTED.match(text)) and value["kind"] in _KINDS:
         return f"{key} must be {_KINDS[value['kind']]}, got '{value['value']}'"
     if dangling := re.match(r"Interpolation key '(.*)' not found", text):

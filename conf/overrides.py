@@ -90,12 +90,12 @@ def is_default(override: str, groups: Sequence[Group]) -> bool:
 
 def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]:
     """The names given to settings by name, a dict of dataclasses: `prompts.mine.path=FILE` gives `mine`."""
-    found: dict[str, dict[str, Any]] = {}
+    names_by_group: dict[str, dict[str, Any]] = {}
     for override in overrides:
         group, *names = override.partition("=")[0].split(".")
         if len(names) > 1 and by_name(get_type_hints(schema).get(group)):
-            found.setdefault(group, {})[names[0]] = {}
-    return found
+            names_by_group.setdefault(group, {})[names[0]] = {}
+    return names_by_group
 
 
 def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
@@ -119,7 +119,7 @@ def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
     types = types_of(kind)
     if str in types and (kind is str or value != "null"):
         return f"{key}={_as_text(value, resolved=key == OUT)}"
-    if any(get_origin(one) is list for one in types) and not (value == "null" and NoneType in types):
+    if any(get_origin(kind) is list for kind in types) and not (value == "null" and NoneType in types):
         value = _bracketed(value)
     return f"{key}={value}"
 

@@ -45,10 +45,10 @@ def place(schema: Any, name: str) -> str | None:
     `prompts.mine.path` and `prompts.path` are `prompts.NAME.path`; what lies in a library's own settings is
     where these are.
     """
-    kind, found = schema, list[str]()
+    kind, path = schema, list[str]()
     for part in name.split("."):
         if member := by_name(kind):
-            found.append(NAME)
+            path.append(NAME)
             kind = member
             if part not in _kinds(kind):
                 continue
@@ -58,9 +58,9 @@ def place(schema: Any, name: str) -> str | None:
             return None
         if part == bare(kind):
             break
-        found.append(part)
+        path.append(part)
         kind = kinds[part]
-    return ".".join(found).removesuffix(f".{NAME}")
+    return ".".join(path).removesuffix(f".{NAME}")
 
 
 def optional(schema: Any, name: str) -> bool:

@@ -59,15 +59,15 @@ def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[
     `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
     """
-    kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
+    settings_kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
     for name in inputs:
         *groups, last = name.split(".")
-        place = kept
+        place = settings_kept
         for group in groups:
             place = place[group]
         del place[last]
     return {
-        "settings": json.loads(json.dumps(kept)),
+        "settings": json.loads(json.dumps(settings_kept)),
         "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},
     }
 
@@ -81,7 +81,7 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
     return {name: folder for name, folder in given.items() if (Path(folder) / "config.json").is_file()}
 
 
-def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
+def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
     """Whether `out` already holds this very result.
 
     Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
@@ -89,7 +89,7 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     if not _holds_result(out):
         return False
     path = Path(out) / MANIFEST
-    check_same(read_result(path), {"kind": kind, **made}, out)
+    check_same(read_result(path), {"kind": kind, **facts}, out)
     with suppress(OSError):  # of a run that was killed as it made the folder visible
         path.with_name(BEGUN).unlink(missing_ok=True)
         path.with_name(WITHIN).rmdir()
@@ -97,10 +97,10 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
 
 
 def check_same(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | Path, *, finished: bool = True
+    recorded: Mapping[str, Any], requested: Mapping[str, Any], out: str | Path, *, finished: bool = True
 ) -> None:
     """Raises UserError, naming the first difference, when `out` was made, or begun, with something else."""
-    for name, value, other in _differences(wanted, found):
+    for name, value, other in _differences(requested, recorded):
         contents = "a result" if finished else "an unfinished run"
         raise UserError(
             f"out={out}: already contains {contents} with {name}={other}; requested {name}={value}. "
@@ -126,7 +126,7 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Path]:
+def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """The folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
     What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
@@ -140,12 +140,12 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     try:
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
-        if made is not None and record.is_file():
-            check_same(read_result(record), made, partial, finished=False)
+        if facts is not None and record.is_file():
+            check_same(read_result(record), facts, partial, finished=False)
         else:
             _empty(partial)
-        if made is not None:
-            write_json(record, sealed(made))
+        if facts is not None:
+            write_json(record, sealed(facts))
         yield partial
     finally:
         os.close(held)
@@ -190,9 +190,9 @@ def check_place(out: str | Path) -> None:
     """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
-        found = f"'{out}', which has none" if str(out) else "nothing"
-        raise UserError(f"out={out} must name a folder, got {found}")
-    there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
+        reason = f"'{out}', which has none" if str(out) else "nothing"
+        raise UserError(f"out={out} must name a folder, got {reason}")
+    there = next((parent for parent in (path, *path.parents) if os.path.exists(parent)), None)
     if there is not None and not there.is_dir():
         raise UserError(f"out={out} must be a new or empty folder, got the file {there}")
 
@@ -287,12 +287,12 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:
+def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any) -> None:
     """Write the manifest atomically: the last act of a stage."""
     value = {
         "schema": SCHEMA,
         "kind": kind,
-        **made,
+        **origin,
         **facts,
         "versions": versions(),
         "commit": commit(),
@@ -311,13 +311,13 @@ def process_seconds() -> float:
 
 def versions() -> dict[str, str]:
     """Python's and the main packages' versions."""
-    found = {"python": platform.python_version()}
+    names = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            names[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return names
 
 
 def commit() -> str:
@@ -331,9 +331,9 @@ def commit() -> str:
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
 
 
-def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key in wanted:
-            yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
-    elif wanted != found:
-        yield name.removeprefix("settings."), wanted, found
+def _differences(value: Any, other: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        for key in value:
+            yield from _differences(value[key], other.get(key), f"{name}.{key}".lstrip("."))
+    elif value != other:
+        yield name.removeprefix("settings."), value, other

@@ -95,10 +95,10 @@ def begin_run(
 def _read(file: Path | None) -> dict[str, str]:
     """Return a run's id and group; nothing where there is no such file, or another's."""
     try:
-        found = read_json(file) if file else {}
+        facts = read_json(file) if file else {}
     except UserError:
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: value for key, value in facts.items() if isinstance(value, str)}
 
 
 def keep_within(folder: Path) -> None:

@@ -17,13 +17,13 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
     if isinstance(value, Mapping):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
         inner = get_args(kind)[1] if get_origin(kind) is dict else Any
-        for key, one in value.items():
-            check_values(one, hints.get(key, inner), f"{name}.{key}".lstrip("."))
+        for key, item in value.items():
+            check_values(item, hints.get(key, inner), f"{name}.{key}".lstrip("."))
     elif isinstance(value, list):
-        for one in value:
-            if isinstance(one, list | Mapping) and Any not in _listed(kind):
-                raise ValueError(f"{name} must be a list of single values, got {one} in it")
-            check_values(one, Any, name)
+        for item in value:
+            if isinstance(item, list | Mapping) and Any not in _listed(kind):
+                raise ValueError(f"{name} must be a list of single values, got {item} in it")
+            check_values(item, Any, name)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
     elif isinstance(value, int) and not -LARGEST <= value < LARGEST:
@@ -32,5 +32,5 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
 
 def _listed(kind: Any) -> set[Any]:
     """What the elements of a list may be, where it is one."""
-    kinds = [one for one in (kind, *get_args(kind)) if get_origin(one) is list]
-    return {get_args(one)[0] for one in kinds} or {Any}
+    kinds = [item for item in (kind, *get_args(kind)) if get_origin(item) is list]
+    return {get_args(item)[0] for item in kinds} or {Any}
