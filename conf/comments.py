@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 
 
 def comments(schema: type) -> dict[str, str]:
-    """What is said at each field: on the lines directly above it, and at the end of its own."""
+    """Return what is said at each field: on the lines directly above it, and at the end of its own."""
     texts: dict[str, str] = {}
     for owner in reversed(schema.__mro__):
         if is_dataclass(owner):
@@ -18,7 +18,7 @@ def comments(schema: type) -> dict[str, str]:
 
 
 def paragraph(schema: type) -> str:
-    """The first of the docstring, on one line: what follows it is for those who write code."""
+    """Return the first of the docstring, on one line: what follows it is for those who write code."""
     return " ".join(inspect.cleandoc(schema.__doc__ or "").partition("\n\n")[0].split())
 
 

@@ -44,14 +44,14 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
 
 
 def composed(entry: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The same as plain values: what is required and missing is "???". Raises UserError as `settings`."""
+    """Return the settings as plain values; a required one that is missing is "???". Raises as `settings`."""
     values = OmegaConf.to_container(_compose(entry, schema, overrides), resolve=False)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]
 
 
 def as_yaml(entry: str, schema: type, overrides: Sequence[str] = ()) -> str:
-    """The same as YAML."""
+    """Return the same as YAML."""
     return OmegaConf.to_yaml(_compose(entry, schema, overrides), resolve=False)
 
 

@@ -58,7 +58,7 @@ class Entry:
 
 
 def describe(entry: str, schema: type) -> Entry:
-    """The stage whose settings are `conf/<entry>` and the dataclass `schema`."""
+    """Return the stage whose settings are `conf/<entry>` and the dataclass `schema`."""
     chosen, called = groups(entry), command(entry)
     return Entry(
         name=entry,
@@ -100,7 +100,7 @@ def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) ->
 
 
 def in_words(kind: Any, *, several: bool = False) -> str:
-    """A type as a user would say it; that it may be null, its default or its description says."""
+    """Return a type as a user would say it; that it may be null, its default or its description says."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(in_words(item) for item in get_args(kind) if item is not NoneType)
     if get_origin(kind) is list:
@@ -111,7 +111,7 @@ def in_words(kind: Any, *, several: bool = False) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as the command line and YAML have it."""
+    """Return a value as the command line and YAML have it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

@@ -27,7 +27,7 @@ class RankLocalError(UserError):
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
+    """Return the message of a library's error on one line, or its class where it has none."""
     message = " ".join(str(error).split())
     return f"{message[:most]} ..." if len(message) > most else message or type(error).__name__
 

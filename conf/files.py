@@ -24,9 +24,7 @@ KINDS = {
 
 
 def file_to_write(setting: str, name: str | None) -> Path | None:
-    """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
-    no place.
-    """
+    """Return the path of a file to write. Raises UserError where it cannot be written."""
     if not name:
         return None
     path, target = Path(name), Path(os.path.realpath(name))
@@ -122,7 +120,7 @@ def _begun(target: Path) -> str:
 
 
 def _check_regular(path: Path, name: str) -> None:
-    """Raises UserError, in the name that the user knows, for what is there and is no regular file. Links are
+    """Raise UserError, in the name that the user knows, for what is there and is no regular file. Links are
     followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
     """
     if path.exists() and not path.is_file():
@@ -131,7 +129,7 @@ def _check_regular(path: Path, name: str) -> None:
 
 
 def _create_locked(path: Path) -> int:
-    """A descriptor that locks a new file until it is closed, or the process dies.
+    """Return a descriptor that locks a new file until it is closed, or the process dies.
 
     A process's number does not say whether it lives: containers that share a folder and a host's name have
     their own numbers.

@@ -76,7 +76,7 @@ def _heading(name: str, text: str, width: int) -> Iterator[Text]:
 
 
 def _row(name: str, value: str, said: str, width: int) -> Iterator[Text]:
-    """A name with its value, and what is said of it beside the two, or below them where they are long."""
+    """Yield the lines of a setting: its name and value, with its text beside or below them."""
     margin = " " * min(WIDEST, 2 * width // 5)
     text = list(_wrapped(said, width - len(margin), margin=margin))
     left = list(_wrapped(name + value, width - INDENT, margin=" " * INDENT, then=" " * INDENT))
@@ -90,7 +90,7 @@ def _row(name: str, value: str, said: str, width: int) -> Iterator[Text]:
 
 
 def _command(example: str, width: int) -> Iterator[Text]:
-    """A command, on several lines as a shell takes it: a text in quotes stays on one."""
+    """Return a command, on several lines as a shell takes it: a text in quotes stays on one."""
     whole = re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(" ", "\xa0"), example)
     *first, last = _wrapped(whole, width - INDENT - len(" \\"), margin=" " * INDENT, then=" " * INDENT)
     for line in first:

@@ -24,7 +24,7 @@ def unsigned(override: str) -> str:
 
 
 def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> None:
-    """Raises UserError for what is no setting, for a choice that its group lacks, for a number in the place of
+    """Raise UserError for what is no setting, for a choice that its group lacks, for a number in the place of
     true or false, and for `~name` of what must be there.
     """
     known = {group.name: group for group in groups}
@@ -89,7 +89,7 @@ def is_default(override: str, groups: Sequence[Group]) -> bool:
 
 
 def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]:
-    """The names given to settings by name, a dict of dataclasses: `prompts.mine.path=FILE` gives `mine`."""
+    """Return the entries given by name, of dicts of dataclasses: `prompts.mine.path=FILE` gives `mine`."""
     names_by_group: dict[str, dict[str, Any]] = {}
     for override in overrides:
         group, *names = override.partition("=")[0].split(".")
@@ -99,7 +99,7 @@ def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]
 
 
 def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
-    """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
+    """Return the override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
     a path with brackets, commas or spaces would be read as something else; a bare value for nested
     settings given to that field of theirs which is marked for it; a list, or several choices of a group,
     in brackets; and what belongs to a library's own settings, a dict of Any, given whether the YAML has it
@@ -125,7 +125,7 @@ def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
 
 
 def kind_of(key: str, schema: type) -> Any:
-    """The type of a setting: Any for what lies in a library's own."""
+    """Return the type of a setting: Any for what lies in a library's own."""
     kind: Any = schema
     for name in key.split("."):
         if get_origin(kind) is dict:
@@ -143,12 +143,12 @@ def types_of(kind: Any) -> list[Any]:
 
 
 def _bracketed(value: str) -> str:
-    """A list of Hydra's grammar, from one or from values with commas between them."""
+    """Return a list of Hydra's grammar, from one or from values with commas between them."""
     return value if value.startswith(("[", "$")) else f"[{'' if value == 'null' else value}]"
 
 
 def _as_text(value: str, *, resolved: bool) -> str:
-    """The value in quotes; `${objective.L}` in it is that setting's value if `resolved`, else plain text."""
+    """Return the value in quotes; `${objective.L}` in it is resolved only if `resolved`."""
     escaped = value if resolved else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     escaped = re.sub(r"(\\*)'", r"\1\1\'", escaped)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)

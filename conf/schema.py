@@ -13,12 +13,12 @@ NAME = "NAME"
 
 
 def by_name(kind: Any) -> Any:
-    """The dataclass of settings by name; None for others."""
+    """Return the dataclass of settings by name; None for others."""
     return get_args(kind)[1] if get_origin(kind) is dict and is_dataclass(get_args(kind)[1]) else None
 
 
 def bare(schema: Any) -> str | None:
-    """The field that a bare value is for: that of metadata `bare`."""
+    """Return the field that a bare value is for: that of metadata `bare`."""
     return next((field.name for field in fields(schema) if field.metadata.get("bare")), None)
 
 
@@ -40,7 +40,7 @@ def names(schema: Any) -> list[str]:
 
 
 def place(schema: Any, name: str) -> str | None:
-    """The setting, or the group of them, that a name within an error means; None where it is none.
+    """Return the setting, or the group of them, that a name within an error means; None where it is none.
 
     `prompts.mine.path` and `prompts.path` are `prompts.NAME.path`; what lies in a library's own settings is
     where these are.

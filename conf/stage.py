@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent  # the folder that the project's packages li
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
-    """The manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
+    """Return the manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
 
     Raises UserError when the folder, its manifest or its kind is another.
     """
@@ -54,7 +54,7 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
 
 
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
-    """What determines a stage's result: its settings, less the ignored ones, and its inputs.
+    """Return what determines a stage's result: its settings, less the ignored ones, and its inputs.
 
     `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
@@ -99,7 +99,7 @@ def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
 def check_same(
     recorded: Mapping[str, Any], requested: Mapping[str, Any], out: str | Path, *, finished: bool = True
 ) -> None:
-    """Raises UserError, naming the first difference, when `out` was made, or begun, with something else."""
+    """Raise UserError, naming the first difference, when `out` was made, or begun, with something else."""
     for name, value, other in _differences(requested, recorded):
         contents = "a result" if finished else "an unfinished run"
         raise UserError(
@@ -111,7 +111,7 @@ def check_same(
 
 @contextmanager
 def staged(out: str | Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
+    """Return a folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
 
     Raises UserError when `out` holds anything already, or another run is writing it. A folder that is whole and
     cannot become `out` is kept.
@@ -127,7 +127,7 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """The folder that `publish` is to make `out`, locked against other runs while the block lasts.
+    """Return the folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
     What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
     with another `made`.
@@ -152,7 +152,7 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
 
 
 def check_out(out: str | Path) -> None:
-    """Raises UserError for what neither holds a finished result nor could become one.
+    """Raise UserError for what neither holds a finished result nor could become one.
 
     For a stage that must look long at its inputs before it can ask `is_finished`.
     """
@@ -187,7 +187,7 @@ def create_folder(path: Path, out: str | Path) -> None:
 
 
 def check_place(out: str | Path) -> None:
-    """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
+    """Raise UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
         reason = f"'{out}', which has none" if str(out) else "nothing"
@@ -198,14 +198,14 @@ def check_place(out: str | Path) -> None:
 
 
 def _check_empty(out: str | Path) -> None:
-    """Raises UserError where a folder holds anything but what a file system has in its root."""
+    """Raise UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
     if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
         raise UserError(f"out={out} must be a new or empty folder, got other files there")
 
 
 def partial_of(out: str | Path) -> Path:
-    """The folder that is to become `out`, while it is written: beside it, where a rename makes it visible.
+    """Return the hidden folder beside `out`, which a rename makes visible as `out`.
 
     A link is followed: its target becomes the result. A folder that no rename can replace, a mount point or
     below a parent that cannot be written, has it within: its entries are moved, the manifest last.
@@ -252,7 +252,7 @@ def _move_entries(partial: Path) -> None:
 
 
 def lock(folder: Path, out: str | Path) -> int:
-    """A descriptor that keeps other runs from `folder` until it is closed, or the process dies.
+    """Return a descriptor that keeps other runs from `folder` until it is closed, or the process dies.
 
     Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
     runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
@@ -321,7 +321,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The project's git commit, or "unknown" outside a checkout, or without git."""
+    """Return the project's git commit, or "unknown" outside a checkout, or without git."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False

@@ -99,7 +99,7 @@ def _elements(override: Override, *, plain: bool) -> list[str]:
 
 
 def _check_jobs(entry: str, schema: type, jobs: Sequence[Sequence[str]], swept: Sequence[str]) -> None:
-    """Raises UserError for settings that are refused, and where two jobs would write the same folder."""
+    """Raise UserError for settings that are refused, and where two jobs would write the same folder."""
     outs: dict[str, Sequence[str]] = {}
     for job in jobs:
         out = getattr(settings(entry, schema, job), "out", None)

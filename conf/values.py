@@ -9,7 +9,7 @@ LARGEST = 2**63  # beyond it no array holds a whole number
 
 
 def check_values(value: Any, kind: Any, name: str = "") -> None:
-    """Raises ValueError, naming the setting, for a number that is none (NaN compares as no limit does, and JSON
+    """Raise ValueError, naming the setting, for a number that is none (NaN compares as no limit does, and JSON
     has none), for one of more than 63 bits, and for what a list of texts or numbers cannot hold.
 
     `value` is what a dataclass `kind` is made of, as plain values.
@@ -31,6 +31,6 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
 
 
 def _listed(kind: Any) -> set[Any]:
-    """What the elements of a list may be, where it is one."""
+    """Return what the elements of a list may be, where it is one."""
     kinds = [item for item in (kind, *get_args(kind)) if get_origin(item) is list]
     return {get_args(item)[0] for item in kinds} or {Any}
