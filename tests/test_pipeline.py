@@ -168,7 +168,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path],
     """As a run that was killed after its first checkpoint: no manifest, the newest checkpoint gone."""
     recipe = ["experiment=demo_base", f"data.path={folders['data']}", *TINY, *SHORT, *BATCH]
     out = tmp_path / "base"
-    killed = "import train.loop as loop, runpy; save = loop.Trainer._save\n" + (
+    killed = "import train.trainer as loop, runpy; save = loop.Trainer._save\n" + (
         "def once(self): save(self); import os; os._exit(9)\n"
         "loop.Trainer._save = once; runpy.run_module('train', run_name='__main__')"
     )

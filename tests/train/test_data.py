@@ -12,10 +12,9 @@ from conf import LoneError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
-from train.data import TrainingData, adaptive_ids, draw_windows, global_order, lay_out, load_batch, rank_batches
-from train.objective.adaptive import sample_windows
-from train.objective.layout import IGNORE, Layout
-from train.schedule import learning_rate
+from train.data import TrainingData, draw_windows, global_order, lay_out, load_batch, rank_batches
+from train.objective import IGNORE, Layout, sample_windows
+from train.trainer import learning_rate
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
@@ -45,7 +44,9 @@ def test_own_text_has_its_share_of_every_step(
     """Both parts of a step go on in their own endless order, whatever steps were taken before."""
     count = round(share * batch)
     if not 0 < count < batch:
-        with pytest.raises(ValueError, match=rf"data\.own_share must give 1 to {batch - 1} of the {batch} seq"):
+        with pytest.raises(
+            ValueError, match=rf"data\.own_share must be a share that gives 1 to {batch - 1} of the {batch} seq"
+        ):
             own_text(data_folder, share, batch=batch)
         return
     data = TrainingData(replace(own_text(data_folder, share, batch=batch), seed=seed))
@@ -123,7 +124,7 @@ def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, 
     assert not np.isin(Y[offsets > 0], list(vocab.control)).any()
     assert (documents[offsets > 0] >= 0).all()
     assert ((labels != IGNORE) <= (offsets > 0)).all()
-    wanted = np.array(adaptive_ids(vocab, objective))
+    wanted = np.array(objective.adaptive_ids(vocab.adaptive))
     if diverse:
         assert offsets.max() == objective.L
         assert (M[offsets > 0] == wanted[offsets[offsets > 0] - 1]).all()
@@ -132,9 +133,8 @@ def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, 
 
 
 def test_more_offsets_than_diverse_ids_are_refused() -> None:
-    vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
-    with pytest.raises(ValueError, match=r"objective\.L=3"):
-        adaptive_ids(vocab, ObjectiveConfig(L=3, diverse=True))
+    with pytest.raises(ValueError, match=r"objective\.L must be at most the 2 diverse ids, got 3"):
+        ObjectiveConfig(L=3, diverse=True).adaptive_ids((7, 8))
 
 
 def test_wide_windows_change_no_draw_where_they_are_off() -> None:
@@ -152,7 +152,7 @@ def test_wide_windows_change_no_draw_where_they_are_off() -> None:
     [
         ({"wide_share": 1.5}, r"objective\.wide_share must be a share from 0 to 1, got 1\.5"),
         ({"name": "dual"}, r"objective\.wide_share must be 0 for objective=dual, got 0\.2.*Use objective="),
-        ({"diverse": True}, r"must be 0 with objective\.diverse=true, got 0\.2: no offset above L has an id"),
+        ({"diverse": True}, r"must be 0 with objective\.diverse=true, got 0\.2\. Set objective\.diverse=false"),
         ({"L_max": 5}, r"objective\.L_max must be above objective\.L=5, got 5"),
     ],
 )
@@ -181,8 +181,7 @@ def test_branches_on_a_gpu_have_few_widths(data_folder: Path, monkeypatch: pytes
 
 def test_causal_has_no_adaptive_ids() -> None:
     """LoRA under `causal` trained a row of the embedding that the manifest, and so the export, knew not of."""
-    vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
-    assert adaptive_ids(vocab, ObjectiveConfig("causal")) == ()
+    assert ObjectiveConfig("causal").adaptive_ids((7, 8)) == ()
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
@@ -199,5 +198,5 @@ def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(data_f
     value = json.loads((data_folder / "manifest.json").read_text())["vocab"]
     shards = Shards(data_folder, "train")
     vocab = Vocab.from_json({**value, "adaptive": [int(shards[3].tokens[5])]})
-    with pytest.raises(LoneError, match="that no text holds, found one in sequence 3"):
+    with pytest.raises(LoneError, match="must not occur in text, got one in sequence 3"):
         load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))

@@ -13,7 +13,7 @@ from conf import settings
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
-from train.schedule import learning_rate
+from train.trainer import learning_rate
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,16 +105,16 @@ def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> 
 
 
 def test_a_broken_checkpoint_is_told_and_the_one_before_taken(runs: Path) -> None:
-    why = "zero_pp_rank_1_mp_rank_00_optim_states.pt holds other bytes than were written"
+    why = "zero_pp_rank_1_mp_rank_00_optim_states.pt has a checksum mismatch: the file is corrupt"
     lines = [line for line in (runs / "told").read_text().splitlines() if "/flipped/" in line]
     assert len(lines) == 1 and f"step-000008 is broken ({why}" in lines[0]
-    assert lines[0].endswith("step-000004 is taken")
+    assert lines[0].endswith("step-000004 is used")
     assert losses(runs / "flipped") == losses(runs / "zero2")
     assert checkpoints(runs / "flipped") == ["step-000004", "step-000008", "step-000012"]
 
 
 def test_no_whole_checkpoint_is_a_sentence(runs: Path) -> None:
-    assert "wanted a whole checkpoint, found none (step-000008: " in told(runs, "hopeless")
+    assert "must have an intact checkpoint, got none (step-000008: " in told(runs, "hopeless")
 
 
 def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
 
 
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
-    assert "step 6: the loss is nan: see" in told(runs, "nan")
+    assert "step 6: the loss is nan. See" in told(runs, "nan")
     assert "step 11: the loss is " in told(runs, "exploded")
     assert checkpoints(runs / "nan") == ["step-000004"]
     assert checkpoints(runs / "exploded") == ["step-000004", "step-000008"]
