@@ -67,7 +67,7 @@ def flex_failure(device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, 
     mask = block_mask(positions, (torch.arange(2 * BLOCK, device=device) >= BLOCK)[None].long(), BLOCK)
     try:
         with torch.enable_grad():
-            output = _flex(nn.Identity(), query, key, value, mask)
+            output = _branch_attention(nn.Identity(), query, key, value, mask)
             torch.autograd.grad(output.sum(), (query, key, value))
         if device == "cuda":
             torch.cuda.synchronize()
@@ -146,7 +146,9 @@ def register(attention: str) -> str:
         )
     # The library treats a name with "flash" in it as one of its kernels.
     name = "branch_" + attention.replace("flash_attention_2", "fa2")
-    trunk = {"eager": _eager, "flash_attention_2": _flash, "sdpa": sdpa_attention_forward}[attention]
+    trunk = {"eager": _trunk_eager, "flash_attention_2": _trunk_flash, "sdpa": sdpa_attention_forward}[
+        attention
+    ]
     AttentionInterface.register(name, partial(_attention, trunk_attention=trunk))
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
     return name
@@ -185,14 +187,60 @@ def _attention(
 
 
 def _branch_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **unused: Any,
 ) -> Tensor:
     if isinstance(mask, BlockMask):
-        return _flex(module, query, key, value, mask, **kwargs)
-    return (_dense if query.is_cpu else _fused)(module, query, key, value, mask, **kwargs)
+        return flex_attention_forward(module, query, key, value, mask, scaling=scaling)[0]
+    return (_dense if query.is_cpu else _fused)(query, key, value, mask, scaling, dropout)
 
 
-def _flash(
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, dropout: float
+) -> Tensor:
+    """Attend by PyTorch's fused kernel, which keeps the mask in the scores' type but no scores."""
+    groups = query.shape[1] // key.shape[1]  # the kernel that takes a mask needs a key for every head
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
+    return output.transpose(1, 2)
+
+
+def _dense(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, dropout: float
+) -> Tensor:
+    """Attend in two products: on a CPU, with a mask or at small sizes, faster than the fused kernel."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
+    scores = torch.softmax((query * scaling) @ key.transpose(2, 3) + bias, dim=-1)
+    return (F.dropout(scores, dropout) @ value).transpose(1, 2)
+
+
+def _trunk_eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    n = query.shape[2]
+    causal = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
+    return _dense(query, key, value, causal, scaling, dropout), None
+
+
+def _trunk_flash(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -207,55 +255,3 @@ def _flash(
 
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     return flash_attn_func(query, key, value, dropout, scaling, causal=True), None
-
-
-def _flex(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, **kwargs: Any
-) -> Tensor:
-    return flex_attention_forward(module, query, key, value, mask, scaling=kwargs.get("scaling"))[0]
-
-
-def _fused(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **unused: Any,
-) -> Tensor:
-    """Attend by PyTorch's fused kernel, which keeps the mask in the scores' type but no scores."""
-    groups = query.shape[1] // key.shape[1]  # the kernel that takes a mask needs a key for every head
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
-    return output.transpose(1, 2)
-
-
-def _eager(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    n = query.shape[2]
-    causal = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
-    return _dense(module, query, key, value, causal, **kwargs), None
-
-
-def _dense(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **unused: Any,
-) -> Tensor:
-    """Attend in two products: on a CPU, with a mask or at small sizes, faster than the fused kernel."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
-    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
-    scores = torch.softmax((query * scaling) @ key.transpose(2, 3) + bias, dim=-1)
-    return (F.dropout(scores, dropout) @ value).transpose(1, 2)

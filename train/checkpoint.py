@@ -84,20 +84,13 @@ def _described(folder: Path) -> Checkpoint:
     """Return what `checkpoint.json` says of its folder. Raise BrokenFile for what no save writes."""
     try:
         checkpoint = Checkpoint(**unsealed(folder / DESCRIBED))
+        listed = all({"size", "crc32"} == facts.keys() for facts in checkpoint.files.values())
     except Broken as error:
         raise BrokenFile(f"{DESCRIBED} {error}") from None
-    except TypeError:
+    except (TypeError, AttributeError):
         raise BrokenFile(f"{DESCRIBED} has other fields than this version's") from None
-    numbers, files = (checkpoint.step, checkpoint.ranks, checkpoint.stage), checkpoint.files
-    if any(type(number) is not int for number in numbers) or checkpoint.name != folder.name:
+    if type(checkpoint.step) is not int or checkpoint.name != folder.name or not listed:
         raise BrokenFile(f"{DESCRIBED} must describe {folder.name}, got step {checkpoint.step}")
-    if not isinstance(files, dict) or not all(
-        Path(name).name == name
-        and isinstance(facts, dict)
-        and {key: type(value) for key, value in facts.items()} == {"size": int, "crc32": int}
-        for name, facts in files.items()
-    ):
-        raise BrokenFile(f"{DESCRIBED} must list files by plain names, each with size and crc32")
     return checkpoint
 
 
@@ -181,9 +174,8 @@ class _Summed:
 def check_file(path: Path, *, size: int, crc32: int) -> None:
     """Raise BrokenFile unless the file is what was written."""
     try:
-        actual = path.stat().st_size
-        if actual != size:
-            raise BrokenFile(f"{path.name} has {actual:,} bytes instead of {size:,}")
+        if (actual := path.stat().st_size) != size:
+            raise BrokenFile(f"{path.name} has {actual:,} bytes instead of {size}")
         crc = 0
         with open(path, "rb") as file:
             while block := file.read(2**20):

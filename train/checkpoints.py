@@ -4,10 +4,10 @@
     <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
     <out>/checkpoints/.step-000123.partial/       being written; becomes the above in one step
 
-Another number of ranks needs a universal checkpoint, which DeepSpeed's converter writes in its own process.
-The converter loads every `mp_rank_*` file below its input folder with `weights_only=False`, and uses the names
-of weights as paths. So it gets a folder of links to the listed files alone, whose names of weights are checked,
-and train.engine overrules that argument.
+Another number of ranks needs a universal checkpoint, which DeepSpeed's converter writes in its own process. The
+converter loads every `mp_rank_*` file of the folder with `weights_only=False`, and uses the names of weights as
+paths. So the folder may contain listed files alone, their names of weights are checked, and train.engine
+overrules that argument.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -211,25 +211,19 @@ def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
     """
     for name in sorted(checkpoint.files):
         _check_names(index(folder / name), folder / name)
-    with contextlib.ExitStack() as stack:
-        converter: subprocess.Popen[str] | None = None
-        if dist.get_rank() == 0:
-            links = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            for name in checkpoint.files:
-                (links / name).symlink_to((folder / name).absolute())
-            alive, ours = os.pipe()
-            stack.callback(os.close, ours)
-            converter = _start_converter(links, out, alive)
-            os.close(alive)
+    with tempfile.TemporaryFile("w+") as errors:
+        converter = _start_converter(folder, out, errors) if dist.get_rank() == 0 else None
         # Minutes for a large model: the ranks talk meanwhile, so that no collective times out.
-        code, output = None, ""
+        code: int | None = None
         while code is None:
             if converter is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    output = converter.communicate(timeout=5)[1]
-            code, output = first_ranks((converter.poll() if converter else None, output))
-        if converter is not None:
-            (out.parent / "latest_universal").unlink(missing_ok=True)
+                    converter.wait(timeout=5)
+            code = first_ranks(converter and converter.poll())
+        errors.seek(0)
+        output = first_ranks(errors.read())
+    if converter is not None:
+        (out.parent / "latest_universal").unlink(missing_ok=True)
     if code:
         raise UserError(
             f"{folder}: the checkpoint must be convertible for {world_size()} ranks, got "
@@ -256,16 +250,16 @@ def _check_names(value: Any, path: Path) -> None:
         waiting += value.values() if isinstance(value, Mapping) else value
 
 
-def _start_converter(folder: Path, out: Path, alive: int) -> subprocess.Popen[str]:
-    """Start `_convert` below; it ends when the other end of the pipe `alive` is closed."""
+def _start_converter(folder: Path, out: Path, errors: IO[str]) -> subprocess.Popen[str]:
+    """Start `_convert` below; it ends with this process, which closes its standard input."""
     arguments = ["--input_folder", folder, "--output_folder", out, "--inject_missing_state"]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-m", "train.checkpoints", *map(str, arguments)],
         env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": paths},
-        stdin=alive,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         start_new_session=True,  # a signal to this process ends the step, not the conversion
     )

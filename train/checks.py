@@ -73,9 +73,7 @@ def check_devices() -> None:
     """Raise LoneError on a rank for which the machine has no GPU, if it has any."""
     gpus = torch.cuda.device_count()
     if gpus and int(os.environ.get("LOCAL_RANK", "0")) >= gpus:
-        raise LoneError(
-            f"torchrun must start at most as many processes as the machine has GPUs, got {gpus} GPUs"
-        )
+        raise LoneError(f"torchrun must start at most one process for each GPU of a machine, got {gpus} GPUs")
 
 
 def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:

@@ -58,9 +58,9 @@ class ModelConfig:
     random_init: bool = False  # random weights of `shape`, in place of a directory's
     # of random weights, and of plan: model_type (llama) and fields of its configuration
     shape: dict[str, Any] = field(default_factory=dict)
-    attention: str = "sdpa"  # how it is computed: sdpa, eager or flash_attention_2
-    activation_checkpointing: bool = False  # compute each layer twice and keep less: memory for time
-    compile: bool = False  # the layers by torch.compile: slow at first, then faster
+    attention: str = "sdpa"  # kernel: sdpa, eager or flash_attention_2
+    activation_checkpointing: bool = False  # recompute layers in the backward pass: less memory, more time
+    compile: bool = False  # torch.compile the layers: slow first steps, then faster
 
     def __post_init__(self) -> None:
         kinds = ("sdpa", "eager", "flash_attention_2")
@@ -112,7 +112,6 @@ class ObjectiveConfig:
             self._check_wide()
 
     def _check_draft_loss(self) -> None:
-        """Raise ValueError for settings of the draft loss that the objective, or the loss, cannot use."""
         if self.name not in ("dual", "branch"):
             cure = "Use objective=dual or branch: drafts learn from the model's prediction on a clean sequence"
             _require(not self.soft, "objective.soft", f"0 with objective={self.name}", self.soft, cure)
@@ -128,7 +127,6 @@ class ObjectiveConfig:
             _require(not self.soft, "objective.soft", expected, self.soft, "Set objective.draft_loss=ce")
 
     def _check_wide(self) -> None:
-        """Raise ValueError for wide windows that the objective cannot train."""
         name, share = "objective.wide_share", self.wide_share
         cure = "Use objective=branch: only there windows have a set width"
         _require(self.name == "branch", name, f"0 for objective={self.name}", share, cure)
@@ -178,7 +176,7 @@ class OptimizerConfig:
     beta1: float = 0.9  # decay of the mean of gradients
     beta2: float = 0.95  # decay of the mean of their squares
     weight_decay: float = 0.1  # of matrices; norms, biases and embeddings have none
-    clip: float = 1.0  # longest norm of the gradient; 0: any
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
 
     def __post_init__(self) -> None:
         for name in ("lr", "min_lr", "warmup_steps", "weight_decay", "clip"):
@@ -196,9 +194,8 @@ class TrainConfig:
     sequences of 16,384: 128 sequences, each as Y and as M.
     """
 
-    data: TrainDataConfig = field(
-        default_factory=TrainDataConfig
-    )  # The shards to train on; needed unless plan.
+    # The shards to train on; needed unless plan.
+    data: TrainDataConfig = field(default_factory=TrainDataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -207,19 +204,18 @@ class TrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     out: str = field(default="", metadata=PATH)  # the folder to write; needed unless plan
-    steps: int = 2000  # steps of the optimizer; more than a run has taken: it goes on
+    steps: int = 2000  # optimizer steps; raise it to continue a finished run
     global_batch: int = 128  # sequences of the data in a step, over all ranks
     micro_batch: int = 1  # sequences in a forward of one rank: memory grows with them
     loss_chunk: int = 1024  # positions whose logits exist at once: less takes less memory
     save_every: int = 250  # steps between checkpoints
-    keep_last: int = 2  # newest checkpoints that are kept
-    keep_every: int = 0  # keep the checkpoints of every so many steps too; 0: of none
-    resume: bool = True  # go on with an unfinished run in `out`; false: refuse it
-    max_loss_ratio: float = 3.0  # a step's loss to the mean of recent ones: above it the run stops
+    keep_last: int = 2  # newest checkpoints to keep
+    keep_every: int = 0  # also keep the checkpoint of every so many steps; 0: none
+    resume: bool = True  # continue an unfinished run in `out`; false: refuse it
+    max_loss_ratio: float = 3.0  # stop if a step's loss is above this multiple of the recent mean
     validate_every: int = 250  # steps between validations
     validate_sequences: int = 64  # held-out sequences of a validation, at most
-    # of the held-out loss of standard tokens over the base model's: more than this is warned of
-    max_loss_rise: float = 0.01
+    max_loss_rise: float = 0.01  # warn if the held-out standard loss is above the base model's by this share
     plan: bool = False  # print what would run, with its memory and time, and stop
     plan_ranks: int = 8  # ranks (GPUs) that plan=true assumes
     plan_device: str = "a100_80gb"  # device that plan=true assumes: a name that it lists, or GiB
@@ -231,9 +227,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         objective = self.objective.name
         cure = "Use objective=branch, which alone computes the rows of adaptive tokens apart"
-        _require(
-            objective == "branch" or not self.lora.gated, "lora.gated", f"false with {objective=!s}", True, cure
-        )
+        ungated = not self.lora.gated
+        _require(objective == "branch" or ungated, "lora.gated", f"false with {objective=!s}", True, cure)
         counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")
         for name in (*counts, "validate_every", "validate_sequences"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
@@ -244,18 +239,12 @@ class TrainConfig:
         _require(share is None or 0 < share <= 1, "plan_utilisation", "a share above 0 and at most 1", share)
         self._check_deepspeed()
         if self.data.own:
-            _require(
-                objective == "branch",
-                "data.own",
-                f"null for {objective=!s}",
-                self.data.own,
-                "Use objective=branch, which alone takes own text",
-            )
+            cure = "Use objective=branch, which alone takes own text"
+            _require(objective == "branch", "data.own", f"null for {objective=!s}", self.data.own, cure)
             count, batch = self.data.own_sequences(self.global_batch), self.global_batch
             expected = f"a share that gives 1 to {batch - 1} of the {batch} sequences of a step"
-            _require(
-                0 < count < batch, "data.own_share", expected, f"{self.data.own_share}, which gives {count}"
-            )
+            value = f"{self.data.own_share}, which gives {count}"
+            _require(0 < count < batch, "data.own_share", expected, value)
 
     def _check_deepspeed(self) -> None:
         """Raise ValueError for settings that DeepSpeed does not refuse, or not in time."""
@@ -266,23 +255,17 @@ class TrainConfig:
             enabled = self.deepspeed.get(name, {}).get("enabled", False)
             _require(isinstance(enabled, bool), f"deepspeed.{name}.enabled", "true or false", enabled)
         for name in ("optimizer", "scheduler"):
-            cure = "Use optimizer.*"
-            _require(
-                name not in self.deepspeed, f"deepspeed.{name}", "left out", self.deepspeed.get(name), cure
-            )
+            value = self.deepspeed.get(name)
+            _require(name not in self.deepspeed, f"deepspeed.{name}", "left out", value, "Use optimizer.*")
         _require(self.stage in range(4), "deepspeed.zero_optimization.stage", "0, 1, 2 or 3", self.stage)
         name = "deepspeed.data_types.grad_accum_dtype"
         kind = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
         _require(kind in (None, "fp32", "bf16"), name, "fp32 or bf16", kind)
         _require(self.bf16 or kind != "bf16", name, "fp32 with deepspeed.bf16.enabled=false", kind)
         # DeepSpeed 0.19.8: stage 0 has no such optimizer; that of stage 1 holds all gradients in both types.
-        _require(
-            kind != "fp32" or not self.bf16 or self.stage >= 2,
-            name,
-            f"bf16 for bfloat16 weights at ZeRO stage {self.stage}",
-            kind,
-            "Use deepspeed=zero2, which takes no more memory",
-        )
+        expected = f"bf16 for bfloat16 weights at ZeRO stage {self.stage}"
+        cure = "Use deepspeed=zero2, which takes no more memory"
+        _require(kind != "fp32" or not self.bf16 or self.stage >= 2, name, expected, kind, cure)
 
     @property
     def gradient_bytes(self) -> int:

@@ -1,7 +1,6 @@
 """One part of train.gpu_check: `python -m train.gpu_check_parts NAME SETTINGS` (as JSON).
 
-Each part returns its figures, and in "passed" whether they are right. Flex attention has no gradient on a CPU:
-the result says so instead of a figure.
+Each part returns its figures, and in "passed" whether they are right.
 """
 
 import json
@@ -23,24 +22,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from conf import settings
 from data_prep.shards import SPAN, PackedSequence
 from data_prep.vocab import Vocab
-from train.attention import DENSE, FLEX, Mask, branch_kernel, branch_mask, register
+from train.attention import DENSE, FLEX, branch_kernel, register
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
+from train.engine import Engine, start
+from train.flops import peak_flops, step_flops
 from train.gpu_check import MARK, TrainCheckConfig
-from train.model import AdaptiveLM
+from train.memory import estimate_memory
+from train.model import AdaptiveLM, assemble
+from train.pretrained import model_config
 
 NEAR = 1e-3  # relative difference of two kernels' gradients in float32, at most
 SAME = 1e-3  # of the loss after a resume, in bfloat16, whose kernels add up in no fixed order
 LAYERS = 2  # of the model that is saved and resumed: a checkpoint of a whole one takes 19 GB
-
-
-class ForcedLM(AdaptiveLM):
-    """AdaptiveLM with a given kernel for the branches, also where it has no gradient."""
-
-    kernel = DENSE
-
-    def _mask(self, positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
-        return branch_mask(positions, offsets, trunk, self.kernel)
 
 
 def attention(config: TrainCheckConfig) -> dict[str, Any]:
@@ -54,23 +48,23 @@ def attention(config: TrainCheckConfig) -> dict[str, Any]:
         num_key_value_heads=4,
         initializer_range=0.2,
     )
+    heads = {"heads": 8, "kv_heads": 4, "width": 16, "dropout": 0.0}
+    kernel = branch_kernel("auto", config.device, torch.float32, **heads)
+    if config.device == "cpu":
+        why = "not run: flex attention has no gradient on a CPU"
+        return {"kernel": kernel, "loss_apart": why, "gradients_apart": why, "passed": True}
     torch.manual_seed(0)
     lm = LlamaForCausalLM._from_config(shape, attn_implementation=register("sdpa")).to(config.device)
-    module = ForcedLM(lm, chunk=256, L=5)
     batch = random_batch(499, 256, ObjectiveConfig(name="branch"), torch.device(config.device))
-    parameters, gradients = list(lm.parameters()), config.device == "cuda"
-    results: dict[str, list[Tensor]] = {}
-    stance = "default" if gradients else "force_eager"
-    with torch.set_grad_enabled(gradients), torch.compiler.set_stance(stance):
-        for module.kernel in (DENSE, FLEX):
-            loss, *_ = module(**batch)
-            results[module.kernel] = [loss, *(torch.autograd.grad(loss, parameters) if gradients else ())]
-    apart = [float((b - a).norm() / a.norm()) for a, b in zip(results[DENSE], results[FLEX], strict=True)]
-    heads = {"heads": 8, "kv_heads": 4, "width": 16, "dropout": 0.0}
+    results: list[list[Tensor]] = []
+    for name in (DENSE, FLEX):
+        loss, *_ = AdaptiveLM(lm, chunk=256, L=5, attention=name)(**batch)
+        results.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
+    apart = [float((b - a).norm() / a.norm()) for a, b in zip(*results, strict=True)]
     return {
-        "kernel": branch_kernel("auto", config.device, torch.float32, **heads),
+        "kernel": kernel,
         "loss_apart": apart[0],
-        "gradients_apart": max(apart[1:]) if gradients else "not run: flex attention has no gradient on a CPU",
+        "gradients_apart": max(apart[1:]),
         "passed": max(apart) < NEAR,
     }
 
@@ -89,79 +83,11 @@ def optimizer(config: TrainCheckConfig) -> dict[str, Any]:
     return {"weights_apart": apart, "passed": apart < 1e-6}
 
 
-def steps(objective: str, config: TrainCheckConfig) -> dict[str, Any]:
-    """Measure seconds of a step, MFU, and peak memory beside the plan's, under ZeRO 1 in bfloat16."""
-    from train.engine import Engine, start
-    from train.flops import peak_flops, step_flops
-    from train.memory import estimate_memory
-    from train.model import assemble
-    from train.pretrained import model_config
+class Steps:
+    """Training steps on random weights and tokens, one sequence a step, under ZeRO 1."""
 
-    run, before = training(objective, config), psutil.Process().memory_info().rss
-    start()
-    size = model_config(run.model).vocab_size
-    engine = Engine(assemble(run, vocab(size))[0], run)
-    losses, seconds = [], []
-    for step in range(config.steps + 1):
-        batch = random_batch(size, config.tokens, run.objective, engine.device, seed=step)
-        began = time.perf_counter()
-        losses.append(float(engine.step([batch], 1e-4, key=(0, step))[0].mean()))  # waits for the device
-        seconds.append(time.perf_counter() - began)
-    cuda, architecture = config.device == "cuda", model_config(run.model)
-    second = sorted(seconds[1:])[config.steps // 2]
-    flops = step_flops(architecture, run.objective, sequences=1, seq_len=config.tokens).model
-    peak = peak_flops(engine.device_name(), config.peak_tflops)
-    planned = estimate_memory(architecture, run, ranks=1, seq_len=config.tokens, cuda=cuda)
-    measured = engine.peak_memory() - (0 if cuda else before)
-    return {
-        "first_step_seconds": seconds[0],
-        "step_seconds": second,
-        "mfu": None if peak is None else flops / (second * peak),
-        "peak_bytes": measured,
-        "planned_bytes": planned.total,
-        "planned_share": planned.total / measured,
-        "losses": losses,
-        "gradient_norm": engine.gradient_norm(),
-        "passed": all(map(math.isfinite, [*losses, engine.gradient_norm()])),
-    }
-
-
-def resume(config: TrainCheckConfig) -> dict[str, Any]:
-    """Compare the loss of the step after a save, in the run that saved and in one that resumes."""
-    from train.engine import Engine, start
-    from train.model import assemble
-    from train.pretrained import model_config
-
-    run = training("branch", config, f"model.shape.num_hidden_layers={LAYERS}")
-    size = model_config(run.model).vocab_size
-    start()
-
-    def stepped(engine: Engine, step: int) -> float:
-        batch = random_batch(size, config.tokens, run.objective, engine.device, seed=step)
-        return float(engine.step([batch], 1e-4, key=(0, step))[0].mean())
-
-    with tempfile.TemporaryDirectory(dir=Path(config.out).parent) as folder:
-        engine = Engine(assemble(run, vocab(size))[0], run)
-        for step in range(2):
-            stepped(engine, step)
-        began = time.perf_counter()
-        _, failure = engine.save(Path(folder), "step")
-        if failure is not None:
-            raise failure
-        seconds, whole = time.perf_counter() - began, stepped(engine, 2)
-        again = Engine(assemble(run, vocab(size))[0], run)
-        again.load(Path(folder), "step")
-        resumed = stepped(again, 2)
-    apart = abs(resumed - whole) / abs(whole)
-    return {"loss": whole, "resumed_loss": resumed, "save_seconds": seconds, "passed": apart < SAME}
-
-
-def training(objective: str, config: TrainCheckConfig, *overrides: str) -> TrainConfig:
-    """Return settings of a run on random weights, one sequence a step."""
-    return settings(
-        "train",
-        TrainConfig,
-        [
+    def __init__(self, objective: str, config: TrainCheckConfig, *overrides: str) -> None:
+        arguments = [
             f"model={config.model}",
             f"objective={objective}",
             "deepspeed=zero1",
@@ -170,9 +96,64 @@ def training(objective: str, config: TrainCheckConfig, *overrides: str) -> Train
             "global_batch=1",
             "micro_batch=1",
             "tracker.mode=disabled",
-            *overrides,
-        ],
-    )
+        ]
+        self.settings = settings("train", TrainConfig, [*arguments, *overrides])
+        self.architecture = model_config(self.settings.model)
+        self.tokens, self.size = config.tokens, self.architecture.vocab_size
+        start()
+        self.engine = Engine(assemble(self.settings, vocab(self.size))[0], self.settings)
+
+    def step(self, index: int) -> float:
+        """Take a step; return its loss, for which it waits."""
+        objective, device = self.settings.objective, self.engine.device
+        batch = random_batch(self.size, self.tokens, objective, device, seed=index)
+        return float(self.engine.step([batch], 1e-4, key=(0, index))[0].mean())
+
+
+def steps(objective: str, config: TrainCheckConfig) -> dict[str, Any]:
+    """Measure seconds of a step, MFU, and peak memory beside the plan's, under ZeRO 1 in bfloat16."""
+    before = psutil.Process().memory_info().rss
+    run = Steps(objective, config)
+    losses, seconds = [], []
+    for step in range(config.steps + 1):
+        began = time.perf_counter()
+        losses.append(run.step(step))
+        seconds.append(time.perf_counter() - began)
+    second, cuda = sorted(seconds[1:])[config.steps // 2], config.device == "cuda"
+    flops = step_flops(run.architecture, run.settings.objective, sequences=1, seq_len=config.tokens).model
+    peak = peak_flops(run.engine.device_name(), config.peak_tflops)
+    planned = estimate_memory(run.architecture, run.settings, ranks=1, seq_len=config.tokens, cuda=cuda)
+    measured = run.engine.peak_memory() - (0 if cuda else before)
+    return {
+        "first_step_seconds": seconds[0],
+        "step_seconds": second,
+        "mfu": None if peak is None else flops / (second * peak),
+        "peak_bytes": measured,
+        "planned_bytes": planned.total,
+        "planned_share": planned.total / measured,
+        "losses": losses,
+        "gradient_norm": run.engine.gradient_norm(),
+        "passed": all(map(math.isfinite, [*losses, run.engine.gradient_norm()])),
+    }
+
+
+def resume(config: TrainCheckConfig) -> dict[str, Any]:
+    """Compare the loss of the step after a save, in the run that saved and in one that resumes."""
+    layers = f"model.shape.num_hidden_layers={LAYERS}"
+    with tempfile.TemporaryDirectory(dir=Path(config.out).parent) as folder:
+        run = Steps("branch", config, layers)
+        for step in range(2):
+            run.step(step)
+        began = time.perf_counter()
+        _, failure = run.engine.save(Path(folder), "step")
+        if failure is not None:
+            raise failure
+        seconds, whole = time.perf_counter() - began, run.step(2)
+        again = Steps("branch", config, layers)
+        again.engine.load(Path(folder), "step")
+        resumed = again.step(2)
+    apart = abs(resumed - whole) / abs(whole)
+    return {"loss": whole, "resumed_loss": resumed, "save_seconds": seconds, "passed": apart < SAME}
 
 
 def vocab(size: int) -> Vocab:

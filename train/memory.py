@@ -6,8 +6,9 @@ layer stores for its backward pass is counted on the library's own model on the 
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,161 +59,6 @@ def estimate_memory(
     architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int, cuda: bool
 ) -> Memory:
     """Return the fullest moment of a rank's step, after the first, when the optimizer's moments exist."""
-    dtype = torch.bfloat16 if config.bf16 else torch.float32
-    states = _states(architecture, config, b=dtype.itemsize, ranks=ranks, cuda=cuda)
-    stored, working, logits, scratch = _forward_bytes(
-        architecture, config, dtype=dtype, seq_len=seq_len, cuda=cuda
-    )
-    moments = {
-        "the loss": (states.while_forward(), stored, logits + scratch),
-        "the backward pass": (states.while_backward(), stored + working, logits),
-        "the reduction of gradients": (states.at_reduction(), 0, 0),
-        "the optimizer's step": (states.at_step(), 0, 0),
-    }
-    return max(
-        (
-            Memory(
-                moment=moment,
-                weights=states.weights,
-                gradients=gradients,
-                optimizer=states.optimizer,
-                activations=activations,
-                logits=of_loss,
-                buffers=buffers,
-                host=states.host,
-                loading=states.parameters * states.b / (ranks if states.stage == 3 else 1),
-            )
-            for moment, ((gradients, buffers), activations, of_loss) in moments.items()
-        ),
-        key=lambda memory: memory.total,
-    )
-
-
-@dataclass(frozen=True)
-class States:
-    """What DeepSpeed holds of a model, whatever the batch. A moment is bytes of (gradients, buffers)."""
-
-    parameters: int
-    trained: int  # of them, and of LoRA's
-    largest_group: int  # of those that the optimizer steps at once: embeddings are a group of their own
-    ranks: int
-    stage: int
-    b: int  # bytes of a weight, and of a gradient of one micro-batch
-    g: int  # bytes of a gradient that several are summed in; above b only at stages 2 and 3
-    accumulates: bool
-    zero: dict[str, Any]
-    cuda: bool  # where memory counts when it is allocated, not when it is first written to
-
-    def _offloads(self, part: str) -> bool:
-        return (self.zero.get(f"offload_{part}") or {}).get("device", "none") != "none"
-
-    @property
-    def share(self) -> float:
-        """Trained parameters of this rank's partition."""
-        return self.trained / self.ranks
-
-    @property
-    def weights(self) -> float:
-        """Bytes of the weights that compute."""
-        if self.stage < 3:
-            return self.parameters * self.b
-        return 0 if self._offloads("param") else self.parameters / self.ranks * self.b
-
-    @property
-    def optimizer(self) -> float:
-        """Bytes of two moments and a float32 master; without ZeRO a float32 model is its own master."""
-        if self.stage == 0:
-            return self.trained * (12 if self.b == 2 else 8)
-        return 0 if self._offloads("optimizer") else self.share * 12
-
-    @property
-    def host(self) -> float:
-        """Bytes offloaded: masters, moments, a float32 gradient, the 16-bit copy on its way back; weights."""
-        wide = self.g - self.b if self.stage == 3 else 0  # at stage 2 the sum stays on the device
-        states = self.share * (16 + self.b + wide) if self._offloads("optimizer") else 0
-        weights = self.parameters / self.ranks * self.b if self.stage == 3 and self._offloads("param") else 0
-        return states + weights
-
-    @property
-    def bucket(self) -> float:
-        """Elements of the buffer that gradients are reduced in."""
-        return float(self.zero.get("reduce_bucket_size", BUCKET))
-
-    @property
-    def filled(self) -> float:
-        """How many of them are written at most."""
-        return min(self.trained, self.bucket)
-
-    @property
-    def bucket_bytes(self) -> float:
-        """Bytes of the buffer; two where reduction overlaps with the backward pass (stages 1, 2)."""
-        size = self.bucket if self.cuda else self.filled
-        return size * self.b * (2 if self.stage < 3 and self.zero.get("overlap_comm") else 1)
-
-    def while_forward(self) -> tuple[float, float]:
-        """Return what lies beside all activations, before the backward pass."""
-        offloaded = self._offloads("optimizer")
-        if self.stage == 3:
-            # Whole layers that are in use or prefetched; all of a model that is small enough.
-            live = self.zero.get("stage3_max_live_parameters", LIVE)
-            ahead = self.zero.get("stage3_prefetch_bucket_size", PREFETCH)
-            layers = self.b * min(self.parameters, float(live) + float(ahead))
-            return (0 if offloaded else self.share * self.g), self.bucket_bytes + layers
-        if not self.accumulates:
-            return 0, 0
-        if self.stage == 2:
-            return (0 if offloaded and self.g == self.b else self.share * self.g), 0
-        return self.b * self.trained, 0
-
-    def while_backward(self) -> tuple[float, float]:
-        """Return the same with the buffers of reduction, in full where they fill before the pass ends."""
-        gradients, buffers = self.while_forward()
-        if self.stage == 0:
-            return gradients, buffers
-        if self.stage < 3 and self.cuda:
-            buffers += self.bucket_bytes
-        if self.stage >= 2 and self.bucket < self.trained:
-            buffers += self.filled * self.b
-            if self.stage == 2 and self.g > self.b:
-                gradients = self.share * self.g  # one vector, which every micro-batch is added to
-            elif self.stage == 2 and not self._offloads("optimizer"):
-                gradients += self.share * self.b
-        return gradients, buffers
-
-    def at_reduction(self) -> tuple[float, float]:
-        """Return what there is at the last gradient: the bucket, and a copy that is summed over ranks."""
-        copied = self.filled * self.b
-        if self.stage == 0:
-            return self.trained * self.b, min(self.trained, BUCKET) * self.b
-        gradients, buffers = self.while_forward()
-        moved = self.share * self.b if self.bucket < self.trained else 0
-        if self.stage == 1:
-            return (self.trained - self.filled) * self.b + moved, self.bucket_bytes + copied
-        if self.stage == 2 and self.g > self.b:
-            return self.share * self.g, self.bucket_bytes + copied
-        if self.stage == 2:
-            return gradients + moved, self.bucket_bytes + copied
-        widened = self.filled / self.ranks * self.g if self.g > self.b else 0
-        return gradients, buffers + copied + widened
-
-    def at_step(self) -> tuple[float, float]:
-        """Return the optimizer's step: gradients again, flat and in float32, group by group."""
-        wide = 4 if self.g == 2 else 0  # a float32 gradient needs no copy in float32
-        if self.stage == 0:
-            return self.trained * self.b, self.trained * wide
-        if self._offloads("optimizer"):
-            return (self.share * self.g if self.stage == 2 and self.g > self.b else 0), 0
-        share = self.largest_group / self.ranks
-        if self.stage == 3:
-            share = min(share, float(self.zero.get("sub_group_size", SUB_GROUP)))
-            return self.share * self.g, self.bucket_bytes + share * (self.g + wide)
-        if self.g > self.b:
-            return self.share * self.g, 0
-        return self.share * self.b, share * (self.b + wide)
-
-
-def _states(architecture: PretrainedConfig, config: TrainConfig, *, b: int, ranks: int, cuda: bool) -> States:
-    """Return what the engine holds of this model, whose weights have `b` bytes."""
     lm: Any = skeleton(architecture)
     parameters = sum(parameter.numel() for parameter in lm.parameters())
     embedding = lm.get_input_embeddings().weight.numel()
@@ -221,18 +67,131 @@ def _states(architecture: PretrainedConfig, config: TrainConfig, *, b: int, rank
         with torch.device("meta"):
             adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
         trained = largest_group = sum(p.numel() for p in lm.parameters() if p.requires_grad)
-    return States(
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    states = engine_states(
         parameters=parameters,
         trained=trained,
         largest_group=largest_group,
         ranks=ranks,
         stage=config.stage,
-        b=b,
+        b=dtype.itemsize,
         g=config.gradient_bytes,
         accumulates=config.accumulations(ranks) > 1,
         zero=config.zero,
         cuda=cuda,
     )
+    stored, working, logits, scratch = _forward_bytes(
+        architecture, config, dtype=dtype, seq_len=seq_len, cuda=cuda
+    )
+    moments = {
+        "the loss": (states.forward, stored, logits + scratch),
+        "the backward pass": (states.backward, stored + working, logits),
+        "the reduction of gradients": (states.reduction, 0, 0),
+        "the optimizer's step": (states.step, 0, 0),
+    }
+    candidates = [
+        Memory(
+            moment=moment,
+            weights=states.weights,
+            gradients=gradients,
+            optimizer=states.optimizer,
+            activations=activations,
+            logits=of_loss,
+            buffers=buffers,
+            host=states.host,
+            loading=parameters * dtype.itemsize / (ranks if config.stage == 3 else 1),
+        )
+        for moment, ((gradients, buffers), activations, of_loss) in moments.items()
+    ]
+    return max(candidates, key=lambda memory: memory.total)
+
+
+class States(NamedTuple):
+    """Bytes that DeepSpeed holds of a model, whatever the batch; of a moment, those of (gradients, buffers)."""
+
+    weights: float
+    optimizer: float
+    host: float
+    forward: tuple[float, float]  # beside all activations, before the backward pass
+    backward: tuple[float, float]  # with the buffers of reduction, in full if they fill before the pass ends
+    reduction: tuple[float, float]  # at the last gradient: the bucket, and a copy that is summed over ranks
+    step: tuple[float, float]  # gradients again, flat and in float32, group by group
+
+
+def engine_states(
+    *,
+    parameters: int,
+    trained: int,
+    largest_group: int,
+    ranks: int,
+    stage: int,
+    b: int,
+    g: int,
+    accumulates: bool,
+    zero: Mapping[str, Any],
+    cuda: bool,
+) -> States:
+    """Return what DeepSpeed holds at the settings `zero`.
+
+    `trained` counts the parameters with those of LoRA, `largest_group` those that the optimizer steps at once
+    (embeddings are a group of their own). `b` are bytes of a weight, and of a gradient of one micro-batch; `g`
+    of a gradient that several are summed in, above b only at stages 2 and 3. On `cuda` memory counts when it is
+    allocated, on a CPU when it is first written to.
+    """
+    offload, offload_weights = (
+        (zero.get(f"offload_{part}") or {}).get("device", "none") != "none" for part in ("optimizer", "param")
+    )
+    share = trained / ranks
+    wide = g > b
+    if stage == 0:  # only here a float32 model is its own master
+        gradients = b * trained
+        forward = (gradients if accumulates else 0, 0)
+        return States(
+            weights=parameters * b,
+            optimizer=trained * (12 if b == 2 else 8),
+            host=share * (16 + b) if offload else 0,
+            forward=forward,
+            backward=forward,
+            reduction=(gradients, min(trained, BUCKET) * b),
+            step=(gradients, trained * (4 if g == 2 else 0)),
+        )
+    bucket = float(zero.get("reduce_bucket_size", BUCKET))
+    fills, filled = bucket < trained, min(trained, bucket)
+    bucket_bytes = (bucket if cuda else filled) * b * (2 if stage < 3 and zero.get("overlap_comm") else 1)
+    copied = filled * b
+    partition = 0 if offload and (stage == 3 or not wide) else share * g  # of the summed gradients
+    widened = 4 if g == 2 else 0  # a float32 gradient needs no copy in float32
+    group = largest_group / ranks
+    weights, host = parameters * b, share * (16 + b) if offload else 0
+    if stage == 1:
+        forward = (b * trained if accumulates else 0, 0)
+        backward = (forward[0], bucket_bytes if cuda else 0)
+        reduction = ((trained - filled) * b + (share * b if fills else 0), bucket_bytes + copied)
+        step = (share * b, group * (b + widened))
+    elif stage == 2:
+        forward = (partition if accumulates else 0, 0)
+        backward = (forward[0], (bucket_bytes if cuda else 0) + (copied if fills else 0))
+        if fills and wide:
+            backward = (share * g, backward[1])  # one vector, which every micro-batch is added to
+        elif fills and not offload:
+            backward = (forward[0] + share * b, backward[1])
+        summed = share * g if wide else forward[0] + (share * b if fills else 0)
+        reduction = (summed, bucket_bytes + copied)
+        step = (share * g, 0) if wide else (share * b, group * (b + widened))
+    else:
+        # Whole layers that are in use or prefetched; all of a model that is small enough.
+        live = float(zero.get("stage3_max_live_parameters", LIVE))
+        ahead = float(zero.get("stage3_prefetch_bucket_size", PREFETCH))
+        forward = (partition, bucket_bytes + b * min(parameters, live + ahead))
+        backward = (partition, forward[1] + (copied if fills else 0))
+        reduction = (partition, forward[1] + copied + (filled / ranks * g if wide else 0))
+        group = min(group, float(zero.get("sub_group_size", SUB_GROUP)))
+        step = (share * g, bucket_bytes + group * (g + widened))
+        host = (share * (16 + g) if offload else 0) + (parameters / ranks * b if offload_weights else 0)
+        weights = 0 if offload_weights else parameters / ranks * b
+    if offload:
+        step = (share * g if stage == 2 and wide else 0, 0)
+    return States(weights, 0 if offload else share * 12, host, forward, backward, reduction, step)
 
 
 def _forward_bytes(

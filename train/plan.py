@@ -14,7 +14,7 @@ from train.flops import expected_work, peak_flops, step_flops
 from train.memory import GIB, RESERVED, Memory, estimate_memory
 from train.pretrained import check_family, model_config, skeleton
 
-# What torch.cuda.get_device_name says of a device, and the GiB it has for one process's tensors and code.
+# The name by torch.cuda.get_device_name, and the GiB that one process has for tensors and code.
 DEVICES = {
     "a100_40gb": ("NVIDIA A100-SXM4-40GB", 39.4),
     "a100_80gb": ("NVIDIA A100-SXM4-80GB", 79.2),
@@ -26,14 +26,6 @@ DEVICES = {
 CLOSE = 0.9  # above this share of the memory an estimate of fitting may be wrong
 USUAL = (0.4, 0.3)  # shares of a device's peak that are assumed by default
 MACHINE = 8  # GPUs of one machine, whose memory the ranks share
-
-
-def verdict(memory: Memory, capacity: float, device: str) -> str:
-    """Say whether it fits `capacity` bytes."""
-    figures = f"{memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
-    if memory.total > capacity:
-        return f"does not fit: {figures}"
-    return f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
 
 
 def print_plan(config: TrainConfig) -> None:
@@ -63,32 +55,31 @@ def plan(config: TrainConfig) -> dict[str, str]:
 
 def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
     parameters = sum(parameter.numel() for parameter in skeleton(architecture).parameters())
-    objective, optimizer = config.objective, config.optimizer
-    tokens = "diverse tokens" if objective.diverse else "one adaptive token"
-    wide = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
-    width = f"L={objective.L}{wide if objective.wide_share else ''}"
-    window = f", {width}, w={objective.w:g}, {tokens}" if objective.name != "causal" else ""
+    objective, optimizer, lora = config.objective, config.optimizer, config.lora
+    parts = [objective.name]
+    if objective.name != "causal":
+        share = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
+        parts.append(f"L={objective.L}{share if objective.wide_share else ''}")
+        parts += [f"w={objective.w:g}", "diverse tokens" if objective.diverse else "one adaptive token"]
+    adapter = f"LoRA of rank {lora.rank}{', gated' if lora.gated else ''}"
     return {
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
         f"{parameters / 1e9:.2f}B parameters",
-        "objective": objective.name + window,
-        "trained": f"LoRA of rank {config.lora.rank}{', gated' if config.lora.gated else ''}"
-        if config.lora.rank
-        else "every weight",
+        "objective": ", ".join(parts),
+        "trained": adapter if lora.rank else "every weight",
         "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to {optimizer.min_lr:g}, "
         f"warm-up {optimizer.warmup_steps}",
     }
 
 
 def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> dict[str, str]:
-    step = config.global_batch * seq_len
-    rows = expected_work(config.objective, seq_len).rows / seq_len
+    step, ranks = config.global_batch * seq_len, config.plan_ranks
+    computed = expected_work(config.objective, seq_len).rows / seq_len * step
     lines = {
-        "batch": f"{config.global_batch} sequences of {seq_len:,} = {config.plan_ranks} ranks x "
-        f"{config.micro_batch} x {config.accumulations(config.plan_ranks)} accumulations",
-        "tokens per step": f"{_count(step)} of data, {_count(rows * step)} computed",
-        "tokens in all": f"{_count(config.steps * step)} of data, "
-        f"{_count(config.steps * rows * step)} computed",
+        "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x {config.micro_batch} x "
+        f"{config.accumulations(ranks)} accumulations",
+        "tokens per step": f"{_count(step)} of data, {_count(computed)} computed",
+        "tokens in all": f"{_count(config.steps * step)} of data, {_count(config.steps * computed)} computed",
     }
     if data:
         epochs = config.steps * config.global_batch / data["train"]["sequences"]
@@ -106,19 +97,15 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         frozen=config.lora.rank > 0,
         gated=config.lora.gated,
     )
-    name, _ = plan_device(config.plan_device)
-    peak = peak_flops(name, config.peak_tflops)
-    lines = {
-        "operations": f"{config.steps * flops.model:.2e}; {config.steps * flops.hardware:.2e} with what is "
-        "computed twice",
-    }
-    if peak:
-        whole = config.steps * flops.model / (config.plan_ranks * peak) / 3600
+    model, hardware = config.steps * flops.model, config.steps * flops.hardware
+    lines = {"operations": f"{model:.2e}; {hardware:.2e} with what is computed twice"}
+    if peak := peak_flops(plan_device(config.plan_device)[0], config.peak_tflops):
+        hours = model / (config.plan_ranks * peak) / 3600
         first, *others = [config.plan_utilisation] if config.plan_utilisation else USUAL
         lines["hours"] = (
-            f"{whole / first:.1f} on {config.plan_ranks} x {config.plan_device}, if {100 * first:.0f} % of "
+            f"{hours / first:.1f} on {config.plan_ranks} x {config.plan_device}, if {100 * first:.0f} % of "
             f"{peak / 1e12:.0f} TFLOP/s are used"
-            + "".join(f", {whole / share:.1f} if {100 * share:.0f} %" for share in others)
+            + "".join(f", {hours / share:.1f} if {100 * share:.0f} %" for share in others)
             + " (assumed)"
         )
     return lines
@@ -126,18 +113,25 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
 
 def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
     memory = estimate_memory(architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True)
-    _, capacity = plan_device(config.plan_device)
-    together = min(config.plan_ranks, MACHINE)
-    offloaded = f", {together * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
+    ranks = min(config.plan_ranks, MACHINE)
+    offloaded = f", {ranks * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
     return {
         "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}, "
         f"gradients added up in {'float32' if config.gradient_bytes == 4 else 'bfloat16'}",
-        "memory per GPU": f"{verdict(memory, capacity - RESERVED, config.plan_device)} "
-        f"(fullest in {memory.moment})",
+        "memory per GPU": f"{_verdict(memory, config.plan_device)} (fullest in {memory.moment})",
         **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},
-        "memory per machine": f"{together * memory.loading / GIB:.1f} GiB while {together} ranks load the model"
+        "memory per machine": f"{ranks * memory.loading / GIB:.1f} GiB while {ranks} ranks load the model"
         f"{offloaded}",
     }
+
+
+def _verdict(memory: Memory, device: str) -> str:
+    """Say whether it fits the device."""
+    capacity = plan_device(device)[1] - RESERVED
+    figures = f"{memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
+    if memory.total > capacity:
+        return f"does not fit: {figures}"
+    return f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
 
 
 def _count(tokens: float) -> str:
@@ -146,10 +140,8 @@ def _count(tokens: float) -> str:
 
 def plan_device(device: str) -> tuple[str, float]:
     """Return a device's name and bytes, of the table or a number of GiB. Raise UserError for anything else."""
-    if device in DEVICES:
-        name, gib = DEVICES[device]
-        return name, gib * GIB
+    name, gib = DEVICES.get(device, ("", device))
     try:
-        return "", float(device) * GIB
+        return name, float(gib) * GIB
     except ValueError as error:
         raise UserError(f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}") from error

@@ -107,13 +107,10 @@ def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"files": {"../a.pt": {"size": 1, "crc32": 1}}}, "list files by plain names"),
-        ({"files": {"a.pt": 7}}, "list files by plain names"),
-        ({"files": {"a.pt": {"size": "1", "crc32": 1}}}, "list files by plain names"),
-        ({"files": {"a.pt": {"size": None, "crc32": 1}}}, "list files by plain names"),
+        ({"files": {"../a.pt": {"size": 1, "crc32": 1}}}, "No such file"),
         ({"files": {"a\0.pt": {"size": 1, "crc32": 1}}}, "No such file"),
-        ({"files": {"a\ud800.pt": {"size": 1, "crc32": 1}}}, "No such file"),
-        ({"files": 7}, "list files by plain names"),
+        ({"files": {"a.pt": 7}}, "other fields"),
+        ({"files": 7}, "other fields"),
         ({"step": 2}, "must describe step-000001, got step 2"),
         ({"step": "1"}, "must describe step-000001, got step 1"),
     ],
@@ -121,8 +118,7 @@ def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str
 def test_a_list_that_no_save_wrote_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     """A list by anybody, with a sum that fits, named files anywhere, or the folder of another step to load."""
     path = make(tmp_path, 1)
-    value = unsealed(path / DESCRIBED)
-    write_json(path / DESCRIBED, sealed(value | change))
+    write_json(path / DESCRIBED, sealed(unsealed(path / DESCRIBED) | change))
     if "files" in change:
         for file in path.glob("*.pt"):
             file.unlink()
@@ -267,19 +263,13 @@ def test_what_cannot_be_removed_ends_no_run(
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000002"]
 
 
-def test_the_millionth_step_is_newer_than_those_before(tmp_path: Path) -> None:
-    """By name it came after all others: it counted as the oldest, and was removed."""
-    for name in ("step-999750", "step-1000000", "step-999750.bak"):
+def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
+    """By name the millionth step counted as the oldest, and was removed. `isdigit` accepts a superscript, of
+    which `int` makes no number: a traceback.
+    """
+    for name in ("step-999750", "step-1000000", "step-999750.bak", "step-²"):
         (tmp_path / name).mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000", "step-999750"]
-
-
-def test_a_folder_whose_number_is_no_decimal_is_no_checkpoint(tmp_path: Path) -> None:
-    """`isdigit` says yes to a superscript, of which `int` makes no number: training and export ended in a
-    traceback.
-    """
-    (tmp_path / "step-²").mkdir()
-    assert list_checkpoints(tmp_path) == []
 
 
 def test_names_of_weights_in_lists_that_hold_themselves(tmp_path: Path) -> None:

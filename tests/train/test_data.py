@@ -32,6 +32,11 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
         assert sorted(np.concatenate([b for part in parts for b in part])) == sorted(order)
 
 
+@pytest.fixture
+def vocab(data_folder: Path) -> Vocab:
+    return Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+
+
 def own_text(folder: Path, share: float, *, objective: str = "branch", batch: int = 8) -> TrainConfig:
     data = TrainDataConfig(str(folder), own=str(folder), own_share=share)
     return TrainConfig(data=data, objective=ObjectiveConfig(objective), global_batch=batch)
@@ -59,10 +64,9 @@ def test_own_text_has_its_share_of_every_step(
     assert factors is not None and (factors[-count:] == 0).all() and factors.sum() == pytest.approx(batch)
 
 
-def test_own_text_counts_for_drafts_alone(data_folder: Path) -> None:
+def test_own_text_counts_for_drafts_alone(data_folder: Path, vocab: Vocab) -> None:
     """Over a step's micro-batches the standard term is the mean over the tokens of data.path."""
     config = own_text(data_folder, 0.4)
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
     data = TrainingData(config)
     order, totals = data.order(3), np.zeros(8)
     for part, rows in zip(rank_batches(order, rank=0, ranks=1, micro_batch=2), np.split(np.arange(8), 4)):
@@ -100,8 +104,7 @@ def test_own_text_that_cannot_be_trained_on_is_refused(
         own_text(data_folder, share, objective=objective)
 
 
-def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> None:
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path, vocab: Vocab) -> None:
     shards, objective = Shards(data_folder, "train"), ObjectiveConfig()
     both = lay_out([shards[3], shards[7]], [3, 7], vocab, objective, seed=(0, 0, 5))
     alone = lay_out([shards[7]], [7], vocab, objective, seed=(0, 0, 5))
@@ -111,8 +114,9 @@ def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> No
 
 
 @pytest.mark.parametrize("diverse", [False, True])
-def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, diverse: bool) -> None:
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+def test_windows_stay_off_control_tokens_padding_and_borders(
+    data_folder: Path, vocab: Vocab, diverse: bool
+) -> None:
     shards = Shards(data_folder, "train")
     objective = ObjectiveConfig(start_rate=0.5, diverse=diverse)
     rows = list(range(len(shards)))
@@ -130,11 +134,6 @@ def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, 
         assert (M[offsets > 0] == wanted[offsets[offsets > 0] - 1]).all()
     else:
         assert (M[offsets > 0] == wanted[0]).all()
-
-
-def test_more_offsets_than_diverse_ids_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"objective\.L must be at most the 2 diverse ids, got 3"):
-        ObjectiveConfig(L=3, diverse=True).adaptive_ids((7, 8))
 
 
 def test_wide_windows_change_no_draw_where_they_are_off() -> None:
@@ -161,9 +160,10 @@ def test_wide_windows_that_cannot_be_trained_are_refused(settings: dict[str, obj
         ObjectiveConfig(**{"name": "branch", "wide_share": 0.2, **settings})
 
 
-def test_branches_on_a_gpu_have_few_widths(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_on_a_gpu_have_few_widths(
+    data_folder: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In multiples of 16 there were 43 widths in 400 sequences, and flex attention is compiled for each."""
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
     seen: list[Layout] = []
     monkeypatch.setattr("train.data.to_tensors", lambda layout, device: seen.append(layout))
     shards, objective = Shards(data_folder, "train"), ObjectiveConfig(name="branch", start_rate=0.3)
@@ -179,9 +179,12 @@ def test_branches_on_a_gpu_have_few_widths(data_folder: Path, monkeypatch: pytes
     assert len(widths[1]) < len(widths[0])
 
 
-def test_causal_has_no_adaptive_ids() -> None:
-    """LoRA under `causal` trained a row of the embedding that the manifest, and so the export, knew not of."""
+def test_the_adaptive_ids_of_an_objective() -> None:
+    """LoRA under `causal` trained a row of the embedding that the manifest did not list, nor the export."""
     assert ObjectiveConfig("causal").adaptive_ids((7, 8)) == ()
+    assert ObjectiveConfig(L=2).adaptive_ids((7, 8)) == (7,)
+    with pytest.raises(ValueError, match=r"objective\.L must be at most the 2 diverse ids, got 3"):
+        ObjectiveConfig(L=3, diverse=True).adaptive_ids((7, 8))
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
@@ -193,10 +196,11 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     assert all(a >= b for a, b in zip(rates[400:], rates[401:]))
 
 
-def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(data_folder: Path) -> None:
+def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(
+    data_folder: Path, vocab: Vocab
+) -> None:
     """One rank met it, and rank 0 said that another rank was lost; nobody said why."""
-    value = json.loads((data_folder / "manifest.json").read_text())["vocab"]
     shards = Shards(data_folder, "train")
-    vocab = Vocab.from_json({**value, "adaptive": [int(shards[3].tokens[5])]})
+    vocab = replace(vocab, adaptive=(int(shards[3].tokens[5]),))
     with pytest.raises(LoneError, match="must not occur in text, got one in sequence 3"):
         load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))

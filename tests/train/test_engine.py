@@ -118,21 +118,23 @@ def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: s
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("preset", "bf16", "dtype", "message"),
     [
         (
-            ["deepspeed=zero1"],
+            "zero1",
+            True,
+            "fp32",
             "must be bf16 for bfloat16 weights at ZeRO stage 1, got fp32. Use deepspeed=zero2",
         ),
-        (["deepspeed.data_types.grad_accum_dtype=fp16"], "must be fp32 or bf16, got fp16"),
-        (["deepspeed.bf16.enabled=false", "deepspeed.data_types.grad_accum_dtype=bf16"], "must be fp32 with"),
+        ("zero2", True, "fp16", "must be fp32 or bf16, got fp16"),
+        ("zero2", False, "bf16", "must be fp32 with"),
     ],
 )
-def test_types_that_gradients_cannot_be_added_up_in_are_refused(given: list[str], message: str) -> None:
+def test_types_that_gradients_cannot_be_added_up_in(preset: str, bf16: bool, dtype: str, message: str) -> None:
     """DeepSpeed ended in NotImplementedError at stage 0."""
-    wanted = ["+deepspeed.data_types.grad_accum_dtype=fp32"] if given == ["deepspeed=zero1"] else []
+    given = [f"deepspeed={preset}", f"deepspeed.bf16.enabled={bf16}"]
     with pytest.raises(UserError, match=message):
-        settings("train", TrainConfig, [*given, *wanted])
+        settings("train", TrainConfig, [*given, f"++deepspeed.data_types.grad_accum_dtype={dtype}"])
 
 
 def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
@@ -176,7 +178,7 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
     assert engine.weight_norm() > 1
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_base_model_without_all_its_weights_is_refused(data_folder: Path, tmp_path: Path, stage: int) -> None:
     """The library drew at random what a file lacks: training began from it, after a table of warnings."""
     options = (f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
@@ -238,20 +240,6 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
         engine.load(tmp_path, "step")
     with pytest.raises(UserError, match="must be a file as DeepSpeed .* got .*putenv"):
         to_universal(tmp_path / "step", Checkpoint(1, 2, 0, {}, written), tmp_path / "universal")
-
-
-def test_the_converter_sees_the_listed_files_alone(data_folder: Path, tmp_path: Path) -> None:
-    """It loads every mp_rank_* file below its folder with weights_only=False: two of three ran their pickle."""
-    setup = Setup(data_folder, "deepspeed=zero1")
-    engine = Engine(setup.module(), setup.config)
-    written, _ = engine.save(tmp_path, "step")
-    (tmp_path / "step/x").mkdir()
-    for name in ("mp_rank_99", "x/mp_rank_99_model_states.pt", "mp_rank_98_model_states.pt"):
-        torch.save(Foreign(), tmp_path / "step" / name)
-    to_universal(tmp_path / "step", Checkpoint(1, 1, 1, {}, written), tmp_path / "universal")
-    models = {path.name for path in (tmp_path / "universal").rglob("mp_rank_*")}
-    assert models == {name for name in written if name.startswith("mp_rank_")}
-    assert list((tmp_path / "universal/zero").glob("*/fp32.pt"))
 
 
 def test_the_name_of_a_weight_is_no_path_for_the_converter(tmp_path: Path) -> None:

@@ -239,11 +239,6 @@ def test_what_becomes_of_the_adapter_at_export() -> None:
         keeps_adapter(ExportConfig("c", "o", lora="kept"), LoraSettings())
 
 
-def test_the_recipe_composes() -> None:
-    config = settings("train", TrainConfig, ["experiment=sdsat_7b_best"])
-    assert config.lora.gated and config.lora.rank and config.objective.name == "branch"
-
-
 def test_an_adapter_is_written_for_all_who_can_enter_or_told_why_not(tmp_path: Path) -> None:
     """A full disk was safetensors' own error, a traceback; and its owner alone could read the adapter."""
     config = LoraSettings(rank=4)

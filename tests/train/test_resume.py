@@ -73,13 +73,7 @@ def test_zero_stages_agree(runs: Path) -> None:
     reference = losses(runs / "zero0")
     for stage in (1, 2, 3):
         assert losses(runs / f"zero{stage}") == pytest.approx(reference, rel=0, abs=1e-5)
-    norms = [
-        [
-            json.loads(line)["gradient_norm"]
-            for line in (runs / f"zero{s}" / "log.jsonl").read_text().splitlines()
-        ]
-        for s in range(4)
-    ]
+    norms = [values(runs / f"zero{stage}", "gradient_norm") for stage in range(4)]
     assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), "stage 0 told none"
 
 
