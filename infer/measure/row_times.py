@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs
-from infer.engine.agreement import agreed_value
-from infer.engine.forward import context_length
+from infer.engine.forward import agreed_value, context_length
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import FINE, Runner
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Verified
 from infer.trees.tree import Tree
 
 ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
@@ -81,7 +81,7 @@ class Bench:
         walks, walked = self._walks(tree, reading)
         for b, (path, choice) in enumerate(walks if probes else ()):
             found = reading.drafts(b, tree.drafted, WIDTH)
-            self._drafter.observe(tree, path, choice, found, q, 0.0)
+            self._drafter.observe(Verified(tree, path, choice, found, q, 0.0))
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
         _, again = self._walks(tree, reading)  # what was made with the forward is looked up

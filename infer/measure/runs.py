@@ -17,11 +17,10 @@ import torch
 
 from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.protocol import Drafters
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, SEEDS, Sampling
-from infer.loop import Limits, Step, decode
+from infer.loop import Drafters, Limits, Step, decode
 
 
 @dataclass(frozen=True, slots=True)

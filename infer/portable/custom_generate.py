@@ -29,11 +29,10 @@ from transformers.generation.streamers import BaseStreamer
 from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
 from infer.drafters.places import SOURCES
-from infer.drafters.protocol import Drafters, Each
 from infer.engine.forward import context_length
 from infer.engine.reading import Request
 from infer.engine.sampling import SEEDS, Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafters, Limits, decode
 from infer.ngrams import Ngrams, NgramTable, NgramWeights
 from infer.portable.asked import (
     LENGTHS,
@@ -117,7 +116,7 @@ class Drafting:
         text = "text" in self.sources
         ngrams = Ngrams(table, vocabulary, text=text, weights=self.weights) if table or text else None
         ids = self.ids if "adaptive" in self.sources else ()
-        return Each(partial(AdaptiveDrafter, ids, policy, ngrams))
+        return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams))
 
     def within(self, left: int) -> "Drafting":
         """No more drafts in a row than the context has room for; measurements draft less in any case.

@@ -17,10 +17,9 @@ from transformers.utils.hub import cached_file
 from conf.errors import UserError
 from infer.drafters.auto import AutoPolicy, Policies
 from infer.drafters.costs import prior_costs
-from infer.engine.agreement import shares
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
-from infer.engine.forward import places_of
+from infer.engine.forward import places_of, shares
 from infer.engine.runner import Runners
 from infer.engine.sampling import Sampling
 from infer.models.gated import CONFIG, FOLDER, WEIGHTS, gated_layers

@@ -12,9 +12,8 @@ from infer.api import Model, TextStep, generate
 from infer.benchmarks.problem import Problem
 from infer.config import DecodeConfig
 from infer.engine.sampling import seed_from
-from infer.output import in_pieces
 from infer.quality.config import QualityConfig
-from infer.text import Text
+from infer.text import Text, in_pieces
 
 Ask = tuple[Problem, int]  # a problem, and which of its answers
 

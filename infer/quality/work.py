@@ -11,9 +11,9 @@ from infer.benchmarks.kinds import rules
 from infer.benchmarks.problem import Problem
 from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problems
 from infer.config import Infill
-from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.models.directory import decontaminated
+from infer.models.draft import base_pieces, lacking
 from infer.quality.answers import Batch, ids_of, plan
 from infer.quality.config import QualityConfig
 from infer.sandbox import missing_toolchain

@@ -9,16 +9,15 @@ from transformers import PreTrainedModel
 
 from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt
-from infer.draft_methods import DraftMethods
-from infer.drafters.protocol import Drafters, Each, PlainDrafter, Watch
+from infer.drafters.outcome import Watch
 from infer.engine.cache import shape
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, loop_decoder
-from infer.methods import Methods
+from infer.methods import DraftMethods, Methods
 from infer.models.checkpoint import eos_ids, load_model, load_ngrams
 from infer.models.draft import Draft, load_draft, told_as
 from infer.requests import check_lengths
@@ -103,7 +102,7 @@ class Bench:
         for dtype, lm in self._bases.items():
             runner = self._runner(lm, name, 1)
             for temperature in self._config.temperatures:
-                own = self._own(lm, runner, Each(PlainDrafter), temperature)
+                own = self._own(lm, runner, Drafters(Drafter), temperature)
                 found[Group(dtype, temperature)][Way("base")] = own
         return found
 

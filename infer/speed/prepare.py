@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from conf import UserError
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.drafters.adaptive import check_probes
-from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import Adaptive, has_adaptive, load_adaptive, load_text
-from infer.models.draft import check_draft
+from infer.models.draft import base_pieces, check_draft, lacking
 from infer.speed.config import BY_ADAPTIVE, SpeedConfig
 from infer.text import NoInfilling, Text
 

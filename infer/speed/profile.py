@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from infer.drafters.protocol import Drafters, Outcome
+from infer.drafters.outcome import Outcome
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits, Step, decode
+from infer.loop import Drafters, Limits, Step, decode
 from infer.measure.runs import Clock, clock
 
 PROCESS = Path("/proc/self")

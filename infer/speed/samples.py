@@ -7,10 +7,9 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.reading import Request
 from infer.loop import decode
 from infer.measure.runs import seed_of
-from infer.output import Output, in_pieces
 from infer.speed.bench import Own
 from infer.speed.units import Way
-from infer.text import Text
+from infer.text import Output, Text, in_pieces
 
 
 def shown(ways: Collection[Way]) -> set[Way]:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.measure.runs import Decoder, seed_of
 from infer.speed.batches import run_batches

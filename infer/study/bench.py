@@ -9,13 +9,12 @@ from conf import UserError
 from infer.api import load
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.config import GROWTH, DecodeConfig, DraftConfig
-from infer.draft_methods import DraftMethods
-from infer.drafters.protocol import Drafters, Outcome, Watch
+from infer.drafters.outcome import Outcome, Watch
 from infer.engine.runner import Runner
-from infer.loop import Limits
+from infer.loop import Drafters, Limits
 from infer.measure.crew import ALONE, Members
 from infer.measure.runs import Decoder, loop_decoder
-from infer.methods import Methods
+from infer.methods import DraftMethods, Methods
 from infer.models.draft import Draft, check_draft, load_draft
 from infer.study.config import StudyConfig
 from infer.study.counts import Counts

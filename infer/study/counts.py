@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.trees.token_graph import Drafts, TokenGraph
 
 

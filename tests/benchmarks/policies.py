@@ -28,10 +28,9 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs, prior_costs
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams, load_text
 from infer.ngrams import Ngrams, NgramTable
@@ -63,8 +62,8 @@ def compare(
     limits = Limits(args.new, eos_ids(lm))
     told = time.thread_time if lm.device.type == "cpu" else clock
     decoders = {
-        name: loop_decoder(runner, Each(new), limits, sampling, clock=told)
-        for name, new in {PLAIN: PlainDrafter, **chosen}.items()
+        name: loop_decoder(runner, Drafters(new), limits, sampling, clock=told)
+        for name, new in {PLAIN: Drafter, **chosen}.items()
     }
     return pairs(decoders, prompts, rounds=args.rounds)
 

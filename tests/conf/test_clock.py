@@ -16,7 +16,7 @@ from infer.loop import Step
 from infer.measure import row_times
 from infer.measure.row_times import measure_costs
 from infer.speed.device import bandwidth
-from infer.view.summary import Summary
+from infer.view.live import Summary
 from tests.conftest import tiny_llama
 
 

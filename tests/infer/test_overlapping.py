@@ -26,6 +26,7 @@ from infer.drafters.costs import Costs
 from infer.engine.families import check_tree
 from infer.engine.reading import Candidates
 from infer.engine.sampling import Sampling
+from infer.loop import Verified
 from infer.portable.kept import kept_for
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS
@@ -109,7 +110,8 @@ def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
         for _ in range(100):
             tree = drafter.propose([1], 99)
             sizes.append(len(tree.tokens))
-            drafter.observe(tree, [0], 19, Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16), sizes[-1], 1e-3)
+            answers = Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16)
+            drafter.observe(Verified(tree, [0], 19, answers, sizes[-1], 1e-3))
         return sizes
 
     sizes = [size for sizes in in_threads([rows] * THREADS) for size in sizes]

@@ -224,7 +224,7 @@ def test_diverse_tokens_draft_no_more_than_there_are(lm: PreTrainedModel) -> Non
     wanted = lm.generate(prompt, max_new_tokens=20, do_sample=False)
     for way in WAYS[:3]:
         assert torch.equal(ours(prompt, max_new_tokens=20, do_sample=False, **way), wanted)
-    with pytest.raises(ValueError, match="k: wanted 1 to 3 adaptive tokens, found 4"):
+    with pytest.raises(ValueError, match="k must be 1 to 3 adaptive tokens, got 4"):
         ours(prompt, k=4)
 
 

@@ -26,7 +26,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "positions": ({"position_ids": torch.tensor([[4, 5, 6, 7]])}, "position_ids: wanted none, or those from 0"),
     "right padding": ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padding_side='left'"),
     "an empty prompt": ({"attention_mask": torch.tensor([[0, 0, 0, 0]])}, "padding_side='left'"),
-    "k": ({"k": 0}, "k: wanted at least 1 adaptive tokens, found 0"),
+    "k": ({"k": 0}, "k must be at least 1 adaptive tokens, got 0"),
     "probes": (
         {"probes": "some"},
         "probes: wanted auto, root, all or a number .* found 'some'",
@@ -134,5 +134,5 @@ def test_other_families_are_refused_by_name(family: str) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 97, "d_model": 32, "n_layers": 1}
     config = AutoConfig.for_model(family, **small, **settings)
     lm = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match=f"wanted a causal model whose attention follows a tree.*{reason}"):
+    with pytest.raises(ValueError, match=f"must be a causal model whose attention follows a tree.*{reason}"):
         drafting(lm, 5)(torch.tensor([PROMPT]), max_new_tokens=3)

@@ -23,8 +23,7 @@ from infer.api import Model, generate
 from infer.measure.crew import Units
 from infer.regenerate import run as stage
 from infer.regenerate.config import RegenerateConfig
-from infer.regenerate.run import KIND, content
-from infer.regenerate.source import PLAIN, Source
+from infer.regenerate.run import KIND, PLAIN, Source, content
 
 Run = Callable[..., RegenerateConfig]
 
@@ -187,7 +186,7 @@ def test_half_of_a_character_is_no_text(model: Model) -> None:
         (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise it"),
         (["decode=gsd"], r"decode\.method must be plain, .* or sdsat, got gsd\. .* use decode=plain"),
         (["decode.stop=[a]"], r"decode\.stop must be empty, got \['a'\]"),
-        (["batch=0"], "batch: wanted at least 1, found 0"),
+        (["batch=0"], "batch must be at least 1, got 0"),
         (["documents=100000"], r"documents must be at most \d+, got 100000: .*Lower documents or prefix_min"),
         (["prefix_min=500", "prefix_max=500"], "documents must be at most 0, got 11"),
         (["decode.max_new_tokens=505"], r"max_new_tokens must be at most 50\d for a prefix .* of 512, got 505"),

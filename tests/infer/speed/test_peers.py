@@ -7,10 +7,9 @@ from transformers import LlamaForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.config import DraftConfig
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, loop_decoder
 from infer.models.draft import Draft, _narrow_head, load_draft
 from infer.speed.peers import ASSISTED, GENERATE, LOOKUP, peer_decoders
@@ -45,7 +44,7 @@ def drafts(lm: LlamaForCausalLM) -> dict[str, Draft]:
 
 
 def plain(lm: LlamaForCausalLM) -> Decoder:
-    return loop_decoder(Runner(lm, capacity=CAPACITY, max_rows=1), Each(PlainDrafter), Limits(NEW, {1}))
+    return loop_decoder(Runner(lm, capacity=CAPACITY, max_rows=1), Drafters(Drafter), Limits(NEW, {1}))
 
 
 def peers(lm: LlamaForCausalLM, draft: Draft | None = None, sampling: Sampling = GREEDY) -> dict[str, Decoder]:

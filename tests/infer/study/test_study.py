@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from conf import UserError, settings
 from infer.api import Model
 from infer.config import DecodeConfig
-from infer.draft_methods import rules_of
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
+from infer.methods import rules_of
 from infer.study import measurements, rates
 from infer.study.__main__ import main
 from infer.study.bench import Bench

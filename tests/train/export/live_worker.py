@@ -1,4 +1,4 @@
-"""What every rank does for test_export.py and tests/drills/round_trip.py: trains, and tells what it trained.
+"""Train in every rank for test_export.py, and report what was trained.
 
     torchrun -m tests.train.export.live_worker FOLDER DATA NAME=OVERRIDE,OVERRIDE ...
 

@@ -19,7 +19,7 @@ from train.export.config import ExportConfig
 
 TIED = "+model.shape.tie_word_embeddings=true"
 LORA = ["objective=branch", "lora.rank=4"]
-RUNS = {  # tests/drills/round_trip.py has all of them
+RUNS = {
     "zero0-bf16": [*STAGES["zero0"], BFLOAT16],
     "zero0-tied": [*STAGES["zero0"], BFLOAT16, TIED],
     "zero1": STAGES["zero1"],

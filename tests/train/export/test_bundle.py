@@ -116,7 +116,7 @@ def test_no_drafters_or_settings_beyond_what_it_decodes_with(folder: Path) -> No
     """It stays small: what grows it is told here."""
     names = {path.stem for path in folder.glob("*.py")}
     assert len(names) <= 36
-    assert not names & {"config", "api", "methods", "draft_methods"}
+    assert not names & {"config", "api", "methods"}
     assert not [name for name in names if name.startswith(("drafters_draft", "measure_", "view_"))]
     assert [name for name in names if name.startswith("models_")] == ["models_gated"]
 
