@@ -46,9 +46,9 @@ def main(config: TrainConfig) -> None:
     if config.data.own:
         read_manifest(config.data.own, "shards", "data.own")
         inputs["data.own"] = config.data.own
-    made = made_from(config, inputs, ignore=CHANGEABLE)
+    provenance = made_from(config, inputs, ignore=CHANGEABLE)
     done = 0
-    if is_finished(config.out, "checkpoint", made):
+    if is_finished(config.out, "checkpoint", provenance):
         manifest = read_manifest(config.out, "checkpoint", "out")
         validation, done = manifest["validation"], manifest["step"]
         config.check_steps(done)
@@ -69,7 +69,7 @@ def main(config: TrainConfig) -> None:
         from train.trainer import Stopped, train
 
         try:
-            validation = train(config, made, data)
+            validation = train(config, provenance, data)
         except Stopped as stop:
             _print(str(stop))
             sys.exit(EXIT_STOPPED)

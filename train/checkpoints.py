@@ -42,7 +42,7 @@ from train.checkpoint import (
     write_checkpoint,
 )
 from train.config import CHECKPOINTS, RUN
-from train.distributed import every_ranks, first_ranks, world_size
+from train.distributed import broadcast, gather, world_size
 
 if TYPE_CHECKING:
     from train.engine import Engine
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 class Checkpoints:
     """The checkpoint folder of one run. Every rank has one and calls every method."""
 
-    def __init__(self, out: Path, made: Mapping[str, Any], *, keep_last: int, keep_every: int) -> None:
+    def __init__(self, out: Path, provenance: Mapping[str, Any], *, keep_last: int, keep_every: int) -> None:
         self.out, self.folder = out, out / CHECKPOINTS
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._prune = partial(prune, self.folder, keep_last=keep_last, keep_every=keep_every)
         self._lock: int | None = None
-        self._on_first(self._acquire)
+        self._on_rank_0(self._acquire)
         run = out / RUN
-        if first_ranks(run.is_file()):
-            check_same(read_result(run), made, out, finished=False)
+        if broadcast(run.is_file()):
+            check_same(read_result(run), provenance, out, finished=False)
         else:
-            self._on_first(partial(write_json, run, sealed(made)))
+            self._on_rank_0(partial(write_json, run, sealed(provenance)))
 
     def _acquire(self) -> None:
         create_folder(Path(os.path.realpath(self.out)), self.out)  # also a link's target
@@ -78,15 +78,15 @@ class Checkpoints:
 
         Raises UserError when there are checkpoints and none is intact.
         """
-        checkpoint, broken = find_whole(first_ranks(list_checkpoints(self.folder)), self._read)
+        checkpoint, broken = find_whole(broadcast(list_checkpoints(self.folder)), self._read)
         for folder, why in broken.items():
             if self._rank == 0:
                 print_line(f"train: {folder} is broken ({why}): {checkpoint and checkpoint.name} is used")
             # It would count as the newest. The next save removes it.
-            self._on_first(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
+            self._on_rank_0(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
         if checkpoint is not None:  # a run that was killed between its last save and its end saves no more
             self._remove_leftovers()
-            self._on_first(self._prune)
+            self._on_rank_0(self._prune)
         return checkpoint
 
     def load(self, checkpoint: Checkpoint, engine: "Engine") -> None:
@@ -98,7 +98,7 @@ class Checkpoints:
         universal = self.folder / f".{checkpoint.name}.universal"
         to_universal(self.folder / checkpoint.name, checkpoint, universal)
         engine.load(self.folder, universal.name)
-        every_ranks(None)  # wait until all ranks have read it
+        gather(None)  # wait until all ranks have read it
         self._remove_leftovers()
 
     def save(self, engine: "Engine", step: int, state: dict[str, Any]) -> None:
@@ -110,11 +110,11 @@ class Checkpoints:
         partial_folder = self.folder / f".{checkpoint.name}.partial"
         try:
             self._remove_leftovers()
-            for files, failure in every_ranks(engine.save(self.folder, partial_folder.name)):
+            for files, failure in gather(engine.save(self.folder, partial_folder.name)):
                 if failure is not None:
                     raise failure
                 checkpoint.files.update(files)
-            self._on_first(lambda: self._publish(partial_folder, checkpoint))
+            self._on_rank_0(lambda: self._publish(partial_folder, checkpoint))
         except OSError as error:
             if self._rank == 0:
                 shutil.rmtree(partial_folder, ignore_errors=True)
@@ -143,7 +143,7 @@ class Checkpoints:
             checkpoint = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
         except (BrokenFile, UserError) as error:
             failure = error
-        for failed in filter(None, every_ranks(failure)):
+        for failed in filter(None, gather(failure)):
             raise failed
         assert checkpoint is not None
         return checkpoint
@@ -155,14 +155,14 @@ class Checkpoints:
                     left.unlink() if left.is_symlink() else shutil.rmtree(left)
             self._remove("*.removed")
 
-        self._on_first(remove)
+        self._on_rank_0(remove)
 
     def _remove(self, pattern: str) -> None:
         for folder in self.folder.glob(f".step-{pattern}"):
             with _tolerated(folder):
                 shutil.rmtree(folder)
 
-    def _on_first(self, action: Callable[[], Any]) -> None:
+    def _on_rank_0(self, action: Callable[[], Any]) -> None:
         """Call `action` on rank 0; raise its error on every rank, which is also a barrier."""
         failure: OSError | UserError | None = None
         if self._rank == 0:
@@ -170,7 +170,7 @@ class Checkpoints:
                 action()
             except (OSError, UserError) as error:
                 failure = error
-        failure = first_ranks(failure)
+        failure = broadcast(failure)
         if failure is not None:
             raise failure
 
@@ -219,9 +219,9 @@ def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
             if converter is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     converter.wait(timeout=5)
-            code = first_ranks(converter and converter.poll())
+            code = broadcast(converter and converter.poll())
         errors.seek(0)
-        output = first_ranks(errors.read())
+        output = broadcast(errors.read())
     if converter is not None:
         (out.parent / "latest_universal").unlink(missing_ok=True)
     if code:

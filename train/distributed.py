@@ -23,15 +23,17 @@ def world_size() -> int:
     return dist.get_world_size()
 
 
-def first_ranks(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """Return rank 0's value on every rank. Called by every rank."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
-def every_ranks(value: Any) -> list[Any]:
-    """Return all ranks' values, in their order, on every rank. Called by every rank."""
+def gather(value: Any) -> list[Any]:
+    """Return all ranks' values, in their order, on every rank. Called by every rank, or before they met."""
+    if not dist.is_initialized():
+        return [value]
     values = [None] * world_size()
     dist.all_gather_object(values, value)
     return values

@@ -106,16 +106,19 @@ def estimate_memory(
     return max(candidates, key=lambda memory: memory.total)
 
 
+Moment = tuple[float, float]  # bytes of gradients, of buffers
+
+
 class States(NamedTuple):
-    """Bytes that DeepSpeed holds of a model, whatever the batch; of a moment, those of (gradients, buffers)."""
+    """Bytes that DeepSpeed holds of a model, whatever the batch."""
 
     weights: float
     optimizer: float
     host: float
-    forward: tuple[float, float]  # beside all activations, before the backward pass
-    backward: tuple[float, float]  # with the buffers of reduction, in full if they fill before the pass ends
-    reduction: tuple[float, float]  # at the last gradient: the bucket, and a copy that is summed over ranks
-    step: tuple[float, float]  # gradients again, flat and in float32, group by group
+    forward: Moment  # beside all activations, before the backward pass
+    backward: Moment  # with the buffers of reduction, in full if they fill before the pass ends
+    reduction: Moment  # at the last gradient: the bucket, and a copy that is summed over ranks
+    step: Moment  # gradients again, flat and in float32, group by group
 
 
 def engine_states(
@@ -145,13 +148,13 @@ def engine_states(
     wide = g > b
     if stage == 0:  # only here a float32 model is its own master
         gradients = b * trained
-        forward = (gradients if accumulates else 0, 0)
+        before = (gradients if accumulates else 0, 0)
         return States(
             weights=parameters * b,
             optimizer=trained * (12 if b == 2 else 8),
             host=share * (16 + b) if offload else 0,
-            forward=forward,
-            backward=forward,
+            forward=before,
+            backward=before,
             reduction=(gradients, min(trained, BUCKET) * b),
             step=(gradients, trained * (4 if g == 2 else 0)),
         )
@@ -162,7 +165,11 @@ def engine_states(
     partition = 0 if offload and (stage == 3 or not wide) else share * g  # of the summed gradients
     widened = 4 if g == 2 else 0  # a float32 gradient needs no copy in float32
     group = largest_group / ranks
-    weights, host = parameters * b, share * (16 + b) if offload else 0
+    weights: float = parameters * b
+    host: float = share * (16 + b) if offload else 0
+    forward: Moment
+    backward: Moment
+    step: Moment
     if stage == 1:
         forward = (b * trained if accumulates else 0, 0)
         backward = (forward[0], bucket_bytes if cuda else 0)

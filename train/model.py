@@ -13,7 +13,6 @@ from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_mask
 from train.config import TrainConfig
-from train.distributed import every_ranks
 from train.lora import Gate, adapt
 from train.loss import DraftLoss, draft_loss, tally
 from train.objective import IGNORE
@@ -115,14 +114,8 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
 
     objective = config.objective
     with load_partitioned(config):
-        lm = load_model(
-            config.model,
-            vocab=vocab,
-            dtype=torch.bfloat16 if config.bf16 else torch.float32,
-            seed=config.seed,
-            gathered=gathered,
-            every_rank=every_ranks,
-        )
+        dtype = torch.bfloat16 if config.bf16 else torch.float32
+        lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=config.seed)
     parameters = count_parameters(lm)
     if config.lora.rank:
         with gathered(lm.get_input_embeddings(), lm.get_output_embeddings()):

@@ -3,11 +3,10 @@
 Causal models with rotary positions train; others are refused with their architecture's name.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,11 @@ from conf.errors import in_one_line
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.attention import register
 from train.config import ModelConfig
+from train.distributed import gather
 
 CHECKED_ROWS = 8  # of the head that stands in for the model's own
 CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")  # as the hub's client caches
 LICENSE = ("license", "license_name", "license_link")
-
-Gathered = Callable[..., contextlib.AbstractContextManager[Any]]  # joins modules' weights under ZeRO 3
 
 
 def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> PretrainedConfig:
@@ -135,19 +133,10 @@ def _why_head_unsupported(config: PretrainedConfig) -> str:
     return "" if same else "whose logits are not its head's weight times the last hidden states"
 
 
-def load_model(
-    config: ModelConfig,
-    *,
-    vocab: Vocab,
-    dtype: torch.dtype,
-    seed: int,
-    gathered: Gathered = contextlib.nullcontext,
-    every_rank: Callable[[str], list[str]] = lambda failure: [failure],
-) -> PreTrainedModel:
-    """Return the model with its weights, for training.
+def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Return the model with its weights, for training. Called by every rank.
 
-    ZeRO 3 partitions weights as they load: it needs `gathered`, and `every_rank`, which gathers each rank's
-    value. Raises UserError as `model_config` does, and for a directory that lacks weights of the model.
+    Raises UserError as `model_config` does, and for a directory that lacks weights of the model.
     """
     architecture = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
@@ -160,9 +149,9 @@ def load_model(
     else:
         lm, failure = _read_model(config.path, dtype=dtype, attention=attention)
         # Under ZeRO 3 rank 0 alone compares sizes: the others would wait for it in the next collective.
-        for sentence in filter(None, every_rank(failure)):
+        for sentence in filter(None, gather(failure)):
             raise UserError(f"model.path={config.path} {sentence}. Use a complete copy of the model.")
-    _add_adaptive_rows(lm, config, vocab, gathered)
+    _add_adaptive_rows(lm, config, vocab)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:
@@ -203,7 +192,7 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
     return lm, ""
 
 
-def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab, gathered: Gathered) -> None:
+def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
     """Add the embedding rows that the data's vocabulary has beyond the model's, if they are of adaptive ids.
 
     Each is the mean of the others: then the head gives none of them an outstanding logit (Hewitt 2021,
@@ -217,6 +206,8 @@ def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab, gathered: Gat
             f"vocabulary has, got {rows}"
         )
     if rows < vocab.size:
+        from train.engine import gathered  # and with it DeepSpeed
+
         lm.resize_token_embeddings(vocab.size, mean_resizing=False)
         for embeddings in (lm.get_input_embeddings(), lm.get_output_embeddings()):
             with gathered(embeddings):

@@ -29,7 +29,7 @@ from train.checkpoints import Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, LOG, ObjectiveConfig, OptimizerConfig, TrainConfig
 from train.data import TRAINING, TrainingData, load_batch, own_text, rank_batches, trained_on
-from train.distributed import Pulse, StopSignals, every_ranks, first_ranks, is_lost_rank, shared_store
+from train.distributed import Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
 from train.engine import Abandoned, Engine, check_settings, start
 from train.flops import peak_flops, step_flops
 from train.loss import DraftLoss
@@ -46,7 +46,7 @@ class Stopped(Exception):
     """A signal stopped the run; the last whole step is saved."""
 
 
-def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
+def train(config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
     """Run one rank, from the start or the newest checkpoint; return the validations, oldest first.
 
     Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
@@ -54,7 +54,7 @@ def train(config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> li
     """
     check_settings(config.deepspeed)
     try:
-        trainer = Trainer(config, made, data)
+        trainer = Trainer(config, provenance, data)
     except torch.OutOfMemoryError as error:
         raise LoneError(
             f"out of memory while loading weights, gradients and optimizer: {in_one_line(error)}. plan=true "
@@ -104,18 +104,20 @@ def why_diverged(loss: float, gradient_norm: float, recent: Sequence[float], rat
 class Trainer:
     """One rank of a run."""
 
-    def __init__(self, config: TrainConfig, made: dict[str, Any], data: dict[str, Any]) -> None:
-        self.config, self.made = config, made
+    def __init__(self, config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> None:
+        self.config, self.provenance = config, provenance
         self.rank, self.ranks = start()
         config.accumulations(self.ranks)  # report a batch that does not divide before anything else
-        check_ranks(every_ranks(asdict(config)))
+        check_ranks(gather(asdict(config)))
         self.out = Path(config.out)
         self.vocab, self.trained_on = Vocab.from_json(data["vocab"]), trained_on(data)
         if config.data.own:
             self.trained_on["own"] = own_text(config)
         self.data = TrainingData(config)
         self.stop = StopSignals()
-        self.checkpoints = Checkpoints(self.out, made, keep_last=config.keep_last, keep_every=config.keep_every)
+        self.checkpoints = Checkpoints(
+            self.out, provenance, keep_last=config.keep_last, keep_every=config.keep_every
+        )
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
@@ -289,7 +291,7 @@ class Trainer:
             "metrics": metrics,
             "weight_norm": self.engine.weight_norm(),
             "recent_losses": self.recent,
-            "micro_batches_by_rank": every_ranks(micro_batches),
+            "micro_batches_by_rank": gather(micro_batches),
         }
         if self.rank == 0:
             write_json(self.out / DIAGNOSTICS, diagnostics)
@@ -327,7 +329,7 @@ class Trainer:
             "run_id": self.tracker.run_id,
             "sequences": self.step * self.config.global_batch,  # position in the order of the data
         }
-        self.checkpoints.save(self.engine, self.step, first_ranks(state))
+        self.checkpoints.save(self.engine, self.step, broadcast(state))
         self.saved = self.step
 
     def _finish(self) -> None:
@@ -335,8 +337,8 @@ class Trainer:
         write_manifest(
             self.out,
             "checkpoint",
-            # Not in `made`: a finished run may continue with more steps.
-            self.made | {"settings": self.made["settings"] | {"steps": self.step}},
+            # Not in `provenance`: a finished run may continue with more steps.
+            self.provenance | {"settings": self.provenance["settings"] | {"steps": self.step}},
             schedules=self.schedules,
             step=self.step,
             ranks=self.ranks,
