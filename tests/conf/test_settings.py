@@ -240,7 +240,7 @@ def test_a_sentence_is_one_line_whatever_it_quotes() -> None:
     """A value's line end split the sentence, and its escape codes reached the terminal."""
     with pytest.raises(UserError) as error:
         settings("train", TrainConfig, ["experiment=demo", "objective.name=a\nb\x1b[31m\udcff"])
-    assert str(error.value).endswith(r"found a\nb\x1b[31m\udcff")
+    assert str(error.value).endswith(r"got a\nb\x1b[31m\udcff")
 
 
 def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> None:

@@ -1,6 +1,4 @@
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from conf import LoneError, UserError, settings
 from conf.stage import read_manifest
 from train.checks import check_devices, check_own, check_ranks
 from train.config import TrainConfig
-from train.distributed import StopSignals
 from train.engine import check_settings
 
 
@@ -104,18 +101,3 @@ def test_settings_of_the_optimizer_that_cannot_be(override: str, told: str) -> N
     """Tracebacks, and a plan that fitted; of DeepSpeed's optimizer AdamW was trained, without a word."""
     with pytest.raises(UserError, match=told):
         settings("train", TrainConfig, ["experiment=sdsat_7b_l5", "plan=true", override])
-
-
-@pytest.mark.parametrize("start", [signal.SIG_DFL, signal.SIG_IGN])
-def test_a_closed_terminal_stops_a_run_unless_it_was_to_outlive_it(start: signal.Handlers) -> None:
-    """SIGHUP killed the ranks unsaved, under nohup too."""
-    numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        signal.signal(signal.SIGHUP, start)
-        stop = StopSignals()
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop._stop == (start is signal.SIG_DFL)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
