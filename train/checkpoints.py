@@ -232,22 +232,16 @@ def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
 
 
 def _check_names(value: Any, path: Path) -> None:
-    """Raise UserError for a name of a weight that leads out of the converter's folders.
-
-    Each container is read once: a pickle may have a list in itself, or in a thousand others.
-    """
-    waiting, read = [value], set[int]()
-    while waiting:
-        value = waiting.pop()
-        if not isinstance(value, Mapping | list | tuple) or id(value) in read:
-            continue
-        read.add(id(value))
-        for name in value if isinstance(value, Mapping) else ():
+    """Raise UserError for a name of a weight that leads out of the converter's folders."""
+    if isinstance(value, Mapping):
+        for name in value:
             if isinstance(name, str) and (os.sep in name or name in (os.curdir, os.pardir)):
                 raise UserError(
                     f"{path}: names of weights must not be paths, got {name}. Do not use this checkpoint."
                 )
-        waiting += value.values() if isinstance(value, Mapping) else value
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        _check_names(part, path)
 
 
 def _start_converter(folder: Path, out: Path, errors: IO[str]) -> subprocess.Popen[str]:
