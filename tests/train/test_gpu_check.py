@@ -11,7 +11,7 @@ import torch
 
 from conf import UserError, settings
 from tests import warm
-from train import gpu_check as run
+from train import gpu_check
 from train.gpu_check import PARTS, TrainCheckConfig, main
 
 TINY = ["device=cpu", "model=demo", "tokens=64", "steps=1"]
@@ -26,7 +26,7 @@ def test_every_part_finishes_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check of a GPU covered decoding alone: what failed in training showed in the first hour of a run."""
-    monkeypatch.setattr(run, "subprocess", SimpleNamespace(run=warm.run, TimeoutExpired=TimeoutExpired))
+    monkeypatch.setattr(gpu_check, "subprocess", SimpleNamespace(run=warm.run, TimeoutExpired=TimeoutExpired))
     report = check(tmp_path / "deep" / "check.json", "peak_tflops=1")
     parts = report["parts"]
     assert report["finished"] and list(parts) == list(PARTS) and all(part["passed"] for part in parts.values())
@@ -44,13 +44,13 @@ def test_a_part_that_fails_leaves_the_others_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One exception, or a process that a driver killed, ended the check and all that stood behind it."""
-    real = run.command
+    real = gpu_check.command
 
     def planted(name: str, config: TrainCheckConfig) -> list[str]:
         ends = {"dual": "import os; os._exit(7)", "branch": "raise ValueError('planted')"}
         return [sys.executable, "-c", ends[name]] if name in ends else real(name, config)
 
-    monkeypatch.setattr(run, "command", planted)
+    monkeypatch.setattr(gpu_check, "command", planted)
     with pytest.raises(UserError, match=r"got 2 of 3 that failed: dual, branch\. The file says why"):
         check(tmp_path / "check.json", "parts=[dual,branch,optimizer]")
     report = json.loads((tmp_path / "check.json").read_text())
@@ -61,7 +61,7 @@ def test_a_part_that_fails_leaves_the_others_their_results(
 
 def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sleeps = [sys.executable, "-c", "import time; time.sleep(99)"]
-    monkeypatch.setattr(run, "command", lambda name, config: sleeps)
+    monkeypatch.setattr(gpu_check, "command", lambda name, config: sleeps)
     with pytest.raises(UserError, match="failed: attention"):
         check(tmp_path / "check.json", "parts=[attention]", "minutes=0.01")
     assert "no result after minutes=0.01" in (tmp_path / "check.json").read_text()

@@ -1,11 +1,4 @@
-"""Rotary causal models train with the library's own loss; others, and data that does not fit, are refused.
-
-
-
-A finished training is that of the very weights it began with.
-
-
-"""
+"""Which base models train, with the library's own loss, and which are refused."""
 
 import json
 import shutil
