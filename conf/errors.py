@@ -22,7 +22,7 @@ class UserError(Exception):
         self.page = page
 
 
-class LoneError(UserError):
+class RankLocalError(UserError):
     """The same, met by one rank of many: it is told by that rank, whichever it is."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.fingerprint import fingerprint_file
 from conf.pages import MEMORY
 from conf.stage import read_manifest
@@ -70,10 +70,12 @@ def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
 
 
 def check_devices() -> None:
-    """Raise LoneError on a rank for which the machine has no GPU, if it has any."""
+    """Raise RankLocalError on a rank for which the machine has no GPU, if it has any."""
     gpus = torch.cuda.device_count()
     if gpus and int(os.environ.get("LOCAL_RANK", "0")) >= gpus:
-        raise LoneError(f"torchrun must start at most one process for each GPU of a machine, got {gpus} GPUs")
+        raise RankLocalError(
+            f"torchrun must start at most one process for each GPU of a machine, got {gpus} GPUs"
+        )
 
 
 def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import LoneError
+from conf import RankLocalError
 from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
@@ -170,12 +170,12 @@ def load_batch(
 ) -> dict[str, Any]:
     """Read one micro-batch, lay it out and move it to the device; `standard` is that of `lay_out`.
 
-    Raises LoneError for a sequence that contains an adaptive id: no text may produce one.
+    Raises RankLocalError for a sequence that contains an adaptive id: no text may produce one.
     """
     sequences = [shards[int(index)] for index in indices]
     for index, sequence in zip(indices, sequences, strict=True):
         if np.isin(sequence.tokens, vocab.adaptive).any():
-            raise LoneError(
+            raise RankLocalError(
                 f"data.path: adaptive ids {list(vocab.adaptive)} must not occur in text, got one in sequence "
                 f"{index}. Choose other ids in vocab.adaptive and prepare the data again"
             )

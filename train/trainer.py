@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.clock import duration
 from conf.errors import in_one_line
 from conf.files import write_json
@@ -56,7 +56,7 @@ def train(config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any])
     try:
         trainer = Trainer(config, provenance, data)
     except torch.OutOfMemoryError as error:
-        raise LoneError(
+        raise RankLocalError(
             f"out of memory while loading weights, gradients and optimizer: {in_one_line(error)}. plan=true "
             "shows what each takes",
             page=MEMORY,
@@ -173,7 +173,7 @@ class Trainer:
         try:
             self._run()
         except torch.OutOfMemoryError as error:
-            raise LoneError(
+            raise RankLocalError(
                 f"out of memory in step {self.step + 1} with micro_batch={self.config.micro_batch}: "
                 f"{in_one_line(error)}. Step {self.saved} is saved",
                 page=MEMORY,

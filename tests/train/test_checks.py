@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from conf import LoneError, UserError, settings
+from conf import RankLocalError, UserError, settings
 from conf.stage import read_manifest
 from train.checks import check_devices, check_own, check_ranks
 from train.config import TrainConfig
@@ -52,7 +52,7 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("LOCAL_RANK", "4")
     check_devices()  # no GPU at all: ranks share the processor
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    with pytest.raises(LoneError, match="for each GPU of a machine, got 4"):
+    with pytest.raises(RankLocalError, match="for each GPU of a machine, got 4"):
         check_devices()
     monkeypatch.setenv("LOCAL_RANK", "3")
     check_devices()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import LoneError
+from conf import RankLocalError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
@@ -202,5 +202,5 @@ def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(
     """One rank met it, and rank 0 said that another rank was lost; nobody said why."""
     shards = Shards(data_folder, "train")
     vocab = replace(vocab, adaptive=(int(shards[3].tokens[5]),))
-    with pytest.raises(LoneError, match="must not occur in text, got one in sequence 3"):
+    with pytest.raises(RankLocalError, match="must not occur in text, got one in sequence 3"):
         load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from conf import LoneError
+from conf import RankLocalError
 from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, Trainer, why_diverged
 
@@ -32,7 +32,7 @@ def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         checkpoints=SimpleNamespace(release=lambda: released.append(True)),
         _run=step,
     )
-    with pytest.raises(LoneError, match=r"in step 7 with micro_batch=2: CUDA out of .* Step 4 is saved"):
+    with pytest.raises(RankLocalError, match=r"in step 7 with micro_batch=2: CUDA out of .* Step 4 is saved"):
         Trainer.run(trainer)
     assert released
 

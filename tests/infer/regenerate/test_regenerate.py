@@ -20,7 +20,7 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.shards import Shards
 from infer.api import Model, generate
-from infer.measure.crew import Units
+from infer.measure.distributed import UnitStore
 from infer.regenerate import run as stage
 from infer.regenerate.config import RegenerateConfig
 from infer.regenerate.run import KIND, PLAIN, Source, content
@@ -129,15 +129,15 @@ def _rank(config: RegenerateConfig, rank: int, port: int) -> None:
 
 def _killed(config: RegenerateConfig) -> None:
     """A run that is killed when it has kept two units."""
-    save, kept = Units.save, []
+    save, kept = UnitStore.save, []
 
-    def kill(self: Units, name: str, value: Any) -> None:
+    def kill(self: UnitStore, name: str, value: Any) -> None:
         if len(kept) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, name, value)
         kept.append(name)
 
-    Units.save = kill  # type: ignore[method-assign]
+    UnitStore.save = kill  # type: ignore[method-assign]
     stage.run(config)
 
 
