@@ -6,11 +6,11 @@ pass costs twice the forward (Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, 
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
-from train.config import ObjectiveConfig
+from train.config import ObjectiveConfig, TrainConfig
 from train.pretrained import skeleton
 
 # Dense bfloat16, from the makers' datasheets; the first pattern that matches torch.cuda.get_device_name.
@@ -31,14 +31,11 @@ PEAKS = {
 }
 
 
-@dataclass(frozen=True)
-class Flops:
-    """Operations of one step. `model` is what the step needs, MFU's count; `hardware` is what is
-    computed, with the layers' forward a second time under activation checkpointing (HFU's).
-    """
+class Flops(NamedTuple):
+    """Operations of one step."""
 
-    model: float
-    hardware: float
+    model: float  # what the step needs, MFU's count
+    hardware: float  # what is computed, with the layers' forward again under activation checkpointing (HFU's)
 
 
 def peak_flops(device: str, override: float | None = None) -> float | None:
@@ -51,44 +48,34 @@ def peak_flops(device: str, override: float | None = None) -> float | None:
     return next((peak for pattern, peak in PEAKS.items() if re.search(pattern, device)), None)
 
 
-def step_flops(
-    config: PretrainedConfig,
-    objective: ObjectiveConfig,
-    *,
-    sequences: int,
-    seq_len: int,
-    checkpointing: bool = False,
-    frozen: bool = False,
-    gated: bool = False,
-) -> Flops:
-    """Return the operations of a step over `sequences` sequences of the shards, over all ranks.
+def step_flops(architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int) -> Flops:
+    """Return the operations of a step over all ranks.
 
-    `frozen` weights (LoRA) need no gradient; what the adapter itself computes is left out. With a `gated`
-    adapter the trunk has no backward pass, and predicts nothing.
+    Frozen weights (LoRA) need no gradient; what the adapter itself computes is left out. With a gated adapter
+    the trunk has no backward pass, and predicts nothing.
     """
-    layers, head = matrix_parameters(config)
-    work = expected_work(objective, seq_len)
-    width = config.num_attention_heads * head_width(config)
-    of_row, of_pair = 2 * layers, 4 * width * config.num_hidden_layers
+    layers, head = matrix_parameters(architecture)
+    work = expected_work(config.objective, seq_len)
+    width = architecture.num_attention_heads * head_width(architecture)
+    of_row, of_pair = 2 * layers, 4 * width * architecture.num_hidden_layers
     products = of_row * work.rows + 2 * head * work.predicted
     scores = of_pair * work.pairs
-    needed, again = (2 if frozen else 3) * products + 3 * scores, of_row * work.rows + scores
-    if gated:
+    needed = (2 if config.lora.rank else 3) * products + 3 * scores
+    again = of_row * work.rows + scores
+    if config.lora.gated:
         trunk_scores = of_pair * seq_len * (seq_len + 1) / 2
         needed -= of_row * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
         again -= of_row * seq_len + trunk_scores
-    return Flops(model=sequences * needed, hardware=sequences * (needed + checkpointing * again))
+    computed = needed + config.model.activation_checkpointing * again
+    return Flops(config.global_batch * needed, config.global_batch * computed)
 
 
-@dataclass(frozen=True)
-class Work:
-    """What one sequence of the shards becomes, on average: rows through the layers, (query, key)
-    pairs of each layer's attention, and rows whose logits are computed.
-    """
+class Work(NamedTuple):
+    """What one sequence of the shards becomes, on average."""
 
-    rows: float
-    pairs: float
-    predicted: float
+    rows: float  # through the layers
+    pairs: float  # of query and key, in each layer's attention
+    predicted: float  # rows whose logits are computed
 
 
 def expected_work(objective: ObjectiveConfig, n: int) -> Work:

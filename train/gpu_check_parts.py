@@ -120,7 +120,7 @@ def steps(objective: str, config: TrainCheckConfig) -> dict[str, Any]:
         losses.append(run.step(step))
         seconds.append(time.perf_counter() - began)
     second, cuda = sorted(seconds[1:])[config.steps // 2], config.device == "cuda"
-    flops = step_flops(run.architecture, run.settings.objective, sequences=1, seq_len=config.tokens).model
+    flops = step_flops(run.architecture, run.settings, seq_len=config.tokens).model
     peak = peak_flops(run.engine.device_name(), config.peak_tflops)
     planned = estimate_memory(run.architecture, run.settings, ranks=1, seq_len=config.tokens, cuda=cuda)
     measured = run.engine.peak_memory() - (0 if cuda else before)

@@ -88,15 +88,7 @@ def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> di
 
 
 def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
-    flops = step_flops(
-        architecture,
-        config.objective,
-        sequences=config.global_batch,
-        seq_len=seq_len,
-        checkpointing=config.model.activation_checkpointing,
-        frozen=config.lora.rank > 0,
-        gated=config.lora.gated,
-    )
+    flops = step_flops(architecture, config, seq_len=seq_len)
     model, hardware = config.steps * flops.model, config.steps * flops.hardware
     lines = {"operations": f"{model:.2e}; {hardware:.2e} with what is computed twice"}
     if peak := peak_flops(plan_device(config.plan_device)[0], config.peak_tflops):

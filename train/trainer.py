@@ -130,14 +130,7 @@ class Trainer:
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name(), config.peak_tflops)
         self.seq_len: int = data["seq_len"]
-        self.flops = step_flops(
-            self.module.lm.config,
-            config.objective,
-            sequences=config.global_batch,
-            seq_len=self.seq_len,
-            frozen=config.lora.rank > 0,
-            gated=config.lora.gated,
-        ).model
+        self.flops = step_flops(self.module.lm.config, config, seq_len=self.seq_len).model
         self.held_out = Validation(
             config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
         )

@@ -166,11 +166,13 @@ def test_operations_are_those_that_torch_counts(tied: bool) -> None:
     lm = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         lm(input_ids=torch.zeros(3, 50, dtype=torch.long)).logits.sum().backward()
-    ours = step_flops(config, ObjectiveConfig(name="causal"), sequences=3, seq_len=50)
+    run = TrainConfig(objective=ObjectiveConfig(name="causal"), global_batch=3)
+    ours = step_flops(config, run, seq_len=50)
     # torch counts the pairs that the causal mask forbids, in two products forward and four backward.
     forbidden = 3 * config.num_hidden_layers * (50 * 49 / 2) * 4 * config.hidden_size
     assert counter.get_total_flops() == ours.model + 3 * forbidden
-    again = step_flops(config, ObjectiveConfig(name="causal"), sequences=3, seq_len=50, checkpointing=True)
+    run.model.activation_checkpointing = True
+    again = step_flops(config, run, seq_len=50)
     head = 2 * 3 * 50 * 97 * 32
     assert again.model == ours.model and again.hardware == ours.model * 4 / 3 - head
 
