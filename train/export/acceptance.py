@@ -19,8 +19,8 @@ from conf import UserError
 from data_prep.shards import PackedSequence, Shards
 from train.data import load_batch
 from train.export.trained import Trained
-from train.model.lm import AdaptiveLM
-from train.monitor.metrics import summarise
+from train.metrics import summarise
+from train.model import AdaptiveLM
 from train.validation import laid_out, validated, window_seed
 
 LEVEL = 0.95

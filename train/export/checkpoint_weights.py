@@ -14,7 +14,7 @@ What is trained is read in float32, as the optimizer has it; what is frozen as t
                      rank 0    |a a·|b b|c|                the groups one after another
                      rank 1    |a ·|b ·|c|                 · fills up the last rank's part of a weight
 
-Knows the files of train.engine.engine's checkpoints; needs neither DeepSpeed nor a model.
+Knows the files of train.engine's checkpoints; needs neither DeepSpeed nor a model.
 """
 
 import math
@@ -28,12 +28,11 @@ from torch import Tensor
 
 from conf import UserError
 from conf.errors import Refusing
-from train.engine.byte_ranges import ByteRange, cut, index, locate, read
-from train.engine.checkpoint import SHARD
+from train.checkpoint import SHARD, ByteRange, cut, index, locate, read
 
 MODEL = "model_states.pt"  # how the name of a file ends that holds the model's own copy, or a rank's share
 
-PLACE = "lm."  # of the library's model within train.model.lm.AdaptiveLM
+PLACE = "lm."  # of the library's model within train.model.AdaptiveLM
 
 
 class Stored(NamedTuple):

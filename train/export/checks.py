@@ -12,8 +12,8 @@ from conf.fingerprint import fingerprint_file
 from data_prep.ngrams import find_table
 from data_prep.vocab import load_tokenizer
 from train.export.trained import Trained
-from train.model.families import skeleton
-from train.model.lora import adapt
+from train.lora import adapt
+from train.pretrained import skeleton
 
 
 def check_described(trained: Trained) -> None:

@@ -25,7 +25,7 @@ from train.export.sidecars import write_sidecars
 from train.export.trained import Trained
 from train.export.verify import Verified, describe, verify
 from train.export.weight_files import write_weights
-from train.model.lora import PlainWeights
+from train.lora import PlainWeights
 
 
 def write(config: ExportConfig, trained: Trained, made: Mapping[str, Any], *, kept: bool) -> None:

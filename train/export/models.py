@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from train.attention import register
 from train.export.trained import Trained
-from train.model.families import skeleton
-from train.model.lora import PlainWeights, adapt, adapter_weights, read_adapter
-from train.objective.attention import register
+from train.lora import PlainWeights, adapt, adapter_weights, read_adapter
+from train.pretrained import skeleton
 
 
 class OnDisk(Mapping[str, Tensor]):

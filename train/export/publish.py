@@ -79,7 +79,7 @@ def track(config: ExportConfig) -> None:
 
     W&B's files lie beside the directory, which holds nothing but the model.
     """
-    from train.monitor.tracker import Tracker  # and with it W&B, for those alone who track
+    from train.metrics import Tracker  # and with it W&B, for those alone who track
 
     out = Path(config.out).resolve()
     tracker = Tracker(

@@ -17,10 +17,10 @@ from conf import UserError
 from conf.files import read_json, write_json
 from conf.fingerprint import fingerprint
 from data_prep.vocab import FILES, INFILLING, Vocab
+from train.config import DESCRIBED
 from train.export.adapter import trained_lora
 from train.export.model_config import served_config, served_generation
 from train.export.tokenizer import write_chat_template, write_tokenizer
-from train.folder import DESCRIBED
 
 # SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
 ORDERS = {

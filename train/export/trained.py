@@ -15,13 +15,12 @@ from conf.fingerprint import fingerprint
 from conf.stage import read_manifest
 from data_prep.ngrams import TABLE
 from data_prep.vocab import Vocab
-from train.config import LoraSettings, ObjectiveConfig
-from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
+from train.checkpoint import Checkpoint, find_whole, list_checkpoints
+from train.config import CHECKPOINTS, DESCRIBED, LoraSettings, ObjectiveConfig
 from train.export.adapter import trained_lora
 from train.export.checkpoint_weights import CheckpointWeights
-from train.folder import CHECKPOINTS, DESCRIBED
-from train.model.families import skeleton
-from train.model.lora import PlainWeights
+from train.lora import PlainWeights
+from train.pretrained import skeleton
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from data_prep.shards import Shards
 from train.export.acceptance import CHUNK, Window, announce, check_acceptance, count_sequences, measure
 from train.export.models import OnDisk, read_model, resident, trained_model
 from train.export.trained import Trained
-from train.model.lm import AdaptiveLM
-from train.model.lora import Gate, adapter_weights
+from train.lora import Gate, adapter_weights
+from train.model import AdaptiveLM
 
 POSITIONS = 128  # of a held-out sequence, whose logits are compared
 # How far apart logits may be after a merge, relative to the largest: by weights that are rounded to the type of

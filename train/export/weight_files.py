@@ -12,8 +12,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.files import write_json
-from train.engine.checkpoint import write_safetensors
-from train.model.families import skeleton
+from train.checkpoint import write_safetensors
+from train.pretrained import skeleton
 
 PATTERN = "model{suffix}.safetensors"
 

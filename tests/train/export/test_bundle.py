@@ -56,7 +56,7 @@ def test_modules_lie_side_by_side_and_import_each_other_there() -> None:
         ("from infer import deep", "line 1: wanted ours imported by"),
         ("from infer.deep import leaf", "line 1: wanted ours imported by"),
         ("from .deep import leaf", "line 1: wanted ours imported by"),
-        ("from train.objective.loss import loss", "found train.objective.loss"),
+        ("from train.loss import loss", "found train.loss"),
     ],
 )
 def test_what_cannot_go_along_is_named(line: str, told: str) -> None:

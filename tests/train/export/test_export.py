@@ -19,7 +19,7 @@ from tests.train.export.runs import ADAPTED, PLAIN, copy_of, export, logits, ref
 from train.export.acceptance import announce, count_sequences
 from train.export.trained import open_trained
 from train.export.weight_files import write_weights
-from train.model.lora import PlainWeights
+from train.lora import PlainWeights
 
 
 def check_round_trip(run: Path, out: Path) -> None:

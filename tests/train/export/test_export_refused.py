@@ -28,9 +28,9 @@ def test_checkpoints_that_cannot_be_exported_are_one_sentence(runs: Path, tmp_pa
     share = next(run.glob("checkpoints/*/*rank_1*optim_states.pt"))
     content = share.read_bytes()
     share.write_bytes(content[:-7])
-    assert f"found none (step-000003: {share.name} has" in refused(run, out)
+    assert f"got none (step-000003: {share.name} has" in refused(run, out)
     share.unlink()
-    assert f"found none (step-000003: {share.name}: No such file or directory)" in refused(run, out)
+    assert f"got none (step-000003: {share.name}: No such file or directory)" in refused(run, out)
     shutil.rmtree(run / "checkpoints")
     assert "wanted a folder with checkpoints, found none" in refused(run, out)
 
