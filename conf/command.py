@@ -1,4 +1,4 @@
-"""adaptive-tokens COMMAND [SETTINGS]: run the entry point of a package as `python -m MODULE [SETTINGS]` does."""
+"""Run the entry point of a package by a short name: adaptive-tokens COMMAND [SETTINGS]."""
 
 import runpy
 import sys
