@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.files import allow_many_files
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
@@ -145,7 +145,7 @@ class PackedSequence:
 class Shards(Sequence[PackedSequence]):
     """All sequences of one split of a finished data folder.
 
-    Raises UserError for files that are not those of the manifest, and LoneError, when it is read, for a
+    Raises UserError for files that are not those of the manifest, and RankLocalError, when it is read, for a
     sequence that is not as it was written. Folders of before there were sums are read as they are.
     """
 
@@ -177,7 +177,7 @@ class Shards(Sequence[PackedSequence]):
         start, stop = self._bounds[shard][row : row + 2]
         tokens, spans, names = self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard]
         if len(sums := self._sums[shard]) and checksum(tokens, spans, names) != sums[row]:
-            raise LoneError(
+            raise RankLocalError(
                 f"{self._paths[shard]}: wanted sequence {row} as it was written, found other bytes there or in "
                 "the files beside it: copy them anew, or prepare the data again"
             )

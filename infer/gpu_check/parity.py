@@ -23,8 +23,7 @@ from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.engine.static import CompileWarning
-from infer.gpu_check.models import random_model
-from infer.gpu_check.shapes import LIVELY
+from infer.gpu_check.shapes import LIVELY, random_model
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.ngrams import Ngrams
 
@@ -50,23 +49,23 @@ Texts = list[list[int]]
 
 
 def check_parity(*, device: str, prompts: int, compile: bool) -> list[dict[str, Any]]:
-    """A row for every comparison: what it was, and whether it `passed`."""
+    """Return a row for every comparison: what it was, and whether it `passed`."""
     slow: Any = random_model(LIVELY, dtype=torch.float32, device="cpu")
     lm = copy.deepcopy(slow).to(device=device)
     requests = _requests(prompts)
     rows = [row for name in SAMPLINGS for row in _drafted(lm, requests, name)]
     processed = [Request(request.prompt, request.seed, _penalty()) for request in requests]
     plain = _texts(lm, Drafter, processed, GREEDY, batch=1)
-    found = _texts(lm, DECODERS["tree"], processed, GREEDY, batch=3)
-    rows.append({"decoder": "tree", "sampling": "repetition penalty", "batch": 3, **_identical(found, plain)})
+    texts = _texts(lm, DECODERS["tree"], processed, GREEDY, batch=3)
+    rows.append({"decoder": "tree", "sampling": "repetition penalty", "batch": 3, **_identical(texts, plain)})
     if compile:
         plain = _texts(lm, Drafter, requests, GREEDY, batch=1)
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always", CompileWarning)
-            found = _texts(lm, DECODERS["tree"], requests, GREEDY, batch=1, compile=True)
-        told = [str(warning.message) for warning in raised if warning.category is CompileWarning]
-        row = {"decoder": "compiled tree", "sampling": "greedy", "batch": 1, **_identical(found, plain)}
-        rows.append(row | {"fell_back": told[0] if told else None})
+            texts = _texts(lm, DECODERS["tree"], requests, GREEDY, batch=1, compile=True)
+        messages = [str(warning.message) for warning in raised if warning.category is CompileWarning]
+        row = {"decoder": "compiled tree", "sampling": "greedy", "batch": 1, **_identical(texts, plain)}
+        rows.append(row | {"fell_back": messages[0] if messages else None})
     for dtype, near in NEAR.items():
         typed = copy.deepcopy(slow).to(device=device, dtype=dtype)
         for name in ("greedy", "sampled"):
@@ -84,8 +83,8 @@ def _drafted(lm: PreTrainedModel, requests: Sequence[Request], name: str) -> lis
     rows = []
     for decoder, new in DECODERS.items():
         for batch in (1, 3):
-            found = _texts(lm, new, requests, SAMPLINGS[name], batch=batch)
-            rows.append({"decoder": decoder, "sampling": name, "batch": batch, **_identical(found, plain)})
+            texts = _texts(lm, new, requests, SAMPLINGS[name], batch=batch)
+            rows.append({"decoder": decoder, "sampling": name, "batch": batch, **_identical(texts, plain)})
     return rows
 
 
@@ -114,7 +113,7 @@ def _texts(
     static: bool = True,
     compile: bool = False,
 ) -> Texts:
-    """The new tokens of every request, so many side by side."""
+    """Return the new tokens of every request, so many side by side."""
     capacity = max(len(request.prompt) for request in requests) + NEW
     rows = new().max_rows
     runner = Runner(lm, capacity=capacity, max_rows=rows, batch=batch, static=static, compile=compile)
@@ -126,8 +125,8 @@ def _texts(
     return texts
 
 
-def _identical(found: Texts, expected: Texts) -> dict[str, Any]:
-    same, n = sum(a == b for a, b in zip(found, expected, strict=True)), len(expected)
+def _identical(texts: Texts, expected: Texts) -> dict[str, Any]:
+    same, n = sum(a == b for a, b in zip(texts, expected, strict=True)), len(expected)
     return {"dtype": "float32", "identical": same, "texts": n, "passed": same == n}
 
 

@@ -1,7 +1,13 @@
-"""Models by their shapes, as LlamaConfig's settings. Knows no torch: names of shapes are checked before it."""
+"""Models by their shapes, as LlamaConfig's settings. Knows no torch: names of shapes are checked before it.
+
+Models of a shape with random weights, made on the device: nothing is downloaded.
+"""
 
 from collections.abc import Mapping
 from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 Shape = Mapping[str, Any]
 
@@ -43,3 +49,11 @@ LIVELY: Shape = {
     "max_position_embeddings": 1024,
     "initializer_range": 0.2,
 }
+
+
+def random_model(shape: Shape, *, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
+    """Return the same weights each time on one kind of device."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        lm = LlamaForCausalLM._from_config(LlamaConfig(**shape), dtype=dtype)
+    return lm.eval()

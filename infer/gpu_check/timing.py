@@ -47,7 +47,7 @@ def in_turns(tasks: Mapping[K, Callable[[], Any]], *, rounds: int, device: torch
             began = clock(device)
             task()
             times[name].append(1e3 * duration(began, clock(device)))
-    return {name: spread(found) for name, found in times.items()}
+    return {name: spread(seconds) for name, seconds in times.items()}
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -95,7 +95,7 @@ def loops(
                 began = clock(lm.device)
                 list(islice(steps, 2 if name.startswith("two") else 1))
                 times[name].append(1e3 * duration(began, clock(lm.device)))
-    return {name: spread(found) for name, found in times.items()}
+    return {name: spread(seconds) for name, seconds in times.items()}
 
 
 def _prompt(lm: PreTrainedModel, n: int) -> list[int]:

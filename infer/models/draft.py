@@ -66,7 +66,7 @@ def check_draft(config: DraftConfig, text: Text) -> int:
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
     folder = Path(str(config.model))
-    with told_as("draft", folder):
+    with named_errors("draft", folder):
         pieces = load_text(folder).pieces
         if config.adaptive:
             load_adaptive(folder)
@@ -101,7 +101,7 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
         folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
         narrow, device = "draft.dtype=bfloat16", str(target.device)
         fits = enough_for_weights(folder, dtype, device, narrow=narrow)
-        with failing_together(target), told_as("draft", folder), fits:
+        with failing_together(target), named_errors("draft", folder), fits:
             lm = load_model(folder, dtype=dtype, device=device, whole=True)
             adaptive = load_adaptive(folder) if config.adaptive else None
         _warn_of_size(folder, lm, target)
@@ -173,7 +173,7 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
 
 
 @contextmanager
-def told_as(setting: str, folder: str | Path) -> Iterator[None]:
+def named_errors(setting: str, folder: str | Path) -> Iterator[None]:
     """Name the setting that gave the folder in UserErrors of the block."""
     try:
         yield
@@ -187,7 +187,7 @@ def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
 
     Raises UserError for what is no model directory with a tokenizer, and where an id is another piece.
     """
-    with told_as("base", folder):
+    with named_errors("base", folder):
         pieces = load_text(folder).pieces
     try:
         rows_of_both(text.pieces, pieces)

@@ -1,6 +1,6 @@
 """Several processes on one model, under torchrun: tensor parallel by the library's own means.
 
-Measurements go the other way: each process has a whole model, and prompts of its own (crew.py).
+Measurements go the other way: each process has a whole model, and prompts of its own (distributed.py).
 
 Every rank holds its share of each layer's heads and runs the whole loop on the same tokens (engine/forward.py).
 A draft model is whole on every rank (draft.py).

@@ -73,7 +73,7 @@ def plan(
     benchmarks and languages `apart`. Sampled answers are wanted of problems that are executed.
     """
     ways = [("model", decoder) for decoder in decoders] + [("base", "plain")] * (config.base is not None)
-    found = list[Batch]()
+    batches = list[Batch]()
     for (who, decoder), (benchmark, problems) in product(ways, benchmarks.items()):
         executed = [problem for problem in problems if problem.tests]
         kinds = ((0.0, _asks(problems, 1)), (config.temperature, _asks(executed, config.samples)))
@@ -81,8 +81,8 @@ def plan(
             for language, part in _parts(asks, config.batch):
                 if who == "base" and (benchmark, language) in apart:
                     continue
-                found.append(Batch(who, decoder, benchmark, language, temperature, part, len(found)))
-    return found
+                batches.append(Batch(who, decoder, benchmark, language, temperature, part, len(batches)))
+    return batches
 
 
 def _asks(problems: Iterable[Problem], answers: int) -> list[Ask]:
@@ -112,33 +112,35 @@ def answer(model: Model, batch: Batch, config: QualityConfig) -> list[Answer]:
     fit = [at for at, ids in enumerate(prompts) if len(ids) + config.max_new_tokens <= model.context]
     seeds = batch.seeds(config.seed)
     steps = _decoded(model, [prompts[at] for at in fit], batch.decode(config), [seeds[at] for at in fit])
-    found = dict(zip(fit, steps))
+    steps_by_prompt = dict(zip(fit, steps))
     return [
         {
             "id": problem.id,
             "sample": number,
-            "tokens": [token for step in found.get(at, ()) for token in step.tokens],
-            "pieces": in_pieces(told for step in found.get(at, ()) for told in zip(step.kinds, step.texts)),
-            "too_long": at not in found,
+            "tokens": [token for step in steps_by_prompt.get(at, ()) for token in step.tokens],
+            "pieces": in_pieces(
+                tokens for step in steps_by_prompt.get(at, ()) for tokens in zip(step.kinds, step.texts)
+            ),
+            "too_long": at not in steps_by_prompt,
         }
         for at, (problem, number) in enumerate(batch.asks)
     ]
 
 
 def ids_of(text: Text, prompt: Any) -> list[int]:
-    """A problem's prompt as the tuned model was trained to read it; the base model is given the same ids."""
+    """Return a prompt's ids as the tuned model was trained on them; the base model gets the same."""
     return text.encode(prompt) if isinstance(prompt, str) else text.infill(prompt)
 
 
 def _decoded(
     model: Model, prompts: Sequence[list[int]], decode: DecodeConfig, seeds: Sequence[int]
 ) -> list[list[TextStep]]:
-    found: list[list[TextStep]] = [[] for _ in prompts]
+    steps: list[list[TextStep]] = [[] for _ in prompts]
     for step in generate(model, prompts, decode, seeds=seeds) if prompts else ():
-        found[step.sequence].append(step)
-    return found
+        steps[step.sequence].append(step)
+    return steps
 
 
 def completion(answer: Answer) -> str:
-    """The whole text, with what ended it."""
+    """Return the whole text, with what ended it."""
     return "".join(text for _, text in answer["pieces"])

@@ -41,30 +41,30 @@ class QualityConfig:
     def __post_init__(self) -> None:
         for name in self.decoders:
             if name not in DECODERS:
-                raise ValueError(f"decoders: wanted some of {', '.join(DECODERS)}, found {name}")
+                raise ValueError(f"decoders must be some of {', '.join(DECODERS)}, got {name}")
         if "plain" not in self.decoders:
             raise ValueError(
-                "decoders: wanted plain among them, which the others are compared with, found "
+                "decoders must have plain, which the others are compared with, got "
                 f"{', '.join(self.decoders) or 'none'}"
             )
         if not self.benchmarks:
-            raise ValueError("benchmarks: wanted at least one, found none")
+            raise ValueError("benchmarks must name at least one, got none")
         check_dtype(self.dtype)
         if not 1 <= self.batch <= SIDE_BY_SIDE:
-            raise ValueError(f"batch: wanted 1 to {SIDE_BY_SIDE}, found {self.batch}")
+            raise ValueError(f"batch must be 1 to {SIDE_BY_SIDE}, got {self.batch}")
         check_at_least(self, {"max_new_tokens": 1, "workers": 1, "threads": 1})
         if not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed: wanted a number of up to 63 bits, found {self.seed}")
+            raise ValueError(f"seed must be a number of up to 63 bits, got {self.seed}")
         self._check_samples()
 
     def _check_samples(self) -> None:
         if self.samples < 0:
-            raise ValueError(f"samples: wanted 0 or more, found {self.samples}")
+            raise ValueError(f"samples must be 0 or more, got {self.samples}")
         if not self.temperature > 0:
-            raise ValueError(f"temperature: wanted above 0, of sampled answers, found {self.temperature}")
+            raise ValueError(f"temperature must be above 0, of sampled answers, got {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
+            raise ValueError(f"top_p must be above 0, up to 1, got {self.top_p}")
         if not self.k or min(self.k) < 1:
-            raise ValueError(f"k: wanted numbers of answers from 1 on, found {self.k}")
+            raise ValueError(f"k must be numbers of answers from 1 on, got {self.k}")
         if 0 < self.samples < max(self.k):
-            raise ValueError(f"k: wanted at most samples={self.samples}, found {max(self.k)}")
+            raise ValueError(f"k must be at most samples={self.samples}, got {max(self.k)}")

@@ -16,10 +16,10 @@ from infer.quality.scores import bootstrap, difference, pass_at_k, wilson
 from infer.quality.verdicts import TOO_LONG, key_of
 
 RESULT = "quality.json"
-Units = Mapping[str, Mapping[str, Any]]
+UnitStore = Mapping[str, Mapping[str, Any]]
 
 
-class Way(NamedTuple):
+class ScoreKey(NamedTuple):
     """What the answers of a unit have in common."""
 
     benchmark: str
@@ -42,7 +42,7 @@ class Given:
 class Score:
     """A value for each problem."""
 
-    way: Way
+    way: ScoreKey
     metric: str
     values: dict[str, float]
     samples: int  # answers to each problem
@@ -51,15 +51,13 @@ class Score:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The result of a finished or an unfinished folder. Raises UserError where it was not begun, and for a
-    damaged file.
-    """
+    """Return the result of a finished or unfinished folder. Raises UserError for none or a damaged file."""
     if (folder / RESULT).is_file():
         return read_result(folder / RESULT)
     return result(read_header(folder / HEADER), read_units(folder / UNITS))
 
 
-def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
+def result(header: Mapping[str, Any], units: UnitStore) -> dict[str, Any]:
     """quality.json, of those units that are done."""
     answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
     verdicts = dict[str, Sequence[Any]]()
@@ -67,15 +65,17 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
         verdicts |= unit.get("verdicts", {})
     begun = bool(verdicts) or len(answered) == header["batches"]
     waiting = {way_of(unit) for unit in answered if not begun or not _all_judged(unit, verdicts)}
-    given, done = dict[Way, list[Given]](), 0
+    given, done = dict[ScoreKey, list[Given]](), 0
     for unit in answered:
         judged = list(_judged(unit, verdicts, too_long=way_of(unit) not in waiting))
         given.setdefault(way_of(unit), []).extend(judged)
         done += len(judged) == len(unit["answers"])
     scores = [score for way, answers in given.items() for score in _scores(way, answers, header)]
-    kept = {name: value for name, value in header.items() if name not in ("names", "exact", "batches", "shown")}
+    facts = {
+        name: value for name, value in header.items() if name not in ("names", "exact", "batches", "shown")
+    }
     return {
-        **kept,
+        **facts,
         "units": {"all": header["batches"], "done": done},
         "rows": [_row(score, header["names"]) for score in scores],
         "differences": list(_differences(scores)),
@@ -84,9 +84,9 @@ def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
     }
 
 
-def way_of(unit: Mapping[str, Any]) -> Way:
+def way_of(unit: Mapping[str, Any]) -> ScoreKey:
     """Of a unit of answers."""
-    return Way(*(unit[name] for name in Way._fields))
+    return ScoreKey(*(unit[name] for name in ScoreKey._fields))
 
 
 def _all_judged(unit: Mapping[str, Any], verdicts: Mapping[str, Sequence[Any]]) -> bool:
@@ -109,14 +109,14 @@ def _judged(
             yield Given(answer, *verdict)
 
 
-def _scores(way: Way, given: Sequence[Given], header: Mapping[str, Any]) -> Iterator[Score]:
+def _scores(way: ScoreKey, given: Sequence[Given], header: Mapping[str, Any]) -> Iterator[Score]:
     """One of the likeliest answers; of sampled ones pass@k for every k."""
     by_problem = dict[str, list[bool]]()
-    for one in given:
-        by_problem.setdefault(one.answer["id"], []).append(one.passed)
-    too_long = len({one.answer["id"] for one in given if one.answer["too_long"]})
+    for graded in given:
+        by_problem.setdefault(graded.answer["id"], []).append(graded.passed)
+    too_long = len({graded.answer["id"] for graded in given if graded.answer["too_long"]})
     limit = header["settings"]["max_new_tokens"]
-    cut = sum(len(one.answer["tokens"]) == limit for one in given)
+    cut = sum(len(graded.answer["tokens"]) == limit for graded in given)
     for k in header["settings"]["k"] if way.temperature else (1,):
         enough = {id: passed for id, passed in by_problem.items() if len(passed) >= k}
         if enough:
@@ -142,7 +142,7 @@ def _row(score: Score, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
-    """The model less the base, both decoded plainly, on the problems that both have answered."""
+    """Return the model less the base, both decoded plainly, on the problems that both have answered."""
     by_way = {(score.way, score.metric): score for score in scores}
     for (way, metric), ours in by_way.items():
         theirs = by_way.get((way._replace(who="base"), metric))
@@ -151,19 +151,20 @@ def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
         both = [id for id in ours.values if id in theirs.values]
         if both:
             gap, interval = difference([ours.values[id] for id in both], [theirs.values[id] for id in both])
-            told = {name: getattr(way, name) for name in ("benchmark", "language", "temperature")}
-            yield {**told, "metric": metric, "value": gap, "interval": interval, "problems": len(both)}
+            facts = {name: getattr(way, name) for name in ("benchmark", "language", "temperature")}
+            yield {**facts, "metric": metric, "value": gap, "interval": interval, "problems": len(both)}
 
 
-def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
+def _same(given: Mapping[ScoreKey, Sequence[Given]]) -> Iterator[dict[str, Any]]:
     """How many answers are those of plain decoding, token for token, where there was room for an answer."""
     for way, answers in given.items():
         plain = given.get(way._replace(decoder="plain"), ())
-        tokens = {(one.answer["id"], one.answer["sample"]): one.answer["tokens"] for one in plain}
+        tokens = {(graded.answer["id"], graded.answer["sample"]): graded.answer["tokens"] for graded in plain}
         pairs = [
-            (one.answer["tokens"], tokens[key])
-            for one in answers
-            if not one.answer["too_long"] and (key := (one.answer["id"], one.answer["sample"])) in tokens
+            (graded.answer["tokens"], tokens[key])
+            for graded in answers
+            if not graded.answer["too_long"]
+            and (key := (graded.answer["id"], graded.answer["sample"])) in tokens
         ]
         if way.decoder != "plain" and pairs:
             same = sum(ours == theirs for ours, theirs in pairs)
@@ -171,14 +172,14 @@ def _same(given: Mapping[Way, Sequence[Given]]) -> Iterator[dict[str, Any]]:
 
 
 def _samples(
-    given: Mapping[Way, Sequence[Given]], shown: Iterable[Mapping[str, str]]
+    given: Mapping[ScoreKey, Sequence[Given]], prompts: Iterable[Mapping[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """The likeliest answers to the problems that are to be shown, by every model and decoder."""
-    for problem in shown:
+    """Return the likeliest answers to the problems that are to be shown, by every model and decoder."""
+    for problem in prompts:
         for way, answers in given.items():
             if (way.benchmark, way.language) != (problem["benchmark"], problem["language"]) or way.temperature:
                 continue
-            told = {**problem, "who": way.who, "decoder": way.decoder}
-            for one in answers:
-                if one.answer["id"] == problem["id"]:
-                    yield {**told, "pieces": one.answer["pieces"], "verdict": one.reason}
+            facts = {**problem, "who": way.who, "decoder": way.decoder}
+            for graded in answers:
+                if graded.answer["id"] == problem["id"]:
+                    yield {**facts, "pieces": graded.answer["pieces"], "verdict": graded.reason}

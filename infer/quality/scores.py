@@ -18,13 +18,15 @@ Interval = tuple[float, float]
 
 
 def pass_at_k(passed: Sequence[Sequence[bool]], k: int) -> list[float]:
-    """The chance that one of k answers to a problem passes, by problem; `passed[i]` are problem i's n >= k.
+    """Return by problem the chance that one of k answers passes; `passed[i]` are problem i's n >= k.
 
     The unbiased estimator of Chen et al. (2021), eq. 1: 1 - C(n - c, k) / C(n, k) of n answers, c of which
     passed.
     """
     assert all(len(answers) >= k for answers in passed), "fewer answers than k"
-    return estimate_pass_at_k([len(one) for one in passed], [sum(one) for one in passed], k).tolist()
+    return estimate_pass_at_k(
+        [len(outcomes) for outcomes in passed], [sum(outcomes) for outcomes in passed], k
+    ).tolist()
 
 
 def wilson(passed: int, problems: int) -> Interval:
@@ -40,9 +42,9 @@ def bootstrap(values: Sequence[float]) -> Interval:
 
     Where all values are alike it has no width, which says nothing about other problems.
     """
-    found = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
-    low, high = np.quantile(found[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    array = np.asarray(values, dtype=float)
+    drawn = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
+    low, high = np.quantile(array[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

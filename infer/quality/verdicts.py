@@ -39,37 +39,37 @@ class Case:
 
 
 def key_of(benchmark: str, language: str, answer: Answer) -> str:
-    """What answers of one problem and one text have in common."""
+    """Return what answers of one problem and one text have in common."""
     return f"{seed_from(benchmark, language, answer['id'], completion(answer)):016x}"
 
 
 def cases(
     benchmarks: Mapping[str, Sequence[Problem]], units: Iterable[Mapping[str, Any]]
 ) -> Iterator[list[Case]]:
-    """The distinct ones among the answers of `units`, in their order, in lists that are kept together."""
+    """Return the distinct cases among the answers of `units`, in order, in lists that are stored together."""
     known = {
         (name, problem.language, problem.id): problem
         for name, problems in benchmarks.items()
         for problem in problems
     }
-    found: dict[str, Case] = {}
+    by_digest: dict[str, Case] = {}
     for unit in units:
         where = unit["benchmark"], unit["language"]
         for answer in unit["answers"]:
             if not answer["too_long"]:
                 key = key_of(*where, answer)
-                found.setdefault(key, Case(key, known[*where, answer["id"]], completion(answer)))
-    all_cases = list(found.values())
+                by_digest.setdefault(key, Case(key, known[*where, answer["id"]], completion(answer)))
+    all_cases = list(by_digest.values())
     return (all_cases[at : at + TOGETHER] for at in range(0, len(all_cases), TOGETHER))
 
 
 def digest(judged: Iterable[Case]) -> str:
-    """What tells lists of cases apart: an answer whose file was damaged may be another the next time."""
+    """Return what tells lists of cases apart: an answer whose file was damaged may be another the next time."""
     return hashlib.sha256("".join(case.key for case in judged).encode()).hexdigest()[:8]
 
 
 def judge(judged: Sequence[Case], sandbox: Judge | None, workers: int) -> dict[str, list[Any]]:
-    """[passed, reason] by key: by execution where the problem has tests, else by exact match."""
+    """Return [passed, reason] by key: by execution where the problem has tests, else by exact match."""
     programs = [case.problem.program(case.text) for case in judged]
     executed = [program for program in programs if program is not None]
     assert sandbox or not executed, "nothing is executed without a sandbox"
@@ -91,4 +91,4 @@ def _told(verdict: Verdict) -> list[Any]:
 
 def _matched(case: Case) -> list[Any]:
     same = case.problem.matches(case.text)
-    return [same, "exact match" if same else f"no match: wanted {(case.problem.answer or '').strip()!r}"]
+    return [same, "exact match" if same else f"no match: expected {(case.problem.answer or '').strip()!r}"]

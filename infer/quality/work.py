@@ -39,12 +39,12 @@ class Work:
         return list(dict.fromkeys(problem.language for problem in problems if problem.tests))
 
     def made(self) -> dict[str, Any]:
-        """What decides the result beside settings and models: the problems as they were read, in order."""
+        """Return what decides the result beside settings and models: the problems in order."""
         digests = {name: fingerprint_problems(problems) for name, problems in self.benchmarks.items()}
         return {"skipped": self.skipped, "problems": digests}
 
     def facts(self, config: QualityConfig) -> dict[str, Any]:
-        """What the result says of it, and what is needed to make the result."""
+        """Return what the result says of it, and what is needed to make the result."""
         return {
             "names": {who: Path(name).name for who, name in whose(config).items()},
             "skipped": self.skipped,
@@ -53,20 +53,20 @@ class Work:
             "exact": [name for name, problems in self.benchmarks.items() if not problems[0].tests],
             "batches": len(self.batches),
             "shown": [
-                {"benchmark": name, "language": one.language, "id": one.id, **_around(one)}
+                {"benchmark": name, "language": problem.language, "id": problem.id, **_around(problem)}
                 for name, problems in self.benchmarks.items()
-                for one in problems[:SHOWN]
+                for problem in problems[:SHOWN]
             ],
         }
 
 
 def whose(config: QualityConfig) -> dict[str, str]:
-    """The directories of the models."""
+    """Return the directories of the models."""
     return {"model": config.model} | ({"base": config.base} if config.base else {})
 
 
 def contaminated(config: QualityConfig, benchmarks: Iterable[str]) -> list[str]:
-    """A sentence for each benchmark that the model may have been trained on, as far as its directory says.
+    """Return a warning for each benchmark that the model may have been trained on.
 
     `lines` are left out: files of the user's own, such as the texts that data_prep held out.
     """
@@ -84,7 +84,7 @@ def contaminated(config: QualityConfig, benchmarks: Iterable[str]) -> list[str]:
 
 
 def find_work(config: QualityConfig) -> Work:
-    """A base that lacks ids of a benchmark's prompts is not asked there, by name.
+    """Return a base that lacks ids of a benchmark's prompts is not asked there, by name.
 
     Raises UserError for what is no model, a base with other token ids, benchmarks that cannot be read, and
     where nothing is left that can be judged.
@@ -92,52 +92,52 @@ def find_work(config: QualityConfig) -> Work:
     text = load_text(config.model)
     adaptive = load_adaptive(config.model) if has_adaptive(config.model) else None
     pieces = base_pieces(config.base, text) if config.base else None
-    read = {name: read_problems(name, one, seed=config.seed) for name, one in config.benchmarks.items()}
+    read = {name: read_problems(name, entry, seed=config.seed) for name, entry in config.benchmarks.items()}
     benchmarks, skipped = judgeable(read, infills=adaptive is not None and adaptive.infilling is not None)
     if not benchmarks:
         reasons = "; ".join(
-            f"{' '.join((one['benchmark'], one['language']))}: {one['reason']}" for one in skipped
+            f"{' '.join((entry['benchmark'], entry['language']))}: {entry['reason']}" for entry in skipped
         )
-        raise UserError(f"benchmarks: wanted problems that can be judged here, found none ({reasons})")
+        raise UserError(f"benchmarks must have problems that can be judged here, got none ({reasons})")
     decoders = [name for name in config.decoders if name == "plain" or adaptive]
     apart = beyond(pieces, benchmarks, text) if pieces is not None else []
-    batches = plan(benchmarks, config, decoders, {(one["benchmark"], one["language"]) for one in apart})
+    batches = plan(benchmarks, config, decoders, {(entry["benchmark"], entry["language"]) for entry in apart})
     return Work(text, benchmarks, skipped + apart, decoders, batches)
 
 
 def beyond(
     pieces: Mapping[int, str], benchmarks: Mapping[str, Iterable[Problem]], text: Text
 ) -> list[dict[str, str]]:
-    """The benchmarks, by language, whose prompts have ids that are no pieces of the base."""
-    found = list[dict[str, str]]()
+    """Return the benchmarks, by language, whose prompts have ids that are no pieces of the base."""
+    left_out = list[dict[str, str]]()
     for name, problems in benchmarks.items():
         for language, mine in by_language(problems).items():
-            if strange := lacking(pieces, ((one.id, ids_of(text, one.prompt)) for one in mine)):
+            if strange := lacking(pieces, ((problem.id, ids_of(text, problem.prompt)) for problem in mine)):
                 reason = f"the base is not asked, since it has {strange}"
-                found.append({"benchmark": name, "language": language, "reason": reason})
-    return found
+                left_out.append({"benchmark": name, "language": language, "reason": reason})
+    return left_out
 
 
 def by_language(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
     """In the order in which the languages are first met."""
-    found = dict[str, list[Problem]]()
+    grouped = dict[str, list[Problem]]()
     for problem in problems:
-        found.setdefault(problem.language, []).append(problem)
-    return found
+        grouped.setdefault(problem.language, []).append(problem)
+    return grouped
 
 
 def judgeable(
     benchmarks: Mapping[str, Iterable[Problem]], *, infills: bool
 ) -> tuple[dict[str, list[Problem]], list[dict[str, str]]]:
-    """The problems whose answers can be given and judged here, and why the others are skipped, by language."""
-    found, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
+    """Return the problems that can be judged here, and why others are skipped, by language."""
+    suitable, skipped = dict[str, list[Problem]](), list[dict[str, str]]()
     for name, problems in benchmarks.items():
         for language, mine in by_language(problems).items():
             if reason := _obstacle(mine[0], infills):
                 skipped.append({"benchmark": name, "language": language, "reason": reason})
             else:
-                found.setdefault(name, []).extend(mine)
-    return found, skipped
+                suitable.setdefault(name, []).extend(mine)
+    return suitable, skipped
 
 
 def _obstacle(problem: Problem, infills: bool) -> str | None:

@@ -39,8 +39,8 @@ from infer.engine.memory import enough_memory
 from infer.engine.reading import Request
 from infer.engine.sampling import seed_from
 from infer.loop import Limits, decode
-from infer.measure import crew
-from infer.measure.crew import Members, Units
+from infer.measure import distributed
+from infer.measure.distributed import UnitStore, WorkerGroup
 from infer.measure.unfinished import UNITS, read_unit
 from infer.methods import library_processors
 from infer.models.checkpoint import load_text
@@ -134,28 +134,28 @@ COLUMNS = (
 
 def run(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
-    members, out = crew.muster(), Path(config.out)
+    workers, out = distributed.init_workers(), Path(config.out)
     if config.threads:
         torch.set_num_threads(config.threads)
     source = Source(config)
     inputs = {"model": config.model, "data.path": config.data.path}
     settings = made_from(config, inputs, ignore=("threads",))
     if is_finished(out, KIND, settings):
-        _tell(members, f"{out} is finished: nothing to do")
+        _tell(workers, f"{out} is finished: nothing to do")
     else:
         source.check_tokenizer(load_text(config.model))
         documents = source.documents()
         parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
         names = [f"{index:06}" for index in range(len(parts))]
-        with crew.folder(out, settings, members) as partial:
-            units = Units(partial / UNITS, names)
-            _continue(config, source, dict(zip(names, parts)), units, members)
-            members.wait()
-            if members.first:
+        with distributed.folder(out, settings, workers) as partial:
+            units = UnitStore(partial / UNITS, names)
+            _continue(config, source, dict(zip(names, parts)), units, workers)
+            workers.wait()
+            if workers.first:
                 facts = _finish(partial, names)
                 write_manifest(partial, KIND, settings, **facts)
-                _tell(members, f"{facts['documents']} documents, {facts['tokens']} new tokens")
-    if members.first:  # also what a run that was killed right at its end has left
+                _tell(workers, f"{facts['documents']} documents, {facts['tokens']} new tokens")
+    if workers.first:  # also what a run that was killed right at its end has left
         shutil.rmtree(out / UNITS, ignore_errors=True)
 
 
@@ -163,18 +163,18 @@ def _continue(
     config: RegenerateConfig,
     source: Source,
     parts: dict[str, Sequence[Document]],
-    units: Units,
-    members: Members,
+    units: UnitStore,
+    workers: WorkerGroup,
 ) -> None:
     """Do this rank's share of the units that are not done."""
-    names = units.open(members)
+    names = units.open(workers)
     if not names:
         return
-    model = load(config.model, config.dtype, members.device())
+    model = load(config.model, config.dtype, workers.device())
     tokens, forwards, began = 0, 0, time.perf_counter()
-    with Progress(*COLUMNS, disable=not members.first) as progress:
+    with Progress(*COLUMNS, disable=not workers.first) as progress:
         task = progress.add_task(
-            "documents" if members.world == 1 else f"documents, 1 of {members.world} ranks",
+            "documents" if workers.world == 1 else f"documents, 1 of {workers.world} ranks",
             total=sum(len(parts[name]) for name in names),
             rate="",
         )
@@ -270,6 +270,6 @@ def _finish(partial: Path, names: Sequence[str]) -> dict[str, Any]:
     return {"documents": sum(shard["documents"] for shard in shards), **totals, "shards": shards}
 
 
-def _tell(members: Members, line: str) -> None:
-    if members.first:
+def _tell(workers: WorkerGroup, line: str) -> None:
+    if workers.first:
         print_line(f"regenerate: {line}")

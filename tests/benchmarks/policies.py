@@ -5,8 +5,8 @@
                                         [--shape 15M|110M|1.1B ...] [--table FILE]
 
 Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own clock, on which other
-processes leave little trace. Every run stands beside one of plain decoding (infer/speed/pairs.py), and a row's
-speedup is that of the pairs, with its 95 % interval (infer/speed/statistics.py); beside it stands that over the
+processes leave little trace. Every run stands beside one of plain decoding (infer/speed/work.py), and a row's
+speedup is that of the pairs, with its 95 % interval (infer/speed/aggregate.py); beside it stands that over the
 paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which drafting
 cannot pay: `auto` has to fall back there. `--shape` adds models of other sizes with random weights: their texts
 are what they are, but L(q) is that of such a size. The n-grams are those of the model directory's table, or of
@@ -34,8 +34,8 @@ from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams, load_text
 from infer.ngrams import Ngrams, NgramTable
-from infer.speed.pairs import blocks
 from infer.speed.statistics import Weighed, estimate
+from infer.speed.work import blocks
 from tests.benchmarks.shapes import SIZES, random_llama
 
 PLAIN = "plain"

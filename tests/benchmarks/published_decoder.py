@@ -9,9 +9,9 @@ The published code wants Transformers 4.36.2 and NumPy below 2. It runs in a pro
 given; PyTorch is the version that runs here. Nothing of its code is in this project.
 
 Greedy, without an end of text: every text has the same number of tokens. Both processes have one thread, timed
-on a CPU by its own clock, and take turns: every run stands beside one of the baseline (infer/speed/pairs.py),
+on a CPU by its own clock, and take turns: every run stands beside one of the baseline (infer/speed/work.py),
 which is first the published plain decoding and then the published decoder at its best k. Ratios are those of
-the pairs, with their 95 % interval (infer/speed/statistics.py). In float32 all texts must be those of the
+the pairs, with their 95 % interval (infer/speed/aggregate.py). In float32 all texts must be those of the
 published plain decoding, or the command fails; in bfloat16 they are counted. The last line is JSON.
 """
 

@@ -11,7 +11,7 @@ from conf.hub import find_folder, replace_hub_names
 from data_prep.config import DataPrepConfig
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
-from train.provenance import base_model
+from train.pretrained import base_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

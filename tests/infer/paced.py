@@ -33,7 +33,7 @@ from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
-from infer.speed.units import PLAIN, Way
+from infer.speed.decoders import PLAIN, DecoderSpec
 from infer.trees.tree import Tree, lay_out
 
 CHANCES = (0.9, 0.8, 0.7, 0.85, 0.5, 0.6, 0.4)  # a_1, a_2, ...
@@ -96,11 +96,11 @@ def decoders(
     seconds: Callable[[int], float],
     prompt: float,
     clock: Clock,
-) -> dict[Way, Decoder]:
+) -> dict[DecoderSpec, Decoder]:
     """Plain decoding and the paper's two forwards."""
     drafters = {PLAIN: Drafters(Drafter)}
     for k in ks:
-        drafters[Way("sdsat", k)] = Drafters(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
+        drafters[DecoderSpec("sdsat", k)] = Drafters(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
     return {
         way: loop_decoder(
             PacedRunner(wait, seconds, prompt),  # type: ignore[arg-type]

@@ -155,7 +155,7 @@ def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="wanted a model's JSON, found list"):
+    with pytest.raises(UserError, match="must be a model's JSON, got list"):
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "adaptive.json").write_text('{"adaptive_ids": [6], "L": 3, "infilling": {"pre": 2}}')

@@ -19,7 +19,7 @@ from train.export.sidecars import ADAPTIVE, write_sidecars
 from train.export.trained import check_trained, open_trained
 from train.export.verify import Window, verify
 from train.export.weights import return_large_blocks, write_weights
-from train.model.lora import PlainWeights
+from train.lora import PlainWeights
 
 
 def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool) -> None:

@@ -120,7 +120,7 @@ def _request(repo: str, request: Callable[[], T]) -> T:
 
 def track(config: ExportConfig) -> None:
     """Log the finished directory to W&B, in the group of its training; W&B's files lie beside the directory."""
-    from train.monitor.tracker import Tracker  # imports W&B
+    from train.metrics import Tracker  # imports W&B
 
     out = Path(config.out).resolve()
     tracker = Tracker(

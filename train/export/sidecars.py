@@ -21,8 +21,8 @@ from conf.errors import TOKENIZING, UserError, in_one_line
 from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
+from train.config import DESCRIBED
 from train.export.config import trained_lora
-from train.folder import DESCRIBED
 
 ADAPTIVE = "adaptive.json"
 MASK_KEYS = ("pard_token", "ptd_token_id")  # of parallel drafting: TensorRT-LLM's and vLLM's

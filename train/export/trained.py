@@ -18,13 +18,12 @@ from conf.fingerprint import fingerprint, fingerprint_file
 from conf.stage import read_manifest
 from data_prep.ngrams import TABLE, find_table
 from data_prep.vocab import Vocab, tokenizer_file
-from train.config import LoraSettings, ObjectiveConfig
-from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
+from train.checkpoint import Checkpoint, find_whole, list_checkpoints
+from train.config import CHECKPOINTS, DESCRIBED, LoraSettings, ObjectiveConfig
 from train.export.config import trained_lora
 from train.export.weights import CheckpointWeights
-from train.folder import CHECKPOINTS, DESCRIBED
-from train.model.families import skeleton
-from train.model.lora import PlainWeights, adapt
+from train.lora import PlainWeights, adapt
+from train.pretrained import skeleton
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from transformers.utils import logging
 from conf import UserError
 from conf.characters import print_line
 from data_prep.shards import PackedSequence, Shards
+from train.attention import register
 from train.data import load_batch
 from train.export.trained import Trained
-from train.model.families import skeleton
-from train.model.lm import AdaptiveLM
-from train.model.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
-from train.monitor.metrics import summarise
-from train.objective.attention import register
+from train.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
+from train.metrics import summarise
+from train.model import AdaptiveLM
+from train.pretrained import skeleton
 from train.validation import laid_out, validated, window_seed
 
 POSITIONS = 128  # of a held-out sequence, whose logits are compared

@@ -33,12 +33,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from conf import UserError
 from conf.errors import Refusing
 from conf.files import write_json
-from train.engine.byte_ranges import ByteRange, cut, index, locate, read
-from train.engine.checkpoint import SHARD, write_safetensors
-from train.model.families import skeleton
+from train.checkpoint import SHARD, ByteRange, cut, index, locate, read, write_safetensors
+from train.pretrained import skeleton
 
 MODEL = "model_states.pt"  # suffix of the files with the model's own copy, or a rank's share of it
-PREFIX = "lm."  # of the library's model within train.model.lm.AdaptiveLM
+PREFIX = "lm."  # of the library's model within train.model.AdaptiveLM
 PATTERN = "model{suffix}.safetensors"
 M_MMAP_THRESHOLD = -3  # of malloc.h
 

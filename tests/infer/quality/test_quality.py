@@ -176,7 +176,7 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
 
     monkeypatch.setattr(quality, "answer", lossy)
     config = run(names=("infilling",))
-    with pytest.raises(UserError, match="float32 answers: wanted all identical .* infilling python"):
+    with pytest.raises(UserError, match="float32 answers must all be .* infilling python"):
         quality.run(config)
     assert done(config)["same"][0]["identical"] == 2
     with pytest.raises(UserError, match="float32 answers"):

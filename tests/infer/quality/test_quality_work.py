@@ -22,7 +22,7 @@ from tests.infer.quality.conftest import done
 def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
     problem = read_problems("infilling", BenchmarkConfig(kind="infilling", path=str(files["infilling"])))[0]
     judged = judge([Case("a", problem, "  a += 1"), Case("b", problem, "a += 2\n")], None, 1)
-    assert judged == {"a": [True, "exact match"], "b": [False, "no match: wanted 'a += 1'"]}
+    assert judged == {"a": [True, "exact match"], "b": [False, "no match: expected 'a += 1'"]}
 
 
 def test_a_prompt_beyond_the_context_is_answered_by_nothing(
@@ -82,7 +82,7 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
     found = find_work(run())
     told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
     assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executed
-    with pytest.raises(UserError, match=r"found none \(humaneval python: the python interpreter is missing\)"):
+    with pytest.raises(UserError, match=r"got none \(humaneval python: the python interpreter is missing\)"):
         find_work(run(names=("humaneval",)))
 
 
@@ -96,19 +96,19 @@ def test_a_base_with_another_tokenizer_is_refused(
     first, second = sorted(pieces, key=pieces.get)[300:302]
     pieces[first], pieces[second] = pieces[second], pieces[first]
     (other / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=f"base={other}: wanted the token ids of the model, whose id 300 is"):
+    with pytest.raises(UserError, match=f"base={other} must have the token ids of the model, whose id 300 is"):
         quality.run(run(f"base={other}"))
-    with pytest.raises(UserError, match=f"base={tmp_path}/none: wanted a Transformers model directory"):
+    with pytest.raises(UserError, match=f"base={tmp_path}/none must be a Transformers model directory"):
         quality.run(run(f"base={tmp_path}/none"))
     tiny_llama().save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match=f"base={tmp_path}/bare: wanted a tokenizer"):
+    with pytest.raises(UserError, match=f"base={tmp_path}/bare must have a tokenizer"):
         quality.run(run(f"base={tmp_path}/bare"))
 
 
 def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
     run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
 ) -> None:
-    """It was given them, and the run died half way in "prompts[0]: wanted ids of the model's vocabulary"."""
+    """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
     base = tmp_path / "older"
     shutil.copytree(base_dir, base)
     ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
@@ -127,13 +127,13 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("decoders=[sdsat]", "decoders: wanted plain among them"),
-        ("decoders=[plain,gsd]", "decoders: wanted some of plain, sdsat, found gsd"),
-        ("batch=9", "batch: wanted 1 to 8, found 9"),
-        ("samples=5", "k: wanted at most samples=5, found 10"),
-        ("temperature=0", "temperature: wanted above 0, of sampled answers, found 0"),
-        ("dtype=int8", "dtype: wanted one of float32, bfloat16, float16, found int8"),
-        ("benchmarks=humanevil", "benchmarks: wanted some of .*, found humanevil"),
+        ("decoders=[sdsat]", "decoders must have plain"),
+        ("decoders=[plain,gsd]", "decoders must be some of plain, sdsat, got gsd"),
+        ("batch=9", "batch must be 1 to 8, got 9"),
+        ("samples=5", "k must be at most samples=5, got 10"),
+        ("temperature=0", "temperature must be above 0, of sampled answers, got 0"),
+        ("dtype=int8", "dtype must be one of float32, bfloat16, float16, got int8"),
+        ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
 def test_mistaken_settings_are_told_in_a_sentence(

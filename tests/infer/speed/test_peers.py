@@ -117,8 +117,8 @@ def test_no_token_is_cut_off_where_none_is_asked_to_be(lm: LlamaForCausalLM) -> 
 
 def test_a_peer_that_cannot_be_is_left_out_with_the_reason(lm: LlamaForCausalLM) -> None:
     found, reasons = peer_decoders(lm, None, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
-    assert found.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: "wanted a draft model, found none"}
+    assert found.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: "it needs a draft model, got none"}
     short = Draft(tiny_llama(), 97, 40)
     found, reasons = peer_decoders(lm, short, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
     assert found.keys() == {GENERATE, LOOKUP}
-    assert reasons == {ASSISTED: "wanted a draft model of 64 positions, found 40"}
+    assert reasons == {ASSISTED: "it needs a draft model of 64 positions, got 40"}

@@ -20,10 +20,10 @@ from deepspeed.utils import safe_get_full_fp32_param
 from conf import settings
 from conf.stage import made_from, read_manifest
 from tests.train.resume_worker import RECIPE
+from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
-from train.engine import engine as engines
-from train.loop import Trainer
+from train.trainer import Trainer
 
 SHORT = ["steps=3", "save_every=3", "validate_every=3", "global_batch=4", "optimizer.warmup_steps=1"]
 STAGES = {f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)}

@@ -13,9 +13,9 @@ from conf import UserError, settings
 from conf.sealed import read_result
 from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
+from train.attention import register
 from train.export.__main__ import main
 from train.export.config import ExportConfig
-from train.objective.attention import register
 
 TIED = "+model.shape.tie_word_embeddings=true"
 LORA = ["objective=branch", "lora.rank=4"]

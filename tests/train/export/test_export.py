@@ -23,7 +23,7 @@ from train.export.config import ExportConfig
 from train.export.trained import open_trained
 from train.export.verify import plan_measurement
 from train.export.weights import CheckpointWeights, write_weights
-from train.model.lora import PlainWeights
+from train.lora import PlainWeights
 
 
 @pytest.mark.parametrize("name", PLAIN)

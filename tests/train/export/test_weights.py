@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf import UserError
-from train.engine.byte_ranges import cut, index, locate, read
+from train.checkpoint import cut, index, locate, read
 from train.export.weights import CheckpointWeights, write_weights
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -58,7 +58,7 @@ def test_a_cut_is_a_slice_of_the_pieces_end_to_end(saved: Path, start: int, coun
 
 
 def test_many_blocks_are_read_as_one(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.engine.byte_ranges.BLOCK", 3)
+    monkeypatch.setattr("train.checkpoint.BLOCK", 3)
     tensors, indexed = torch.load(saved), index(saved)
     assert torch.equal(read([locate(saved, indexed["c"])], (5, 4), torch.float32), tensors["c"].float())
 
