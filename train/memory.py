@@ -272,8 +272,8 @@ def saved_bytes(
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0], None
 
     AttentionInterface.register(COUNTED, counted)
-    one, two = (_saved(architecture, layers, dtype, trunk + branches) for layers in (1, 2))
-    return two - one, 2 * one - two
+    single, two = (_saved(architecture, layers, dtype, trunk + branches) for layers in (1, 2))
+    return two - single, 2 * single - two
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scores: bool) -> Tensor:
