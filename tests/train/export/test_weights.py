@@ -53,7 +53,7 @@ def test_a_cut_is_a_slice_of_the_pieces_end_to_end(saved: Path, start: int, coun
             read(cut(pieces, start, count), (count,), torch.float32), whole[start : start + count]
         )
     else:
-        with pytest.raises(ValueError, match=f"wanted {count} numbers from {start} on, found 27 in all"):
+        with pytest.raises(ValueError, match=f"must be {count} numbers from {start} on, got 27 in all"):
             cut(pieces, start, count)
 
 
@@ -70,10 +70,10 @@ class Stranger:
 def test_a_file_that_holds_more_than_tensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"weight": torch.zeros(2), "more": Stranger()}, path)
-    with pytest.raises(UserError, match=r"x\.pt: wanted a file as DeepSpeed .*, found a pickle of .*Stranger"):
+    with pytest.raises(UserError, match=r"x\.pt must be a file as DeepSpeed .*, got a pickle of .*Stranger"):
         index(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"x\.pt: wanted a file as DeepSpeed"):
+    with pytest.raises(UserError, match=r"x\.pt must be a file as DeepSpeed"):
         index(path)
 
 
