@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf import UserError
+from tests.full_disk import largest_file
 from train.checkpoint import cut, index, locate, read
 from train.export.weights import CheckpointWeights, write_weights
 
@@ -111,13 +111,8 @@ def test_why_weights_cannot_be_written(tmp_path: Path) -> None:
     """safetensors raises its own error for a full disk; here the size of files is limited."""
     config = CONFIGS["llama"]
     lm = AutoModelForCausalLM.from_config(config)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(OSError) as error:
-            write_weights(config, lm.state_dict(), tmp_path, dtype=torch.float32, shard_size="1GB")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with largest_file(10_000), pytest.raises(OSError) as error:
+        write_weights(config, lm.state_dict(), tmp_path, dtype=torch.float32, shard_size="1GB")
     assert error.value.errno == 27 and error.value.strerror == os.strerror(27)
     assert error.value.filename == str(tmp_path / "model.safetensors")
 
