@@ -36,7 +36,7 @@ def portable(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_a_process(
     model: Path | str, runs: list[dict[str, Any]], cache: Path, endpoint: str | None = None
 ) -> dict[str, Any]:
-    args = json.dumps({"model": str(model), "threads": 1, "runs": runs})
+    args = json.dumps({"model": str(model), "runs": runs})
     hub = {"HF_ENDPOINT": endpoint} if endpoint else {"HF_HUB_OFFLINE": "1"}
     environment = os.environ | {"HF_HOME": str(cache), "NO_PROXY": "127.0.0.1", **hub}
     command = [sys.executable, "-I", str(WORKER)]
@@ -73,7 +73,7 @@ def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> No
         plain = DecodeConfig("plain", max_new_tokens=40)
         greedy_texts = by_infer(portable, prompts, plain, 11)
         sampled_texts = by_infer(portable, prompts, DecodeConfig("plain", max_new_tokens=40, **NUCLEUS), 11)
-        for name, (rows, _) in run.items():
+        for name, rows in run.items():
             expected = sampled_texts if "sampled" in name else greedy_texts
             assert [row[: len(text)] for row, text in zip(rows, expected)] == expected, name
 
@@ -125,5 +125,5 @@ def test_from_a_hub(portable: Path, hub: str, tmp_path: Path) -> None:
     ways = {by: {"by": by, **greedy} for by in ("library", "custom_generate", "loaded")}
     result = in_a_process(NAME, [{"prompts": PROMPTS[:1], "ways": ways}], tmp_path, hub)
     wanted = by_infer(portable, PROMPTS[:1], DecodeConfig("plain", max_new_tokens=20), 0)
-    assert [rows for rows, _ in result["runs"][0].values()] == [wanted] * 3
+    assert list(result["runs"][0].values()) == [wanted] * 3
     assert {path.name for path in (portable / "custom_generate").glob("*.py")} <= set(Hub.requested)

@@ -8,7 +8,7 @@ train/export/bundle.py copies this module and those that it imports into that fo
 more than Transformers, PyTorch and NumPy.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
@@ -269,7 +269,7 @@ def generate(
     decoder = partial(
         _decode,
         drafting=drafting,
-        state=partial(state_of, has_table=ngrams is not None and ngrams["table"] is not None, gated=gated),
+        find_state=partial(state_of, has_table=ngrams is not None and ngrams["table"] is not None, gated=gated),
         streamer=args.get("streamer"),
         given=frozenset(args),
     )
@@ -284,7 +284,7 @@ def _decode(
     generation_config: GenerationConfig,
     *,
     drafting: Drafting,
-    state: Any,
+    find_state: Callable[[PreTrainedModel], ModelState],
     streamer: BaseStreamer | None,
     given: frozenset[str],
     **prepared: Any,
@@ -318,7 +318,7 @@ def _decode(
         row: Any = [RowProcessor(processors, input_ids, b, prompt=len(prompt))]
         requests.append(Request(prompt, seeds[b], LogitsProcessorList(row) if processors else None))
     try:
-        texts = _texts(state(lm), requests, limits, sampling, drafting, streamer)
+        texts = _texts(find_state(lm), requests, limits, sampling, drafting, streamer)
     except UserError as error:
         raise ValueError(str(error)) from error
     sequences = padded(input_ids, texts, pad)

@@ -1,8 +1,6 @@
 """`model.generate` by this decoder: the library's greedy tokens and `infer.generate`'s draws."""
 
-import inspect
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from infer import DecodeConfig, Model
 from infer import generate as by_infer
 from infer.engine.attention import is_alibi
 from infer.engine.sampling import Sampling
-from infer.portable.custom_generate import generate
 from infer.portable.generate_args import WARPERS, prompts_of, sampling_of
 from tests.infer.engine.test_families import FAMILIES, tiny
 from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
@@ -279,12 +276,6 @@ def test_prompts_are_rows_without_padding(prompts: list[list[int]], data: st.Dat
     else:
         with pytest.raises(ValueError, match="attention_mask"):
             prompts_of(ids, other, None)
-
-
-def test_the_arguments_can_be_read() -> None:
-    """`partial(generate, ...)` of the bundle shows them in help()."""
-    names = inspect.signature(partial(generate, adaptive_ids=(6,), L=5)).parameters
-    assert {"k", "probes", "seed"} <= set(names)
 
 
 def test_k_of_training_fits_the_context(lm: PreTrainedModel, ours: Generate) -> None:

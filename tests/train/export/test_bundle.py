@@ -70,15 +70,15 @@ def test_files_are_the_projects_own_text(folder: Path) -> None:
     }
     lines = MADE_FROM.count("\n")
     for path in folder.glob("*.py"):
-        made = path.read_text().splitlines()
-        assert "Apache-2.0" in made[lines - 1]
+        bundled = path.read_text().splitlines()
+        assert "Apache-2.0" in bundled[lines - 1]
         if path.name == "generate.py":
             continue
         source = modules[path.name]
-        assert f"Made from {source.relative_to(ROOT)} of" in made[0]  # no two modules have one name there
+        assert f"Made from {source.relative_to(ROOT)} of" in bundled[0]  # no two modules have one name there
         original = source.read_text().splitlines()
-        assert len(original) == len(made) - lines
-        for ours, theirs in zip(original, made[lines:]):
+        assert len(original) == len(bundled) - lines
+        for ours, theirs in zip(original, bundled[lines:]):
             assert ours == theirs or re.match(r"\s*from (infer|conf)\.", ours)
 
 

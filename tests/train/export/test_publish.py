@@ -68,10 +68,10 @@ def exported(tmp_path: Path) -> Path:
     out.mkdir()
     (out / "model.safetensors").write_bytes(bytes(1000))
     (out / "README.md").write_text("# Model, with a word of its author\n")
-    made = made_from(
+    origin = made_from(
         ExportConfig(str(tuned), str(out)), {"checkpoint": tuned}, ignore=("report", "push", "private")
     )
-    write_manifest(out, "model", made)
+    write_manifest(out, "model", origin)
     return out
 
 

@@ -160,13 +160,13 @@ def test_the_library_reads_of_an_export_what_it_read_of_the_base_model(name: str
     base = AutoConfig.from_pretrained(tmp_path).to_dict()
     served = served_config(described, architecture="ItsForCausalLM", dtype="float16", mask_id=7)
     (tmp_path / "config.json").write_text(json.dumps(served))
-    found = AutoConfig.from_pretrained(tmp_path).to_dict()
-    assert found.pop("architectures") == ["ItsForCausalLM"] and found.pop("dtype") == "float16"
-    assert (found.pop("pard_token"), found.pop("ptd_token_id")) == (7, 7)
-    assert {name: value for name, value in base.items() if name not in ("architectures", "dtype")} == found
+    read = AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert read.pop("architectures") == ["ItsForCausalLM"] and read.pop("dtype") == "float16"
+    assert (read.pop("pard_token"), read.pop("ptd_token_id")) == (7, 7)
+    assert {name: value for name, value in base.items() if name not in ("architectures", "dtype")} == read
     for setting in ("max_position_embeddings", "vocab_size", "sliding_window", "tie_word_embeddings"):
         if SHAPES[name].get(setting) and SHAPES[name].get("use_sliding_window", True):
-            assert found[setting] == SHAPES[name][setting]
+            assert read[setting] == SHAPES[name][setting]
 
 
 @pytest.mark.parametrize("name", SHAPES)

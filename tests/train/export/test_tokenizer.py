@@ -89,31 +89,24 @@ def test_transformers_encodes_as_training_did(codellama: Codellama, text: str) -
     assert ids == after.encode(text) and tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_ids_that_this_model_does_not_use_stay_text(shared_data: Path, tmp_path: Path) -> None:
-    """With identical tokens a Bengali letter is no adaptive token."""
-    source = shared_data / "tokenizers" / "codellama-7b"
-    vocab, _, after = exported(source, tmp_path / "model", VocabConfig(adaptive=DIVERSE), 1)
-    assert after.decode([32011, 31864]) == "ো" == library(tmp_path / "model").decode(31864)
-    assert 32011 in library(tmp_path / "model").all_special_ids
-
-
-def test_a_row_without_a_piece_decodes_to_nothing(shared_data: Path, tmp_path: Path) -> None:
-    """deepseek-coder's adaptive ids are spare rows, which get no piece."""
-    source = shared_data / "tokenizers" / "codellama-7b"
-    config = VocabConfig(rows=32100, adaptive=[32050])
-    vocab, _, after = exported(source, tmp_path / "model", config, 1)
+@pytest.mark.parametrize(
+    ("name", "config", "ids", "text"),
+    [
+        # With identical tokens the letter among the diverse ones is text
+        ("codellama-7b", VocabConfig(adaptive=DIVERSE), [32011, 31864], "ো"),
+        # A row without a piece, and one that training adds
+        ("codellama-7b", VocabConfig(rows=32100, adaptive=[32050]), [921, 32050], "x"),
+        ("codellama-34b-hf", VocabConfig(rows=32000, adaptive=[32000]), [921, 32000], "x"),
+    ],
+)
+def test_decoding_skips_only_the_adaptive_ids_of_the_model(
+    shared_data: Path, tmp_path: Path, name: str, config: VocabConfig, ids: list[int], text: str
+) -> None:
+    vocab, _, after = exported(shared_data / "tokenizers" / name, tmp_path / "model", config, 1)
     tokenizer = library(tmp_path / "model")
-    ids = [*tokenizer("x").input_ids, 32050]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "x" == after.decode(ids)
-    assert vocab.size == 32100 and len(tokenizer) == 32016
-
-
-def test_the_34b_row_that_training_adds_is_special(shared_data: Path, tmp_path: Path) -> None:
-    source = shared_data / "tokenizers" / "codellama-34b-hf"
-    vocab, _, after = exported(source, tmp_path / "model", VocabConfig(rows=32000, adaptive=[32000]), 1)
-    tokenizer = library(tmp_path / "model")
-    assert tokenizer.decode([1, 921, 32000], skip_special_tokens=True) == "x" == after.decode([921, 32000])
-    assert 32000 in tokenizer.all_special_ids
+    assert tokenizer.decode([vocab.bos, *ids], skip_special_tokens=True) == text == after.decode(ids)
+    assert (vocab.adaptive[0] in tokenizer.all_special_ids) == (config.rows != 32100)
+    assert len(tokenizer) == (32016 if name == "codellama-7b" else 32005)  # no piece is added
 
 
 @pytest.mark.parametrize("described", [True, False], ids=["described", "tokenizer.json alone"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf import UserError
+from tests.full_disk import largest_file
 from train.checkpoint import cut, index, locate, read
 from train.export.weights import CheckpointWeights, write_weights
 
@@ -53,7 +53,7 @@ def test_a_cut_is_a_slice_of_the_pieces_end_to_end(saved: Path, start: int, coun
             read(cut(pieces, start, count), (count,), torch.float32), whole[start : start + count]
         )
     else:
-        with pytest.raises(ValueError, match=f"wanted {count} numbers from {start} on, found 27 in all"):
+        with pytest.raises(ValueError, match=f"must be {count} numbers from {start} on, got 27 in all"):
             cut(pieces, start, count)
 
 
@@ -70,10 +70,10 @@ class Stranger:
 def test_a_file_that_holds_more_than_tensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"weight": torch.zeros(2), "more": Stranger()}, path)
-    with pytest.raises(UserError, match=r"x\.pt: wanted a file as DeepSpeed .*, found a pickle of .*Stranger"):
+    with pytest.raises(UserError, match=r"x\.pt must be a file as DeepSpeed .*, got a pickle of .*Stranger"):
         index(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"x\.pt: wanted a file as DeepSpeed"):
+    with pytest.raises(UserError, match=r"x\.pt must be a file as DeepSpeed"):
         index(path)
 
 
@@ -111,13 +111,8 @@ def test_why_weights_cannot_be_written(tmp_path: Path) -> None:
     """safetensors raises its own error for a full disk; here the size of files is limited."""
     config = CONFIGS["llama"]
     lm = AutoModelForCausalLM.from_config(config)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(OSError) as error:
-            write_weights(config, lm.state_dict(), tmp_path, dtype=torch.float32, shard_size="1GB")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with largest_file(10_000), pytest.raises(OSError) as error:
+        write_weights(config, lm.state_dict(), tmp_path, dtype=torch.float32, shard_size="1GB")
     assert error.value.errno == 27 and error.value.strerror == os.strerror(27)
     assert error.value.filename == str(tmp_path / "model.safetensors")
 
