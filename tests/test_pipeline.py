@@ -201,7 +201,7 @@ def test_bad_inputs_are_one_sentence(
     cases = [
         (
             ["train", shards, "model.path=absent/model", out],
-            "model.path=absent/model: must be a folder or the hub's name",
+            "model.path=absent/model must be a folder or the hub's name",
         ),
         (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch must be a multiple"),
         (["train", f"data.path={tmp_path / 'empty'}", model, out], "found no manifest.json"),

@@ -63,7 +63,7 @@ def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path, files: t
     with pytest.raises(UserError) as error:
         replace_hub_names(train)
     assert str(error.value) == (
-        "model.path=owner/model: must be a folder or the hub's name of a model, got no such folder, and "
+        "model.path=owner/model must be a folder or the hub's name of a model, got no such folder, and "
         "HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first"
     )
 
@@ -78,7 +78,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pyte
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
-    with pytest.raises(UserError, match=r"^draft=owner/draft: .* did not answer \(ConnectionError\). Check"):
+    with pytest.raises(UserError, match=r"^draft=owner/draft .* did not answer \(ConnectionError\). Check"):
         find_folder("owner/draft", setting="draft")
     assert asked == [("owner/draft", 10.0)]
 

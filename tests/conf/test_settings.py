@@ -71,7 +71,7 @@ def test_a_set_by_a_name_of_its_own_comes_beside_the_others_or_instead() -> None
     ("override", "message"),
     [
         ("prompts=humanevil,mbpp", "prompts must be some of alpaca, gsm8k, humaneval, infilling, "),
-        ("prompts=humanevil", "xsum, found humanevil"),
+        ("prompts=humanevil", "xsum, got humanevil"),
         ("prompts.mine.cont=3", "unknown setting 'prompts.mine.cont': did you mean 'prompts.mine.count'?"),
         ("prompts.humaneval.pth=3", "did you mean 'prompts.humaneval.path'?"),
         ("prompts.mine.count=x", "prompts.mine.count must be a whole number, got 'x'"),
@@ -125,10 +125,10 @@ def test_no_bare_value_is_none_at_all() -> None:
     [
         (["draft=d", "draft.adaptiv=true"], "unknown setting 'draft.adaptiv': did you mean 'draft.adaptive'?"),
         (["drafts=d"], "unknown setting 'drafts': did you mean 'draft'?"),
-        (["draft="], "draft: wanted a model directory or self:N, found nothing"),
+        (["draft="], "draft must be a model directory or self:N, got nothing"),
         (["draft=d", "draft.adaptive=maybe"], "draft.adaptive must be true or false, got 'maybe'"),
-        (["draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or draft.dtype"),
-        (["draft=self:0"], "draft=self:0: wanted self:N with a number N of layers from 1 on"),
+        (["draft.adaptive=true"], "draft must be a model with draft.adaptive or draft.dtype"),
+        (["draft=self:0"], "draft must be self:N with N layers from 1 on, got self:0"),
     ],
 )
 def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message: str) -> None:

@@ -77,7 +77,7 @@ def test_a_result_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="found no such folder"):
+    with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
     with pytest.raises(UserError, match=r"data\.path=.*found no manifest\.json"):
         read_manifest(tmp_path, "shards", "data.path")
@@ -142,7 +142,7 @@ def test_a_folder_without_a_name_is_refused(out: str) -> None:
     """out= and out=. were tracebacks: "PosixPath('.') has an empty name"."""
     with pytest.raises(UserError, match=f"^out={out} must name a folder, got"):
         is_finished(out, "shards", {})
-    with pytest.raises(UserError, match="wanted a folder by its name"), staged(out):
+    with pytest.raises(UserError, match="must name a folder"), staged(out):
         pass
 
 
@@ -154,7 +154,7 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
         told = f"^out={out} must be a new or empty folder, got the file {file}$"
         with pytest.raises(UserError, match=told):
             is_finished(out, "shards", {})
-        with pytest.raises(UserError, match="found the file"), staged(out):
+        with pytest.raises(UserError, match="got the file"), staged(out):
             pass
     assert file.read_text() == "mine"
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})

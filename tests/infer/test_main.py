@@ -197,7 +197,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt=x", "decode=tree"], "decode must be one of gsd, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p must be a share above 0"),
-        (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html: wanted a file in a folder"),
+        (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html must be a file in a folder"),
         (["prompt=x", "html=/"], "html=/ must be a file in a folder that exists, got a folder"),
         (["prompt=x", "threads=0"], "threads must be at least 1, got 0"),
         (["prompt=" + "x y " * 400], "prompt must have fewer tokens than the model's context of 512"),

@@ -385,7 +385,7 @@ def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder: (folder / "manifest.json").unlink(), "found no manifest.json in it"),
+        (lambda folder: (folder / "manifest.json").unlink(), "got no manifest.json in it"),
         (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl: must be the log of a training"),
     ],
 )
