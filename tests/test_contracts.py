@@ -29,7 +29,7 @@ from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.sidecars import adaptive_json
-from train.export.weight_files import write_weights
+from train.export.weights import write_weights
 from train.lora import Gate, PlainWeights, adapt
 from train.model import AdaptiveLM
 from train.objective import branch, dual

@@ -16,8 +16,7 @@ from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig, TrainConfig
 from train.data import to_tensors
 from train.engine import parameter_groups
-from train.export.adapter import keeps_adapter
-from train.export.config import ExportConfig
+from train.export.config import ExportConfig, keeps_adapter
 from train.lora import Gate, PlainWeights, adapt
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, causal, dual
@@ -233,9 +232,9 @@ def test_what_becomes_of_the_adapter_at_export() -> None:
     cases = [(None, plain, False), ("merged", plain, False), ("kept", plain, True), (None, gated, True)]
     for lora, trained, kept in cases:
         assert keeps_adapter(ExportConfig("c", "o", lora=lora), trained) is kept
-    with pytest.raises(UserError, match="lora=merged: wanted .*, found a gated one in c, which"):
+    with pytest.raises(UserError, match="lora must be kept with a gated adapter, got merged, c"):
         keeps_adapter(ExportConfig("c", "o", lora="merged"), gated)
-    with pytest.raises(UserError, match="lora=kept: wanted a checkpoint trained with LoRA, found c"):
+    with pytest.raises(UserError, match="lora=kept must have an adapter, got c without LoRA"):
         keeps_adapter(ExportConfig("c", "o", lora="kept"), LoraSettings())
 
 

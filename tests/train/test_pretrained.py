@@ -23,7 +23,7 @@ from train import __main__ as entry
 from train.checks import check_adaptive
 from train.config import ModelConfig, ObjectiveConfig, TrainConfig
 from train.data import to_tensors, trained_on
-from train.export.tokenizer import write_tokenizer
+from train.export.sidecars import write_tokenizer
 from train.model import AdaptiveLM
 from train.objective import causal
 from train.pretrained import _read_model, base_model, check_family, check_tokenizer, load_model, model_config

@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's files, and how weights are written: byte ranges, shards, names."""
+"""A checkpoint's files as byte ranges, and weights as Transformers writes them."""
 
 import json
 import os
@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf import UserError
 from train.checkpoint import cut, index, locate, read
-from train.export.checkpoint_weights import CheckpointWeights
-from train.export.weight_files import write_weights
+from train.export.weights import CheckpointWeights, write_weights
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
@@ -36,32 +35,32 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_index_knows_where_every_number_lies(saved: Path) -> None:
-    held, found = torch.load(saved), index(saved)
+    tensors, indexed = torch.load(saved), index(saved)
     for name in ("a", "b", "c"):
-        one = locate(saved, found[name])
-        assert torch.equal(read([one], held[name].shape, held[name].dtype), held[name])
-        assert torch.equal(read([one], held[name].shape, torch.float64), held[name].double())
+        part, shape = locate(saved, indexed[name]), tensors[name].shape
+        assert torch.equal(read([part], shape, tensors[name].dtype), tensors[name])
+        assert torch.equal(read([part], shape, torch.float64), tensors[name].double())
 
 
 @given(start=st.integers(0, 27), count=st.integers(0, 27))
 def test_a_cut_is_a_slice_of_the_pieces_end_to_end(saved: Path, start: int, count: int) -> None:
-    held, found = torch.load(saved), index(saved)
+    tensors, indexed = torch.load(saved), index(saved)
     names = ("b", "c", "a")
-    whole = torch.cat([held[name].flatten().float() for name in names])
-    pieces = [locate(saved, found[name]) for name in names]
+    whole = torch.cat([tensors[name].flatten().float() for name in names])
+    pieces = [locate(saved, indexed[name]) for name in names]
     if start + count <= len(whole):
         assert torch.equal(
             read(cut(pieces, start, count), (count,), torch.float32), whole[start : start + count]
         )
     else:
-        with pytest.raises(ValueError, match=f"must be {count} numbers from {start} on, got 27 in all"):
+        with pytest.raises(ValueError, match=f"wanted {count} numbers from {start} on, found 27 in all"):
             cut(pieces, start, count)
 
 
 def test_many_blocks_are_read_as_one(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.checkpoint.BLOCK", 3)
-    held, found = torch.load(saved), index(saved)
-    assert torch.equal(read([locate(saved, found["c"])], (5, 4), torch.float32), held["c"].float())
+    tensors, indexed = torch.load(saved), index(saved)
+    assert torch.equal(read([locate(saved, indexed["c"])], (5, 4), torch.float32), tensors["c"].float())
 
 
 class Stranger:
@@ -71,30 +70,28 @@ class Stranger:
 def test_a_file_that_holds_more_than_tensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"weight": torch.zeros(2), "more": Stranger()}, path)
-    with pytest.raises(UserError, match=r"x\.pt must be a file as DeepSpeed .*, got a pickle of .*Stranger"):
+    with pytest.raises(UserError, match=r"x\.pt: wanted a file as DeepSpeed .*, found a pickle of .*Stranger"):
         index(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"x\.pt must be a file as DeepSpeed"):
+    with pytest.raises(UserError, match=r"x\.pt: wanted a file as DeepSpeed"):
         index(path)
 
 
 @pytest.mark.parametrize("size", ["4KB", "1GB"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_shards_are_those_of_save_pretrained(name: str, size: str, tmp_path: Path) -> None:
-    """Byte for byte, from weights that are asked for one by one. Only the division of a mixture of experts
-    differs: it is made before the experts are taken apart, not after.
-    """
+    """Byte for byte. Only the division of a mixture of experts differs: it precedes splitting the experts."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     lm = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.bfloat16)
     lm.save_pretrained(theirs, max_shard_size=size)
     lm.config.save_pretrained(ours)
     write_weights(CONFIGS[name], lm.state_dict(), ours, dtype=torch.bfloat16, shard_size=size)
-    found = AutoModelForCausalLM.from_pretrained(ours, dtype=torch.bfloat16).state_dict()
-    assert all(torch.equal(found[key], tensor) for key, tensor in lm.state_dict().items())
+    loaded = AutoModelForCausalLM.from_pretrained(ours, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in lm.state_dict().items())
     for index_file in theirs.glob("*.index.json"):
-        read_index = [json.loads((folder / index_file.name).read_text()) for folder in (ours, theirs)]
-        assert read_index[0]["metadata"] == read_index[1]["metadata"]
-        assert read_index[0]["weight_map"].keys() == read_index[1]["weight_map"].keys()
+        first, second = (json.loads((folder / index_file.name).read_text()) for folder in (ours, theirs))
+        assert first["metadata"] == second["metadata"]
+        assert first["weight_map"].keys() == second["weight_map"].keys()
     if (name, size) != ("mixtral", "4KB"):
         files = sorted(path.name for path in theirs.glob("*.safetensors"))
         assert files == sorted(path.name for path in ours.glob("*.safetensors"))
@@ -111,7 +108,7 @@ def test_weights_can_be_read_by_whoever_can_enter_the_folder(tmp_path: Path) -> 
 
 
 def test_why_weights_cannot_be_written(tmp_path: Path) -> None:
-    """safetensors has an error of its own for a full disk. Here the limit is on the size of a file."""
+    """safetensors raises its own error for a full disk; here the size of files is limited."""
     config = CONFIGS["llama"]
     lm = AutoModelForCausalLM.from_config(config)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -137,7 +134,7 @@ def test_why_weights_cannot_be_written(tmp_path: Path) -> None:
     ids=["no file", "a list", "no weights", "a list of weights", "a tensor with gaps"],
 )
 def test_files_that_no_training_wrote_are_one_sentence(tmp_path: Path, value: Any) -> None:
-    """A checkpoint by anybody ended the export in a traceback: StopIteration, KeyError, AssertionError."""
+    """A foreign checkpoint was a traceback: StopIteration, KeyError, AssertionError."""
     if value is not None:
         torch.save(value, tmp_path / "mp_rank_00_model_states.pt")
     with pytest.raises(UserError, match="must hold files as train writes them, got"):
