@@ -202,7 +202,7 @@ def branch(
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
 ) -> Layout:
-    """The two terms of eq. 9 with Y computed once and every window on a clean prefix.
+    """Lay out the two terms of eq. 9 with Y computed once and every window on a clean prefix.
 
     `windows` are each sequence's starts and widths; a window ends before the first position that is not `free`
     (b, n) bool, and before one that predicts nothing. Rows are padded to a common width, a `multiple`, with
