@@ -38,6 +38,6 @@ if Path(sys.argv[0] if sys.argv else "").resolve().is_relative_to(Path(__file__)
 
 from conf.compose import settings  # noqa: E402
 from conf.entry import run  # noqa: E402
-from conf.errors import LoneError, UserError  # noqa: E402
+from conf.errors import RankLocalError, UserError  # noqa: E402
 
-__all__ = ["LoneError", "UserError", "run", "settings"]
+__all__ = ["RankLocalError", "UserError", "run", "settings"]

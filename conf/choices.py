@@ -83,7 +83,7 @@ def _group(folder: Path, default: Any, config: str) -> Group:
 
 
 def _head(text: str) -> list[str]:
-    """The comment that a file begins with."""
+    """Return the comment that a file begins with."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -9,16 +9,16 @@ from dataclasses import is_dataclass
 
 
 def comments(schema: type) -> dict[str, str]:
-    """What is said at each field: on the lines directly above it, and at the end of its own."""
-    found: dict[str, str] = {}
+    """Return what is said at each field: on the lines directly above it, and at the end of its own."""
+    texts: dict[str, str] = {}
     for owner in reversed(schema.__mro__):
         if is_dataclass(owner):
-            found |= _own(owner)
-    return found
+            texts |= _own(owner)
+    return texts
 
 
 def paragraph(schema: type) -> str:
-    """The first of the docstring, on one line: what follows it is for those who write code."""
+    """Return the first of the docstring, on one line: what follows it is for those who write code."""
     return " ".join(inspect.cleandoc(schema.__doc__ or "").partition("\n\n")[0].split())
 
 
@@ -34,12 +34,12 @@ def _own(schema: type) -> dict[str, str]:
             place[row] = token.string.lstrip("#").strip()
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             row, words = node.lineno - 1, [said.get(node.end_lineno or node.lineno, "")]
             while row in alone:
                 words.insert(0, alone[row])
                 row -= 1
-            found[node.target.id] = " ".join(word for word in words if word)
-    return found
+            texts[node.target.id] = " ".join(word for word in words if word)
+    return texts

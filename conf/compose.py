@@ -32,26 +32,26 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     names = tuple(group.name for group in groups(entry))
     try:
         check_values(OmegaConf.to_container(config), schema)
-        made: T = OmegaConf.to_object(config)  # type: ignore[assignment]
+        instance: T = OmegaConf.to_object(config)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise UserError(explain(error, schema, names)) from error
     except (ValueError, TypeError) as error:
         sentence = str(error)
-        told = sentence if named(sentence, schema, names) else f"settings of {entry}: {sentence}"
-        raise UserError(told) from error
-    check_paths(made)
-    return made
+        message = sentence if named(sentence, schema, names) else f"settings of {entry}: {sentence}"
+        raise UserError(message) from error
+    check_paths(instance)
+    return instance
 
 
 def composed(entry: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The same as plain values: what is required and missing is "???". Raises UserError as `settings`."""
-    found = OmegaConf.to_container(_compose(entry, schema, overrides), resolve=False)
-    assert isinstance(found, dict)
-    return found  # type: ignore[return-value]
+    """Return the settings as plain values; a required one that is missing is "???". Raises as `settings`."""
+    values = OmegaConf.to_container(_compose(entry, schema, overrides), resolve=False)
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]
 
 
 def as_yaml(entry: str, schema: type, overrides: Sequence[str] = ()) -> str:
-    """The same as YAML."""
+    """Return the same as YAML."""
     return OmegaConf.to_yaml(_compose(entry, schema, overrides), resolve=False)
 
 
@@ -71,12 +71,12 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     # So do the settings by name, of those names that no YAML has.
     members = given.members(overrides, schema)
     ConfigStore.instance().store(group="members", name="members", node=members, package="_global_")
-    taken = [given.quoted(text, schema, chosen) for text in overrides if not given.is_default(text, chosen)]
-    for text in taken:
+    accepted = [given.quoted(text, schema, chosen) for text in overrides if not given.is_default(text, chosen)]
+    for text in accepted:
         _check_readable(text)
     try:
         with initialize_config_dir(str(FOLDER / entry), version_base=None):
-            return compose("config", overrides=[*taken, "+members=members"] if members else taken)
+            return compose("config", overrides=[*accepted, "+members=members"] if members else accepted)
     except (HydraException, OmegaConfBaseException, OverflowError) as error:  # the last: no float is so large
         raise UserError(explain(error, schema, [group.name for group in chosen])) from error
 
@@ -87,6 +87,6 @@ def _check_readable(override: str) -> None:
     try:
         several = OverridesParser.create().parse_override(override).is_sweep_override()
     except HydraException as error:
-        raise UserError(f"{name}: wanted a value such as 3, true, [1,2] or a word, found {value}") from error
+        raise UserError(f"{name} must be a value such as 3, true, [1,2] or a word, got {value}") from error
     if several:  # Hydra's, for a run with each
-        raise UserError(f"{name}: wanted one value, found {value}")
+        raise UserError(f"{name} must be one value, got {value}")

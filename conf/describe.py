@@ -58,7 +58,7 @@ class Entry:
 
 
 def describe(entry: str, schema: type) -> Entry:
-    """The stage whose settings are `conf/<entry>` and the dataclass `schema`."""
+    """Return the stage whose settings are `conf/<entry>` and the dataclass `schema`."""
     chosen, called = groups(entry), command(entry)
     return Entry(
         name=entry,
@@ -91,7 +91,7 @@ def _sections(schema: type, defaults: Mapping[str, Any], chosen: Iterable[Group]
 
 def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) -> Any:
     if f".{NAME}." in name:  # no YAML has a setting of any name
-        (own,) = (one for one in fields(owner) if one.name == field)
+        (own,) = (item for item in fields(owner) if item.name == field)
         return own.default if own.default_factory is MISSING else own.default_factory()
     value: Any = defaults
     for part in name.split("."):
@@ -100,9 +100,9 @@ def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) ->
 
 
 def in_words(kind: Any, *, several: bool = False) -> str:
-    """A type as a user would say it; that it may be null, its default or its description says."""
+    """Return a type as a user would say it; that it may be null, its default or its description says."""
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(in_words(one) for one in get_args(kind) if one is not NoneType)
+        return " or ".join(in_words(item) for item in get_args(kind) if item is not NoneType)
     if get_origin(kind) is list:
         return f"list of {in_words(get_args(kind)[0], several=True)}"
     if get_origin(kind) is dict:
@@ -111,7 +111,7 @@ def in_words(kind: Any, *, several: bool = False) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as the command line and YAML have it."""
+    """Return a value as the command line and YAML have it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from rich.console import Console
 from conf.choices import groups
 from conf.compose import as_yaml, settings
 from conf.describe import describe
-from conf.errors import LoneError, UserError, visible
+from conf.errors import RankLocalError, UserError, visible
 from conf.help import print_help
 from conf.hub import replace_hub_names
 from conf.links import link
@@ -53,7 +53,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
             replace_hub_names(config)
             main(config)
     except UserError as error:
-        _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, LoneError))
+        _fail(str(error), _link(str(error), error.page, entry, schema), alone=isinstance(error, RankLocalError))
     except ReaderGone:
         sys.exit(1)  # as rich does where it writes
     except OSError as error:

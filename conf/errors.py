@@ -7,11 +7,11 @@ def visible(text: str) -> str:
     """On one line, whatever it quotes: what has no picture (line ends, a terminal's commands, halves of
     surrogate pairs) as Python spells it.
     """
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 class UserError(Exception):
-    """One sentence for the user: the setting or file, what was wanted, what was found.
+    """One sentence for the user: the setting or file, what it must be, what it is, and the cure.
 
     `page` is the place in docs/ that explains it, as "troubleshooting.md#slow". A sentence that begins with the
     name of a setting needs none: it leads to that setting's place in docs/settings.
@@ -22,14 +22,14 @@ class UserError(Exception):
         self.page = page
 
 
-class LoneError(UserError):
+class RankLocalError(UserError):
     """The same, met by one rank of many: it is told by that rank, whichever it is."""
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """What a library's error says, for the end of a sentence; where it says nothing, of what kind it is."""
-    told = " ".join(str(error).split())
-    return f"{told[:most]} ..." if len(told) > most else told or type(error).__name__
+    """Return the message of a library's error on one line, or its class where it has none."""
+    message = " ".join(str(error).split())
+    return f"{message[:most]} ..." if len(message) > most else message or type(error).__name__
 
 
 class Refusing(ContextDecorator):

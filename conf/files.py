@@ -24,15 +24,13 @@ KINDS = {
 
 
 def file_to_write(setting: str, name: str | None) -> Path | None:
-    """A single file that a setting asks for. Raises UserError, before anything is done for it, where it has
-    no place.
-    """
+    """Return the path of a file to write. Raises UserError where it cannot be written."""
     if not name:
         return None
     path, target = Path(name), Path(os.path.realpath(name))
     if path.is_dir() or not target.parent.is_dir():
-        found = "a folder" if path.is_dir() else f"no {target.parent}"
-        raise UserError(f"{setting}={path}: wanted a file in a folder that exists, found {found}")
+        reason = "a folder" if path.is_dir() else f"no {target.parent}"
+        raise UserError(f"{setting}={path} must be a file in a folder that exists, got {reason}")
     _check_regular(path, f"{setting}={path}")
     if target.exists() and is_mount_point(target):
         raise UserError(
@@ -45,7 +43,7 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
         temporary.unlink()
     except OSError as error:
         raise UserError(
-            f"{setting}={path}: wanted a folder that can be written, found {error.strerror} for {temporary}"
+            f"{setting}={path} must be in a folder that can be written, got {error.strerror} for {temporary}"
         ) from error
     return path
 
@@ -56,7 +54,9 @@ def is_mount_point(path: Path) -> bool:
     """
     import psutil  # late: 40 ms
 
-    return os.path.ismount(path) or str(path) in {one.mountpoint for one in psutil.disk_partitions(all=True)}
+    return os.path.ismount(path) or str(path) in {
+        partition.mountpoint for partition in psutil.disk_partitions(all=True)
+    }
 
 
 def allow_many_files() -> None:
@@ -65,14 +65,14 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def read_json(path: Path, wanted: str = "a JSON object") -> dict[str, Any]:
-    """A JSON object. Raises UserError for any other file, in the words for what it is wanted to be."""
+def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
+    """Read a JSON object. Raises UserError for any other file, which says what was `expected`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted {wanted}, found {in_one_line(error)}") from error
+        raise UserError(f"{path} must be {expected}, got {in_one_line(error)}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path}: wanted {wanted}, found {type(value).__name__}")
+        raise UserError(f"{path} must be {expected}, got {type(value).__name__}")
     return value
 
 
@@ -120,7 +120,7 @@ def _begun(target: Path) -> str:
 
 
 def _check_regular(path: Path, name: str) -> None:
-    """Raises UserError, in the name that the user knows, for what is there and is no regular file. Links are
+    """Raise UserError, in the name that the user knows, for what is there and is no regular file. Links are
     followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
     """
     if path.exists() and not path.is_file():
@@ -129,7 +129,7 @@ def _check_regular(path: Path, name: str) -> None:
 
 
 def _create_locked(path: Path) -> int:
-    """A descriptor that locks a new file until it is closed, or the process dies.
+    """Return a descriptor that locks a new file until it is closed, or the process dies.
 
     A process's number does not say whether it lives: containers that share a folder and a host's name have
     their own numbers.

@@ -50,7 +50,7 @@ def fingerprint_model(folder: Path) -> str:
 
 
 def _indexed(folder: Path) -> Iterator[Path]:
-    """The weights that an index names: Transformers reads them from other folders too."""
+    """Return the weights that an index names: Transformers reads them from other folders too."""
     for index in folder.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_bytes())["weight_map"].values())
@@ -74,7 +74,7 @@ def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def _blocks(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path, int]]:
-    """The blocks of each file, by name, path and start; an empty file has one too."""
+    """Return the blocks of each file, by name, path and start; an empty file has one too."""
     for name, path in files:
         for start in range(0, max(1, _size(path)), BLOCK):
             yield name, path, start
@@ -88,7 +88,7 @@ def _size(path: Path) -> int:
 
 
 def _digest(block: tuple[str, Path, int]) -> bytes:
-    """The SHA-256 of a block with its place."""
+    """Return the SHA-256 of a block with its place."""
     name, path, start = block
     try:
         with open(path, "rb") as file:

@@ -76,21 +76,21 @@ def _heading(name: str, text: str, width: int) -> Iterator[Text]:
 
 
 def _row(name: str, value: str, said: str, width: int) -> Iterator[Text]:
-    """A name with its value, and what is said of it beside the two, or below them where they are long."""
+    """Yield the lines of a setting: its name and value, with its text beside or below them."""
     margin = " " * min(WIDEST, 2 * width // 5)
-    told = list(_wrapped(said, width - len(margin), margin=margin))
+    text = list(_wrapped(said, width - len(margin), margin=margin))
     left = list(_wrapped(name + value, width - INDENT, margin=" " * INDENT, then=" " * INDENT))
     for line in left:
         line.stylize("green")
     left[0].stylize("cyan", INDENT, INDENT + len(name))
-    if len(left) == 1 and len(left[0]) < len(margin) and told:
-        left[0].append(margin[len(left[0]) :]).append_text(told.pop(0)[len(margin) :])
+    if len(left) == 1 and len(left[0]) < len(margin) and text:
+        left[0].append(margin[len(left[0]) :]).append_text(text.pop(0)[len(margin) :])
     yield from left
-    yield from told
+    yield from text
 
 
 def _command(example: str, width: int) -> Iterator[Text]:
-    """A command, on several lines as a shell takes it: a text in quotes stays on one."""
+    """Return a command, on several lines as a shell takes it: a text in quotes stays on one."""
     whole = re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(" ", "\xa0"), example)
     *first, last = _wrapped(whole, width - INDENT - len(" \\"), margin=" " * INDENT, then=" " * INDENT)
     for line in first:

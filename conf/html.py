@@ -112,7 +112,7 @@ svg {{ width: 100%; max-width: {width:.0f}pt; height: auto; background: var(--pa
 
 
 def _parts(figure: "Figure", name: str, colours: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    """The box of a figure's SVG, and what is in it with the end of its tag, its colours as variables."""
+    """Return the box of a figure's SVG, and what is in it with the end of its tag, its colours as variables."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()

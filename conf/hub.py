@@ -54,17 +54,17 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
             return folder
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass  # not in the cache, or not all of it
-    wanted = f"{setting}={value}: must be a folder or the hub's name of a {kind}, got no such folder"
+    problem = f"{setting}={value} must be a folder or the hub's name of a {kind}, got no such folder"
     if constants.HF_HUB_OFFLINE:
         raise UserError(
-            f"{wanted}, and HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first",
+            f"{problem}, and HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first",
             page=HUB,
         )
-    return _download(value, wanted, options)
+    return _download(value, problem, options)
 
 
-def _download(name: str, wanted: str, options: dict[str, Any]) -> Path:
-    """Download the files of a hub name. Raises UserError, which begins with `wanted`."""
+def _download(name: str, problem: str, options: dict[str, Any]) -> Path:
+    """Download the files of a hub name. Raises UserError, which begins with `problem`."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -73,17 +73,17 @@ def _download(name: str, wanted: str, options: dict[str, Any]) -> Path:
         return Path(snapshot_download(name, **options))
     except GatedRepoError as error:
         raise UserError(
-            f"{wanted}, and the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN", page=HUB
+            f"{problem}, and the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN", page=HUB
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f"{wanted}, and the hub has no such repository, or asks for sign-in. Check the name, or set "
+            f"{problem}, and the hub has no such repository, or asks for sign-in. Check the name, or set "
             "HF_TOKEN",
             page=HUB,
         ) from error
     except Exception as error:  # of the library or of its HTTP client
         raise UserError(
-            f"{wanted}, and the hub did not answer ({type(error).__name__}). Check the path, or the network",
+            f"{problem}, and the hub did not answer ({type(error).__name__}). Check the path, or the network",
             page=HUB,
         ) from error
 

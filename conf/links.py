@@ -10,12 +10,12 @@ MEANT = re.compile(r"did you mean '(?P<meant>[\w.]+)'\?$")
 
 
 def settings_page(entry: str) -> str:
-    """The reference of a stage's settings."""
+    """Return the reference of a stage's settings."""
     return f"{DOCS}/settings/{entry}.md"
 
 
 def named(sentence: str, schema: type, groups: tuple[str, ...]) -> str | None:
-    """The setting or group that a sentence begins with, or asks about at its end; None for neither."""
+    """Return the setting or group that a sentence begins with, or asks about at its end; None for neither."""
     if meant := MEANT.search(sentence):
         name = meant["meant"]
     elif begins := NAMED.match(sentence):

@@ -15,7 +15,7 @@ _KINDS = {"Integer": "a whole number", "Float": "a number", None: "true or false
 
 
 def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
-    """What was wrong with the settings of `schema`, which may also be chosen by `groups`."""
+    """Return what was wrong with the settings of `schema`, which may also be chosen by `groups`."""
     if "Error merging override" in str(error) and error.__cause__ is not None:
         error = error.__cause__  # type: ignore[assignment]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -25,9 +25,9 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     if overridden or lines[0].startswith("Key '"):
         return unknown(lines[0].split("'")[1] if overridden else key, [*names(schema), *groups])
     if lines[0].endswith("is not Optional"):
-        return f"{key}: wanted a value, found null"
-    kept = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
-    text = " ".join(kept)
+        return f"{key} must be a value, got null"
+    lines = [line for line in lines if not line.startswith(("full_key:", "Config search path", "provider="))]
+    text = " ".join(lines)
     if key and (value := _UNCONVERTED.match(text)) and value["kind"] in _KINDS:
         return f"{key} must be {_KINDS[value['kind']]}, got '{value['value']}'"
     if dangling := re.match(r"Interpolation key '(.*)' not found", text):
@@ -42,7 +42,7 @@ def explain(error: Exception, schema: type, groups: Collection[str]) -> str:
 
 
 def unknown(key: str, known: Collection[str]) -> str:
-    """That `key` is no setting, with the nearest of the `known` names."""
+    """Say that `key` is no setting, with the nearest of the `known` names."""
     close = difflib.get_close_matches(key, [_called_as(name, key) for name in known], n=1)
     return f"unknown setting '{key}': " + (
         f"did you mean '{close[0]}'?" if close else "--help lists the settings"
@@ -50,7 +50,7 @@ def unknown(key: str, known: Collection[str]) -> str:
 
 
 def _called_as(name: str, key: str) -> str:
-    """A setting by name with the name that `key` has for it."""
+    """Return a setting by name with the name that `key` has for it."""
     group, by_name, _ = name.partition(f".{NAME}.")
     given = key.removeprefix(f"{group}.").split(".")[0]
     return name.replace(NAME, given, 1) if by_name and key.startswith(f"{group}.") else name

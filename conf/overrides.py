@@ -24,7 +24,7 @@ def unsigned(override: str) -> str:
 
 
 def check(overrides: Sequence[str], schema: type, groups: Sequence[Group]) -> None:
-    """Raises UserError for what is no setting, for a choice that its group lacks, for a number in the place of
+    """Raise UserError for what is no setting, for a choice that its group lacks, for a number in the place of
     true or false, and for `~name` of what must be there.
     """
     known = {group.name: group for group in groups}
@@ -64,7 +64,7 @@ def _check_removable(name: str, schema: type, groups: Mapping[str, Group]) -> No
         return
     if group is None and place(schema, name) is None:
         raise UserError(unknown(name, [*names(schema), *groups]))
-    raise UserError(f"{name}: wanted a value as {name}=VALUE, found ~{name}, and it cannot be left out")
+    raise UserError(f"{name} must be given as {name}=VALUE, got ~{name}, and it cannot be left out")
 
 
 def _check_choice(group: Group, value: str) -> None:
@@ -72,15 +72,15 @@ def _check_choice(group: Group, value: str) -> None:
     chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
     wrong = [choice for choice in chosen if choice not in group.names]
     if wrong and not (group.several and wrong in (["none"], ["null"])):
-        wanted = f"wanted {'some' if group.several else 'one'} of {', '.join(group.names)}"
-        raise UserError(f"{group.name}: {wanted}, found {wrong[0]}")
+        valid = f"{'some' if group.several else 'one'} of {', '.join(group.names)}"
+        raise UserError(f"{group.name} must be {valid}, got {wrong[0]}")
 
 
 def _check_truth(name: str, value: str) -> None:
     """OmegaConf takes every number but 0 for true: `compile=8`."""
     with contextlib.suppress(ValueError):
         if int(value.strip("'\" ")) not in (0, 1):
-            raise UserError(f"{name}: wanted true or false, found {value}")
+            raise UserError(f"{name} must be true or false, got {value}")
 
 
 def is_default(override: str, groups: Sequence[Group]) -> bool:
@@ -89,17 +89,17 @@ def is_default(override: str, groups: Sequence[Group]) -> bool:
 
 
 def members(overrides: Sequence[str], schema: type) -> dict[str, dict[str, Any]]:
-    """The names given to settings by name, a dict of dataclasses: `prompts.mine.path=FILE` gives `mine`."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the entries given by name, of dicts of dataclasses: `prompts.mine.path=FILE` gives `mine`."""
+    names_by_group: dict[str, dict[str, Any]] = {}
     for override in overrides:
         group, *names = override.partition("=")[0].split(".")
         if len(names) > 1 and by_name(get_type_hints(schema).get(group)):
-            found.setdefault(group, {})[names[0]] = {}
-    return found
+            names_by_group.setdefault(group, {})[names[0]] = {}
+    return names_by_group
 
 
 def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
-    """The override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
+    """Return the override as Hydra's grammar takes it: the value of a text setting quoted, since a prompt or
     a path with brackets, commas or spaces would be read as something else; a bare value for nested
     settings given to that field of theirs which is marked for it; a list, or several choices of a group,
     in brackets; and what belongs to a library's own settings, a dict of Any, given whether the YAML has it
@@ -119,13 +119,13 @@ def quoted(override: str, schema: type, groups: Sequence[Group]) -> str:
     types = types_of(kind)
     if str in types and (kind is str or value != "null"):
         return f"{key}={_as_text(value, resolved=key == OUT)}"
-    if any(get_origin(one) is list for one in types) and not (value == "null" and NoneType in types):
+    if any(get_origin(kind) is list for kind in types) and not (value == "null" and NoneType in types):
         value = _bracketed(value)
     return f"{key}={value}"
 
 
 def kind_of(key: str, schema: type) -> Any:
-    """The type of a setting: Any for what lies in a library's own."""
+    """Return the type of a setting: Any for what lies in a library's own."""
     kind: Any = schema
     for name in key.split("."):
         if get_origin(kind) is dict:
@@ -143,12 +143,12 @@ def types_of(kind: Any) -> list[Any]:
 
 
 def _bracketed(value: str) -> str:
-    """A list of Hydra's grammar, from one or from values with commas between them."""
+    """Return a list of Hydra's grammar, from one or from values with commas between them."""
     return value if value.startswith(("[", "$")) else f"[{'' if value == 'null' else value}]"
 
 
 def _as_text(value: str, *, resolved: bool) -> str:
-    """The value in quotes; `${objective.L}` in it is that setting's value if `resolved`, else plain text."""
+    """Return the value in quotes; `${objective.L}` in it is resolved only if `resolved`."""
     escaped = value if resolved else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     escaped = re.sub(r"(\\*)'", r"\1\1\'", escaped)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)

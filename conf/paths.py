@@ -12,7 +12,7 @@ from conf.schema import bare
 
 
 def check_paths(config: Any) -> None:
-    """Raises UserError for a path that no file can have, or that cannot be looked at.
+    """Raise UserError for a path that no file can have, or that cannot be looked at.
 
     What is not there is no mistake yet: it may be made, or be a name on the hub.
     """

@@ -13,12 +13,12 @@ NAME = "NAME"
 
 
 def by_name(kind: Any) -> Any:
-    """The dataclass of settings by name; None for others."""
+    """Return the dataclass of settings by name; None for others."""
     return get_args(kind)[1] if get_origin(kind) is dict and is_dataclass(get_args(kind)[1]) else None
 
 
 def bare(schema: Any) -> str | None:
-    """The field that a bare value is for: that of metadata `bare`."""
+    """Return the field that a bare value is for: that of metadata `bare`."""
     return next((field.name for field in fields(schema) if field.metadata.get("bare")), None)
 
 
@@ -40,15 +40,15 @@ def names(schema: Any) -> list[str]:
 
 
 def place(schema: Any, name: str) -> str | None:
-    """The setting, or the group of them, that a name within an error means; None where it is none.
+    """Return the setting, or the group of them, that a name within an error means; None where it is none.
 
     `prompts.mine.path` and `prompts.path` are `prompts.NAME.path`; what lies in a library's own settings is
     where these are.
     """
-    kind, found = schema, list[str]()
+    kind, path = schema, list[str]()
     for part in name.split("."):
         if member := by_name(kind):
-            found.append(NAME)
+            path.append(NAME)
             kind = member
             if part not in _kinds(kind):
                 continue
@@ -58,9 +58,9 @@ def place(schema: Any, name: str) -> str | None:
             return None
         if part == bare(kind):
             break
-        found.append(part)
+        path.append(part)
         kind = kinds[part]
-    return ".".join(found).removesuffix(f".{NAME}")
+    return ".".join(path).removesuffix(f".{NAME}")
 
 
 def optional(schema: Any, name: str) -> bool:

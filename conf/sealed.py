@@ -22,14 +22,14 @@ class Broken(Exception):
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What is to be written, with its sum. Raises ValueError for what has one already."""
+    """Return what is to be written, with its sum. Raises ValueError for what has one already."""
     if SUM in value:
         raise ValueError(f"{SUM} is the sum's own name")
     return {SUM: _sum(json.loads(json.dumps(value))), **value}
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """What was written, without the sum. Raises Broken for anything else."""
+    """Return what was written, without the sum. Raises Broken for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         intact = value.pop(SUM) == _sum(value)
@@ -41,20 +41,20 @@ def unsealed(path: Path) -> dict[str, Any]:
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """The same, for a user. Raises UserError, with what can be done."""
+    """Return the same, for a user. Raises UserError, with what can be done."""
     try:
         return unsealed(path)
     except Broken as error:
-        raise UserError(f"{path}: wanted it whole, found that it {error}: {remedy}") from error
+        raise UserError(f"{path} must be whole, got a file that {error}: {remedy}") from error
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What a stage has written; earlier versions did without a sum. Raises UserError for what is no JSON
+    """Return what a stage has written; earlier versions did without a sum. Raises UserError for what is no JSON
     object, and for one that was changed since.
     """
     value = read_json(path)
     if SUM in value and value.pop(SUM) != _sum(value):
-        raise UserError(f"{path}: wanted it as it was written, found it changed since")
+        raise UserError(f"{path} must be as it was written, got it changed since")
     return value
 
 

@@ -35,39 +35,39 @@ ROOT = Path(__file__).parent.parent  # the folder that the project's packages li
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
-    """The manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
+    """Return the manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
 
-    Raises UserError when the folder, its manifest or its kind is not what was wanted.
+    Raises UserError when the folder, its manifest or its kind is another.
     """
     path = Path(folder) / MANIFEST
     if not Path(folder).is_dir():
-        raise UserError(f"{setting}={folder}: wanted a folder of kind '{kind}', found no such folder")
+        raise UserError(f"{setting}={folder} must be a folder of kind '{kind}', got no such folder")
     if not path.is_file():
         raise UserError(
-            f"{setting}={folder}: wanted a finished folder of kind '{kind}', found no {MANIFEST} in it",
+            f"{setting}={folder} must be a finished folder of kind '{kind}', got no {MANIFEST} in it",
             page=UNFINISHED,
         )
     manifest = read_result(path)
     if manifest.get("kind") != kind:
-        raise UserError(f"{setting}={folder}: wanted kind '{kind}', found kind '{manifest.get('kind')}'")
+        raise UserError(f"{setting}={folder} must be of kind '{kind}', got kind '{manifest.get('kind')}'")
     return manifest
 
 
 def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
-    """What determines a stage's result: its settings, less the ignored ones, and its inputs.
+    """Return what determines a stage's result: its settings, less the ignored ones, and its inputs.
 
     `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
     """
-    kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
+    settings_kept = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
     for name in inputs:
         *groups, last = name.split(".")
-        place = kept
+        place = settings_kept
         for group in groups:
             place = place[group]
         del place[last]
     return {
-        "settings": json.loads(json.dumps(kept)),
+        "settings": json.loads(json.dumps(settings_kept)),
         "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},
     }
 
@@ -81,7 +81,7 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
     return {name: folder for name, folder in given.items() if (Path(folder) / "config.json").is_file()}
 
 
-def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
+def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
     """Whether `out` already holds this very result.
 
     Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
@@ -89,7 +89,7 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     if not _holds_result(out):
         return False
     path = Path(out) / MANIFEST
-    check_same(read_result(path), {"kind": kind, **made}, out)
+    check_same(read_result(path), {"kind": kind, **facts}, out)
     with suppress(OSError):  # of a run that was killed as it made the folder visible
         path.with_name(BEGUN).unlink(missing_ok=True)
         path.with_name(WITHIN).rmdir()
@@ -97,10 +97,10 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
 
 
 def check_same(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | Path, *, finished: bool = True
+    recorded: Mapping[str, Any], requested: Mapping[str, Any], out: str | Path, *, finished: bool = True
 ) -> None:
-    """Raises UserError, naming the first difference, when `out` was made, or begun, with something else."""
-    for name, value, other in _differences(wanted, found):
+    """Raise UserError, naming the first difference, when `out` was made, or begun, with something else."""
+    for name, value, other in _differences(requested, recorded):
         contents = "a result" if finished else "an unfinished run"
         raise UserError(
             f"out={out}: already contains {contents} with {name}={other}; requested {name}={value}. "
@@ -111,7 +111,7 @@ def check_same(
 
 @contextmanager
 def staged(out: str | Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
+    """Return a folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
 
     Raises UserError when `out` holds anything already, or another run is writing it. A folder that is whole and
     cannot become `out` is kept.
@@ -126,8 +126,8 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """The folder that `publish` is to make `out`, locked against other runs while the block lasts.
+def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """Return the folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
     What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
     with another `made`.
@@ -140,19 +140,19 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     try:
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
-        if made is not None and record.is_file():
-            check_same(read_result(record), made, partial, finished=False)
+        if facts is not None and record.is_file():
+            check_same(read_result(record), facts, partial, finished=False)
         else:
             _empty(partial)
-        if made is not None:
-            write_json(record, sealed(made))
+        if facts is not None:
+            write_json(record, sealed(facts))
         yield partial
     finally:
         os.close(held)
 
 
 def check_out(out: str | Path) -> None:
-    """Raises UserError for what neither holds a finished result nor could become one.
+    """Raise UserError for what neither holds a finished result nor could become one.
 
     For a stage that must look long at its inputs before it can ask `is_finished`.
     """
@@ -187,25 +187,25 @@ def create_folder(path: Path, out: str | Path) -> None:
 
 
 def check_place(out: str | Path) -> None:
-    """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
+    """Raise UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
-        found = f"'{out}', which has none" if str(out) else "nothing"
-        raise UserError(f"out={out}: wanted a folder by its name, found {found}")
-    there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
+        reason = f"'{out}', which has none" if str(out) else "nothing"
+        raise UserError(f"out={out} must name a folder, got {reason}")
+    there = next((parent for parent in (path, *path.parents) if os.path.exists(parent)), None)
     if there is not None and not there.is_dir():
-        raise UserError(f"out={out}: wanted a new or empty folder, found the file {there}")
+        raise UserError(f"out={out} must be a new or empty folder, got the file {there}")
 
 
 def _check_empty(out: str | Path) -> None:
-    """Raises UserError where a folder holds anything but what a file system has in its root."""
+    """Raise UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
     if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
-        raise UserError(f"out={out}: wanted a new or empty folder, found other files there")
+        raise UserError(f"out={out} must be a new or empty folder, got other files there")
 
 
 def partial_of(out: str | Path) -> Path:
-    """The folder that is to become `out`, while it is written: beside it, where a rename makes it visible.
+    """Return the hidden folder beside `out`, which a rename makes visible as `out`.
 
     A link is followed: its target becomes the result. A folder that no rename can replace, a mount point or
     below a parent that cannot be written, has it within: its entries are moved, the manifest last.
@@ -252,7 +252,7 @@ def _move_entries(partial: Path) -> None:
 
 
 def lock(folder: Path, out: str | Path) -> int:
-    """A descriptor that keeps other runs from `folder` until it is closed, or the process dies.
+    """Return a descriptor that keeps other runs from `folder` until it is closed, or the process dies.
 
     Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
     runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
@@ -287,12 +287,12 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:
+def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any) -> None:
     """Write the manifest atomically: the last act of a stage."""
     value = {
         "schema": SCHEMA,
         "kind": kind,
-        **made,
+        **origin,
         **facts,
         "versions": versions(),
         "commit": commit(),
@@ -311,17 +311,17 @@ def process_seconds() -> float:
 
 def versions() -> dict[str, str]:
     """Python's and the main packages' versions."""
-    found = {"python": platform.python_version()}
+    names = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            names[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return names
 
 
 def commit() -> str:
-    """The project's git commit, or "unknown" outside a checkout, or without git."""
+    """Return the project's git commit, or "unknown" outside a checkout, or without git."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
@@ -331,9 +331,9 @@ def commit() -> str:
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
 
 
-def _differences(wanted: Any, found: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key in wanted:
-            yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
-    elif wanted != found:
-        yield name.removeprefix("settings."), wanted, found
+def _differences(value: Any, other: Any, name: str = "") -> Iterable[tuple[str, Any, Any]]:
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        for key in value:
+            yield from _differences(value[key], other.get(key), f"{name}.{key}".lstrip("."))
+    elif value != other:
+        yield name.removeprefix("settings."), value, other

@@ -15,7 +15,7 @@ class ReaderGone(Exception):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Standard output while the block lasts, and flushed at its end. One that is closed is /dev/null.
+    """Guard standard output while the block lasts, and flush it; a closed one becomes /dev/null.
 
     Raises OSError that names it where it cannot be written, and ReaderGone where nobody reads it.
     """

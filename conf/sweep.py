@@ -71,7 +71,7 @@ def _values(override: str, entry: str, schema: type) -> list[str]:
     """
     name, equals, value = override.partition("=")
     kind = kind_of(unsigned(name), schema)
-    listed = any(get_origin(one) is list for one in types_of(kind))
+    listed = any(get_origin(hint) is list for hint in types_of(kind))
     several = any(group.several for group in groups(entry) if group.name == name)
     if not equals or ((listed or several) and not value.startswith("[")):
         return [override]
@@ -80,7 +80,7 @@ def _values(override: str, entry: str, schema: type) -> list[str]:
         if not parsed.is_sweep_override():
             quoted = str in types_of(kind) and value.startswith(("'", '"'))
             return [f"{name}={parsed.value()}" if quoted else override]
-        return [f"{name}={one}" for one in _elements(parsed, plain=str in types_of(kind))]
+        return [f"{name}={value}" for value in _elements(parsed, plain=str in types_of(kind))]
     except HydraException as error:
         if str in types_of(kind):
             return [override]  # a prompt, or a path with brackets
@@ -99,7 +99,7 @@ def _elements(override: Override, *, plain: bool) -> list[str]:
 
 
 def _check_jobs(entry: str, schema: type, jobs: Sequence[Sequence[str]], swept: Sequence[str]) -> None:
-    """Raises UserError for settings that are refused, and where two jobs would write the same folder."""
+    """Raise UserError for settings that are refused, and where two jobs would write the same folder."""
     outs: dict[str, Sequence[str]] = {}
     for job in jobs:
         out = getattr(settings(entry, schema, job), "out", None)

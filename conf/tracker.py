@@ -26,7 +26,7 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in ("offline", "online", "disabled"):
-            raise ValueError(f"tracker.mode: wanted offline, online or disabled, found {self.mode}")
+            raise ValueError(f"tracker.mode must be offline, online or disabled, got {self.mode}")
         if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):  # W&B's own rule
             raise ValueError(
                 "tracker.project must be a name of at most 128 characters without any of / \\ # ? % :, "
@@ -95,10 +95,10 @@ def begin_run(
 def _read(file: Path | None) -> dict[str, str]:
     """Return a run's id and group; nothing where there is no such file, or another's."""
     try:
-        found = read_json(file) if file else {}
+        facts = read_json(file) if file else {}
     except UserError:
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: value for key, value in facts.items() if isinstance(value, str)}
 
 
 def keep_within(folder: Path) -> None:

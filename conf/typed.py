@@ -34,7 +34,7 @@ def take_types(config: Any, group: str) -> None:
             continue
         kind = next(kind for kind in kinds if kind in WANTED)
         if not _is_a(value, kind):
-            raise ValueError(f"{group}.{name}: wanted {WANTED[kind]}, found {value!r:.60}")
+            raise ValueError(f"{group}.{name} must be {WANTED[kind]}, got {value!r:.60}")
         if kind is int:
             setattr(config, name, index(value))
         elif kind is float:
@@ -48,7 +48,7 @@ def _kinds(schema: type) -> dict[str, tuple[type, ...]]:
         name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         for name, hint in get_type_hints(schema).items()
     }
-    return {name: tuple(get_origin(one) or one for one in some) for name, some in unions.items()}
+    return {name: tuple(get_origin(hint) or hint for hint in hints) for name, hints in unions.items()}
 
 
 def _is_a(value: Any, kind: type) -> bool:

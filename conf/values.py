@@ -9,7 +9,7 @@ LARGEST = 2**63  # beyond it no array holds a whole number
 
 
 def check_values(value: Any, kind: Any, name: str = "") -> None:
-    """Raises ValueError, naming the setting, for a number that is none (NaN compares as no limit does, and JSON
+    """Raise ValueError, naming the setting, for a number that is none (NaN compares as no limit does, and JSON
     has none), for one of more than 63 bits, and for what a list of texts or numbers cannot hold.
 
     `value` is what a dataclass `kind` is made of, as plain values.
@@ -17,20 +17,20 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
     if isinstance(value, Mapping):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
         inner = get_args(kind)[1] if get_origin(kind) is dict else Any
-        for key, one in value.items():
-            check_values(one, hints.get(key, inner), f"{name}.{key}".lstrip("."))
+        for key, item in value.items():
+            check_values(item, hints.get(key, inner), f"{name}.{key}".lstrip("."))
     elif isinstance(value, list):
-        for one in value:
-            if isinstance(one, list | Mapping) and Any not in _listed(kind):
-                raise ValueError(f"{name}: wanted a list of single values, found {one} in it")
-            check_values(one, Any, name)
+        for item in value:
+            if isinstance(item, list | Mapping) and Any not in _listed(kind):
+                raise ValueError(f"{name} must be a list of single values, got {item} in it")
+            check_values(item, Any, name)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name}: wanted a finite number, found {value}")
+        raise ValueError(f"{name} must be a finite number, got {value}")
     elif isinstance(value, int) and not -LARGEST <= value < LARGEST:
-        raise ValueError(f"{name}: wanted a number of up to 63 bits, found {value}")
+        raise ValueError(f"{name} must be a number of up to 63 bits, got {value}")
 
 
 def _listed(kind: Any) -> set[Any]:
-    """What the elements of a list may be, where it is one."""
-    kinds = [one for one in (kind, *get_args(kind)) if get_origin(one) is list]
-    return {get_args(one)[0] for one in kinds} or {Any}
+    """Return what the elements of a list may be, where it is one."""
+    kinds = [item for item in (kind, *get_args(kind)) if get_origin(item) is list]
+    return {get_args(item)[0] for item in kinds} or {Any}

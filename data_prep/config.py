@@ -74,8 +74,8 @@ class DecontaminateConfig:
     def benchmarks(self) -> dict[str, str]:
         """Every benchmark that is given, by the setting that names it."""
         names = ("humaneval", "mbpp", "multipl_e", "infilling")
-        found = {name: path for name in names if (path := getattr(self, name)) is not None}
-        return found | {f"others[{index}]": path for index, path in enumerate(self.others)}
+        paths = {name: path for name in names if (path := getattr(self, name)) is not None}
+        return paths | {f"others[{index}]": path for index, path in enumerate(self.others)}
 
 
 @dataclass
@@ -202,7 +202,7 @@ class DataPrepConfig:
         """The budget as a number of `proportion.unit`s. Raises ValueError for what is no amount."""
         if self.budget is None:
             return None
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE)
-        if not found or float(found[1]) == 0:
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE)
+        if not match or float(match[1]) == 0:
             raise ValueError(f"budget: wanted an amount such as 8B or 500M, found {self.budget}")
-        return float(found[1]) * UNITS[found[2].upper()]
+        return float(match[1]) * UNITS[match[2].upper()]

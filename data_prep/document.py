@@ -47,7 +47,7 @@ BATCH = 256  # rows at once
 BATCH_CHARS = 1_000_000
 
 
-def told(drops: Counter[str]) -> str:
+def drop_counts(drops: Counter[str]) -> str:
     """Counts of drops by reason as part of a sentence, the most frequent first."""
     return ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
 

@@ -314,7 +314,7 @@ def score_contexts(ngrams: Ngrams, chances: np.ndarray, backoff: np.ndarray) -> 
     first = np.flatnonzero(np.diff(context, prepend=-1))
     chosen, lengths = context[first], np.diff(first, append=len(context))
     heads = ngrams.take(starts[chosen])
-    found = Contexts(
+    contexts = Contexts(
         orders=np.full(len(chosen), packing.order, np.uint8),
         keys=hash_contexts([heads.token(place) for place in range(packing.order - 1)]),
         totals=ngrams.totals[chosen],
@@ -324,9 +324,9 @@ def score_contexts(ngrams: Ngrams, chances: np.ndarray, backoff: np.ndarray) -> 
         counts=ngrams.counts[likely],
     )
     gains = _sums((ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely]), first)
-    found.gains[:] = gains / found.sizes(packing.vocabulary)
+    contexts.gains[:] = gains / contexts.sizes(packing.vocabulary)
     padded = heads.token(packing.order - 2) == packing.vocabulary
-    return found.take(np.flatnonzero((gains > 0) & ~padded))
+    return contexts.take(np.flatnonzero((gains > 0) & ~padded))
 
 
 def no_contexts() -> Contexts:

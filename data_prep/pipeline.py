@@ -22,7 +22,7 @@ from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.config import DataPrepConfig
-from data_prep.document import hash64, held_out_share, is_held_out, order, split, told
+from data_prep.document import drop_counts, hash64, held_out_share, is_held_out, order, split
 from data_prep.encode.encoder import Encoder
 from data_prep.select.benchmarks import entries, sources_hash
 from data_prep.select.decontaminate import index_entries
@@ -62,14 +62,14 @@ def prepare(config: DataPrepConfig) -> str | None:
         raise UserError(f"out={out}: wanted a folder outside of data.path={config.data.path}, found one within")
     check_out(out)
     parts, place = list_parts(config.data)
-    made = _made(config, parts, place)
-    if is_finished(out, "shards", made):
+    facts = _made(config, parts, place)
+    if is_finished(out, "shards", facts):
         # What a run that was killed right at its end has left.
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
     # What is done can be gone on with by the same code alone.
-    with begun(out, {**made, "commit": commit()}) as folder:
+    with begun(out, {**facts, "commit": commit()}) as folder:
         job = Job(config, folder.absolute())
         if not job.is_planned:
             _plan(job, parts, place)
@@ -82,19 +82,19 @@ def prepare(config: DataPrepConfig) -> str | None:
 
 def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
     """What determines the result: the settings, and the content of the files that they name."""
-    made = made_from(config, {}, ignore=CHANGEABLE)
-    made["inputs"]["data.path"] = _data_fingerprint(parts, place)
-    made["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
+    facts = made_from(config, {}, ignore=CHANGEABLE)
+    facts["inputs"]["data.path"] = _data_fingerprint(parts, place)
+    facts["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
     if place.startswith("hf://"):
-        made["inputs"]["commit"] = place.rpartition("@")[2]
+        facts["inputs"]["commit"] = place.rpartition("@")[2]
     if config.tokenizer is not None:
         tokenizer_file(config.tokenizer)
         for name in ("config.json", *FILES):
             if (path := Path(config.tokenizer) / name).is_file():
-                made["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
+                facts["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:
-        made["inputs"]["proportion.table"] = hash64(*read_table(config).items())
-    return made
+        facts["inputs"]["proportion.table"] = hash64(*read_table(config).items())
+    return facts
 
 
 def _data_fingerprint(parts: list[Part], place: str) -> str:
@@ -156,6 +156,7 @@ def _sample(config: DataPrepConfig, parts: list[Part], place: str, held_out: flo
                     size -= len(heapq.heappop(heap)[1])
     if not heap:
         raise UserError(
-            f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found {told(drops)}"
+            f"data.path={config.data.path}: wanted documents to learn a vocabulary from, found "
+            f"{drop_counts(drops)}"
         )
     return (text for _, text in sorted(heap, reverse=True))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from conf import LoneError, UserError
+from conf import RankLocalError, UserError
 from conf.files import allow_many_files
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
@@ -108,10 +108,10 @@ class ShardWriter:
 
 def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
     """CRC-32 of a sequence: its tokens, its spans, and the names that these point at."""
-    found = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
+    value = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
     for start, length in zip(spans["name"].tolist(), spans["name_length"].tolist()):
-        found = zlib.crc32(names[start : start + length], found)
-    return found
+        value = zlib.crc32(names[start : start + length], value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class PackedSequence:
     @property
     def documents(self) -> np.ndarray:
         """(seq_len,) index of each token's document within the sequence, -1 for padding."""
-        found = np.full(len(self.tokens), -1, dtype=np.int32)
+        owners = np.full(len(self.tokens), -1, dtype=np.int32)
         for index, span in enumerate(self.spans):
-            found[span["start"] : span["stop"]] = index
-        return found
+            owners[span["start"] : span["stop"]] = index
+        return owners
 
     @property
     def ids(self) -> list[str]:
@@ -145,7 +145,7 @@ class PackedSequence:
 class Shards(Sequence[PackedSequence]):
     """All sequences of one split of a finished data folder.
 
-    Raises UserError for files that are not those of the manifest, and LoneError, when it is read, for a
+    Raises UserError for files that are not those of the manifest, and RankLocalError, when it is read, for a
     sequence that is not as it was written. Folders of before there were sums are read as they are.
     """
 
@@ -177,7 +177,7 @@ class Shards(Sequence[PackedSequence]):
         start, stop = self._bounds[shard][row : row + 2]
         tokens, spans, names = self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard]
         if len(sums := self._sums[shard]) and checksum(tokens, spans, names) != sums[row]:
-            raise LoneError(
+            raise RankLocalError(
                 f"{self._paths[shard]}: wanted sequence {row} as it was written, found other bytes there or in "
                 "the files beside it: copy them anew, or prepare the data again"
             )
@@ -195,23 +195,23 @@ def _open(path: Path, listed: Mapping[str, Any], seq_len: int) -> tuple[np.ndarr
     spans, names, sums = (path.with_name(path.name.replace(".tokens.", f".{kind}.")) for kind in BESIDE)
     shape = (listed["sequences"], seq_len)
     tokens = _load(path, shape, "u")
-    found = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
+    arrays = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
     if "sums" not in listed:
-        return tokens, *found, np.empty(0, np.uint32)
+        return tokens, *arrays, np.empty(0, np.uint32)
     summed = _load(sums, shape[:1], "<u4")
     if fingerprint_file(sums) != listed["sums"]:
         raise UserError(f"{sums}: wanted the sums of {path.name} that its manifest knows, found others")
-    return tokens, *found, summed
+    return tokens, *arrays, summed
 
 
 def _load(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """A memory map of a shape, of which -1 stands for any length, and a dtype or "u" for any unsigned one."""
     try:
-        found = np.load(path, mmap_mode="r")
+        array = np.load(path, mmap_mode="r")
     except Exception as error:  # NumPy reads the header as Python, and raises what that raises
         raise UserError(f"{path}: wanted a readable shard, found {error}") from error
-    same = found.dtype.kind == "u" if dtype == "u" else found.dtype == dtype
-    fits = found.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, found.shape))
-    if not (same and fits and found.flags.c_contiguous):
-        raise UserError(f"{path}: wanted what its manifest says, found {found.dtype} of shape {found.shape}")
-    return found
+    same = array.dtype.kind == "u" if dtype == "u" else array.dtype == dtype
+    fits = array.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, array.shape))
+    if not (same and fits and array.flags.c_contiguous):
+        raise UserError(f"{path}: wanted what its manifest says, found {array.dtype} of shape {array.shape}")
+    return array

@@ -178,12 +178,12 @@ def _parquet_metadata(stream: Any) -> pq.FileMetaData:
 def _parquet_row(values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig) -> Document | Drop:
     """A row; some values Python cannot have: a list with text that is no UTF-8, a date out of range."""
     try:
-        found = {name: value.as_py() for name, value in values.items()}
+        fields = {name: value.as_py() for name, value in values.items()}
     except UnicodeDecodeError as error:
         return Drop("undecodable", file, row, detail=str(error)[:200])
     except (pa.ArrowException, ValueError, OverflowError) as error:
         return Drop("malformed row", file, row, detail=str(error)[:200])
-    return _document(found, file, row, data)
+    return _document(fields, file, row, data)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -215,31 +215,31 @@ def _jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop
 
 def _parsed(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
-        found = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
+        value = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
     except UnicodeDecodeError as error:
         return Drop("undecodable", file, row, detail=str(error)[:200])
     except (ValueError, RecursionError) as error:
         return Drop("malformed row", file, row, detail=str(error)[:200])
-    if not isinstance(found, dict):
-        return Drop("malformed row", file, row, detail=f"wanted an object, found {type(found).__name__}")
-    return _document(found, file, row, data)
+    if not isinstance(value, dict):
+        return Drop("malformed row", file, row, detail=f"wanted an object, found {type(value).__name__}")
+    return _document(value, file, row, data)
 
 
 def _document(
-    found: dict[str, Any], file: str, row: int, data: DataConfig, *, id: str = "", language: str = ""
+    values: dict[str, Any], file: str, row: int, data: DataConfig, *, id: str = "", language: str = ""
 ) -> Document | Drop:
     """One row as a document; `id` and `language` where the columns are not to say them."""
     for name in (data.text, *data.id, *([data.language] if data.language and not language else [])):
-        if found.get(name) is None:
+        if values.get(name) is None:
             return Drop("missing column", file, row, detail=name)
-    text = found[data.text]
+    text = values[data.text]
     if not isinstance(text, str | bytes):
         return Drop("malformed row", file, row, detail=f"{data.text}: wanted text, found {type(text).__name__}")
     try:
         folder, _, _ = file.rpartition("/")
-        named = _text(found[data.language]) if data.language else folder.split("/")[0]
+        named = _text(values[data.language]) if data.language else folder.split("/")[0]
         language = language or named or "none"
-        columns = "/".join(_text(found[name]) for name in data.id)
+        columns = "/".join(_text(values[name]) for name in data.id)
         id = id or (f"{language}/{columns}" if columns else f"{file}:{row}")
         f"{id}{language}".encode()  # JSON and file names can hold halves of surrogate pairs
         if (len(text) if isinstance(text, bytes) else len(text.encode())) > data.max_bytes:

@@ -107,7 +107,7 @@ def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, rows: int | None = 
 
 
 def _adaptive_ids(
-    tokenizer: Tokenizer, config: VocabConfig, rows: int, taken: Set[int | None]
+    tokenizer: Tokenizer, config: VocabConfig, rows: int, reserved: Set[int | None]
 ) -> tuple[int, ...]:
     adaptive: list[int] = []
     for wanted in config.adaptive:
@@ -115,7 +115,7 @@ def _adaptive_ids(
         if not isinstance(id, int) or id < 0:
             raise UserError(f"vocab.adaptive: wanted pieces or ids of the tokenizer, found {wanted!r}")
         adaptive.append(id)
-    if not adaptive or len(set(adaptive)) < len(adaptive) or not taken.isdisjoint(adaptive):
+    if not adaptive or len(set(adaptive)) < len(adaptive) or not reserved.isdisjoint(adaptive):
         raise UserError(
             "vocab.adaptive: wanted at least one id, each once and none of a control piece, found "
             f"{config.adaptive}"

@@ -20,16 +20,15 @@ from PIL import Image, ImageChops
 
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.outcome import Outcome
 from infer.drafters.places import Places
-from infer.drafters.protocol import Each, Outcome
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
 from infer.graph.view import spelled
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
-from infer.trees.layout import lay_out, mask
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out, mask
 from infer.view.coloured import KINDS
 
 IMAGES = Path(__file__).parent / "images"
@@ -191,7 +190,7 @@ def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
     axes.set_title("one forward: a dark cell is attended", fontsize=10)
 
 
-class Recorder:
+class Recorder(Drafter):
     """A drafter that keeps the text and the adaptive tokens' answers that each of its drafts is made of."""
 
     def __init__(self, drafter: AdaptiveDrafter) -> None:
@@ -208,19 +207,11 @@ class Recorder:
         self._text = list(context)
         return self._drafter.propose(context, left)
 
-    def observe(
-        self,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
+    def observe(self, result: Verified) -> None:
         """See Drafter."""
-        if answers:
-            self.steps.append(([*self._text, *(tree.tokens[node] for node in path[1:]), choice], answers))
-        self._drafter.observe(tree, path, choice, answers, rows, seconds)
+        if result.answers:
+            self.steps.append(([*self._text, *result.tokens], result.answers))
+        self._drafter.observe(result)
 
 
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
@@ -230,7 +221,7 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
     recorder = Recorder(AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams))
     prompt = model.text.encode(PROMPT)
     runner = model.runners.take(batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows)
-    steps = decode(runner, [Request(prompt, 0)], Each(lambda: recorder), Limits(256))
+    steps = decode(runner, [Request(prompt, 0)], Drafters(lambda: recorder), Limits(256))
     text = [*prompt, *(token for (step,) in steps for token in step.tokens)]
     for context, answers in recorder.steps:
         right = text[len(context) : len(context) + k]

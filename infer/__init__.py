@@ -11,7 +11,7 @@ __all__ = ["DecodeConfig", "DraftConfig", "Infill", "Model", "TextStep", "genera
 
 
 def __getattr__(name: str) -> Any:
-    """What needs PyTorch is imported when it is asked for (PEP 562): settings are read without it."""
+    """Import what needs PyTorch on first use (PEP 562): settings are read without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from infer import api

@@ -25,9 +25,8 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view.live import complete
-    from infer.view.page import write_page
-    from infer.view.session import Session
+    from infer.view.coloured import write_page
+    from infer.view.live import Session, complete
 
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -38,9 +37,9 @@ def main(config: InferConfig) -> None:
         return
     before, after = prompt or config.infill.prefix, config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)
-    shown, summary = complete(steps, console, before, after)
+    steps_taken, summary = complete(steps, console, before, after)
     if page and parallel.is_first():
-        write_page(page, title=config.model, before=before, after=after, steps=shown, summary=summary)
+        write_page(page, title=config.model, before=before, after=after, steps=steps_taken, summary=summary)
         print_line(f"wrote {page}", error=True)
 
 

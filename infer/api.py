@@ -20,16 +20,15 @@ from conf import UserError
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
-from infer.draft_methods import DraftMethods
-from infer.drafters.protocol import Drafters, Watch
-from infer.engine.agreement import shares
+from infer.drafters.outcome import Watch
 from infer.engine.cache import shape
-from infer.engine.forward import context_length, fixed_shapes
+from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.reading import Request
 from infer.engine.runner import Runner, Runners
-from infer.loop import Limits, Step
-from infer.methods import Methods, library_processors
+from infer.engine.static import fixed_shapes
+from infer.loop import Drafters, Limits, Step
+from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import (
     Adaptive,
     eos_ids,
@@ -40,9 +39,8 @@ from infer.models.checkpoint import (
     load_text,
 )
 from infer.models.draft import Draft, check_draft, load_draft
-from infer.output import Output
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
-from infer.text import Text
+from infer.text import Output, Text
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def load(
     draft: DraftConfig | str | Path | None = None,
     compile: bool = False,
 ) -> Model:
-    """A model directory, or a model of the hub by its name, ready to decode, on a GPU where there is one.
+    """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
     `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
@@ -94,19 +92,19 @@ def load(
     not suffice.
     """
     if dtype not in DTYPES:
-        raise UserError(f"dtype: wanted one of {', '.join(DTYPES)}, found {dtype or 'none'}")
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
     _check_device(device)
     model_dir = find_folder(model_dir)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
-    asked = _asked(draft)
-    if asked.model:
-        asked = replace(asked, model=str(find_folder(asked.model, setting="draft")))
-    rows = check_draft(asked, text) if asked.model else 0
+    draft_config = _asked(draft)
+    if draft_config.model:
+        draft_config = replace(draft_config, model=str(find_folder(draft_config.model, setting="draft")))
+    rows = check_draft(draft_config, text) if draft_config.model else 0
     with enough_for_weights(model_dir, dtype, device):
         lm = load_model(model_dir, dtype=dtype, device=device)
     check_compile(lm, compile)
-    drafting = load_draft(asked, lm, rows=rows, adaptive=adaptive) if asked.model else None
+    drafting = load_draft(draft_config, lm, rows=rows, adaptive=adaptive) if draft_config.model else None
     draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
     methods = Methods(lm, adaptive, draft_methods, load_ngrams(model_dir))
     runners = Runners(lm, compile=compile)
@@ -123,12 +121,12 @@ def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
-    """Raises UserError where forwards have no fixed shapes to compile."""
+    """Raise UserError where forwards have no fixed shapes to compile."""
     if compile and lm.device.type != "cuda":
-        raise UserError(f"compile=true: wanted the model on a GPU, found it on {lm.device}")
+        raise UserError(f"compile=true: the model must be on a GPU, got {lm.device}")
     if compile and not fixed_shapes(lm):
-        found = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
-        raise UserError(f"compile=true: wanted a whole model that takes fixed shapes, found {found}")
+        reason = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
+        raise UserError(f"compile=true: the model must be whole and take fixed shapes, got {reason}")
 
 
 def generate(
@@ -140,7 +138,7 @@ def generate(
     processors: LogitsProcessorList | None = None,
     watch: Watch | None = None,
 ) -> Iterator[TextStep]:
-    """Continue one prompt, or 1 to 8 of unequal length side by side; the steps come as they are made.
+    """Continue 1 to 8 prompts side by side; yield the steps as they are made.
 
     A prompt is a text, an `Infill`, or token ids (n,), also as a tensor or an array, which may be BOS
     alone. Each forward yields a step of every sequence that goes on. A sequence's tokens do not depend
@@ -163,7 +161,7 @@ def generate(
         Request(prompt, seed, _processors(model, prompt, decode, processors))
         for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
-    outputs = [_output(model, prompt, one, decode) for prompt, one in zip(batch, ids)]
+    outputs = [_output(model, prompt, prompt_ids, decode) for prompt, prompt_ids in zip(batch, ids)]
     return _steps(model, requests, outputs, *_allocate(model, ids, decode, watch), decode)
 
 
@@ -193,17 +191,17 @@ def _steps(
     longest = max(len(request.prompt) for request in requests)
     with _memory(model, len(requests), longest + decode.max_new_tokens, drafters.max_rows):
         for steps in loop.decode(runner, requests, drafters, limits, decode.sampling):
-            for one in steps:
-                texts = outputs[one.sequence].take(finished=one.finished)
-                told = {field.name: getattr(one, field.name) for field in fields(Step)}
-                yield TextStep(**told, texts=texts)
+            for step in steps:
+                texts = outputs[step.sequence].take(finished=step.finished)
+                values = {field.name: getattr(step, field.name) for field in fields(Step)}
+                yield TextStep(**values, texts=texts)
     model.runners.give(runner)
 
 
 def _check_device(device: str | None) -> None:
-    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if device not in (None, *found, *(["cuda"] if len(found) > 1 else [])):
-        raise UserError(f"device={device}: wanted a device of this machine ({', '.join(found)})")
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
+        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
 
 
 def _processors(
@@ -227,9 +225,9 @@ def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractConte
     """Around what needs a cache of so many tokens, and of so many rows of a tree behind them."""
     lm = model.lm
     size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + rows))
-    wanted = (
+    needed = (
         f"{gib(size)} for the cache of {batch} x {capacity} tokens and {rows} rows of drafts in {lm.dtype} on "
         f"{lm.device}"
     )
     remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
-    return enough_memory(wanted, f"{remedy}decode.k, decode.probes or decode.nodes")
+    return enough_memory(needed, f"{remedy}decode.k, decode.probes or decode.nodes")

@@ -83,28 +83,28 @@ class DecodeConfig:
         except ValueError as error:
             raise ValueError(f"decode.{error}") from error
         if not self.temperature and (self.top_k or self.top_p < 1):
-            raise ValueError("decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0")
+            raise ValueError("decode.temperature must be above 0 with decode.top_k or decode.top_p, got 0")
         if self.verify not in ("pick", "ratio"):
-            raise ValueError(f"decode.verify: wanted pick or ratio, found {self.verify or 'none'}")
+            raise ValueError(f"decode.verify must be pick or ratio, got {self.verify or 'none'}")
         if self.verify == "ratio" and not self.temperature:
-            raise ValueError("decode.temperature: wanted above 0 with decode.verify=ratio, found 0")
+            raise ValueError("decode.temperature must be above 0 with decode.verify=ratio, got 0")
         if self.method in BY_DRAFT_MODEL:
             self._check_drawn()
         elif self.method:
             self._check_undrawn()
         if not 0 <= self.seed < SEEDS:
-            raise ValueError(f"decode.seed: wanted a number of up to 63 bits, found {self.seed}")
+            raise ValueError(f"decode.seed must be a number of up to 63 bits, got {self.seed}")
         if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"decode.repetition_penalty: wanted above 0, found {self.repetition_penalty}")
+            raise ValueError(f"decode.repetition_penalty must be above 0, got {self.repetition_penalty}")
         least = {"max_new_tokens": 1, "min_new_tokens": 0, "no_repeat_ngram_size": 0}
         check_at_least(self, least, group="decode.")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
-                f"decode.min_new_tokens: wanted at most decode.max_new_tokens={self.max_new_tokens}, found "
+                f"decode.min_new_tokens must be at most decode.max_new_tokens={self.max_new_tokens}, got "
                 f"{self.min_new_tokens}"
             )
         if "" in self.stop:
-            raise ValueError("decode.stop: wanted texts, found an empty one")
+            raise ValueError("decode.stop must be texts, got an empty one")
 
     @property
     def sampling(self) -> Sampling:
@@ -113,20 +113,18 @@ class DecodeConfig:
 
     def _check_drafts(self) -> None:
         if self.method not in (None, *METHODS):
-            raise ValueError(
-                f"decode.method: wanted one of {', '.join(METHODS)}, found {self.method or 'none'}"
-            )
+            raise ValueError(f"decode.method must be one of {', '.join(METHODS)}, got {self.method or 'none'}")
         counts = ("k", "nodes", "width", "depth", "draft_rows")
         check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
         check_growth(self, group="decode.")
         if (self.draft_rows or 0) > MOST_ROWS:
-            raise ValueError(f"decode.draft_rows: wanted at most {MOST_ROWS}, found {self.draft_rows}")
+            raise ValueError(f"decode.draft_rows must be at most {MOST_ROWS}, got {self.draft_rows}")
         self._check_sources()
         if self.tree not in TREES:
             raise ValueError(f"decode.tree must be {' or '.join(TREES)}, got {self.tree or 'nothing'}")
         if self.probes not in ("auto", "root", "all") and not re.fullmatch("[1-9][0-9]*", self.probes):
             raise ValueError(
-                f"decode.probes: wanted auto, root, all or a number of nodes from 1 on, found {self.probes}"
+                f"decode.probes must be auto, root, all or a number of nodes from 1 on, got {self.probes}"
             )
 
     def _check_sources(self) -> None:
@@ -145,37 +143,36 @@ class DecodeConfig:
     def _check_drawn(self) -> None:
         if self.width > 1 or self.tree != "lattice" or self.probes != "auto":
             raise ValueError(
-                "decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them, "
-                f"found {self.method}"
+                f"decode.width, decode.tree and decode.probes need decode.method=sdsat, got {self.method}"
             )
         if self.tau_reading != "gram" and self.method != "gsd":
-            raise ValueError(f"decode.tau_reading: wanted decode.method=gsd with it, found {self.method}")
+            raise ValueError(f"decode.tau_reading needs decode.method=gsd, got {self.method}")
         if self.tau is not None and self.method != "gsd":
-            raise ValueError(f"decode.tau: wanted decode.method=gsd, which merges, found {self.method}")
+            raise ValueError(f"decode.tau needs decode.method=gsd, which merges, got {self.method}")
         if self.method == "ssd" and self.k not in (None, 1):
-            raise ValueError(f"decode.k: wanted 1 with decode.method=ssd, a sequence, found {self.k}")
+            raise ValueError(f"decode.k must be 1 with decode.method=ssd, a sequence, got {self.k}")
         if self.method == "ssd" and self.theta_sib is not None:
-            raise ValueError("decode.theta_sib: wanted decode.method=tsd|gsd, which have siblings, found ssd")
+            raise ValueError("decode.theta_sib needs decode.method=tsd|gsd, which have siblings, got ssd")
 
     def _check_undrawn(self) -> None:
-        drawn = f"wanted decode.method={'|'.join(BY_DRAFT_MODEL)}"
+        drawn = f"needs decode.method={'|'.join(BY_DRAFT_MODEL)}"
         given = [name for name in GROWN if getattr(self, name) is not None]
         if given:
-            raise ValueError(f"decode.{given[0]}: {drawn} with it, found {self.method}")
+            raise ValueError(f"decode.{given[0]} {drawn}, got {self.method}")
         if self.tau_reading != "gram":
-            raise ValueError(f"decode.tau_reading: {drawn} with it, found {self.method}")
+            raise ValueError(f"decode.tau_reading {drawn}, got {self.method}")
         if self.verify == "ratio":
-            raise ValueError(f"decode.verify=ratio: {drawn}, whose drafts are drawn, found {self.method}")
+            raise ValueError(f"decode.verify=ratio {drawn}, whose drafts are drawn, got {self.method}")
         shaped = self.nodes or self.width > 1
         if self.method != "sdsat" and (shaped or self.tree != "lattice" or self.probes != "auto"):
             raise ValueError(
-                "decode.nodes, decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with "
-                f"them, found {self.method}"
+                "decode.nodes, decode.width, decode.tree and decode.probes need decode.method=sdsat, "
+                f"got {self.method}"
             )
         if self.probes == "auto" and shaped:
             raise ValueError(
-                "decode.nodes, decode.width: wanted decode.probes=root, all or a number with them, found auto, "
-                "which chooses the tree itself"
+                "decode.nodes and decode.width need decode.probes=root, all or a number, got auto, which "
+                "chooses the tree itself"
             )
         if self.tree == "paper":
             self._check_paper_tree()
@@ -195,17 +192,17 @@ class DecodeConfig:
 
 
 def check_dtype(value: str, *, name: str = "dtype") -> None:
-    """Raises ValueError for what no weights are read as."""
+    """Raise ValueError for a dtype that weights are not read as."""
     if value not in DTYPES:
-        raise ValueError(f"{name}: wanted one of {', '.join(DTYPES)}, found {value or 'none'}")
+        raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {value or 'none'}")
 
 
 def check_growth(config: Any, *, group: str = "") -> None:
-    """Raises ValueError for a threshold, a tau or a reading of it that a draft model's graph cannot have."""
+    """Raise ValueError for thresholds or a tau that no graph of a draft model can have."""
     for name in ("theta_prob", "theta_sib"):
         value = getattr(config, name)
         if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{group}{name}: wanted between 0 and 1, found {value}")
+            raise ValueError(f"{group}{name} must be between 0 and 1, got {value}")
     tau, reading = config.tau, config.tau_reading
     if reading not in TAU_READINGS:
         raise ValueError(f"{group}tau_reading must be {' or '.join(TAU_READINGS)}, got {reading or 'nothing'}")
@@ -218,11 +215,11 @@ def check_growth(config: Any, *, group: str = "") -> None:
 
 
 def check_at_least(config: object, bounds: Mapping[str, int], *, group: str = "") -> None:
-    """Raises ValueError for a setting below its bound; one that is null has none."""
+    """Raise ValueError for a setting below its bound; null has no bound."""
     for name, bound in bounds.items():
         value = getattr(config, name)
         if value is not None and value < bound:
-            raise ValueError(f"{group}{name}: wanted at least {bound}, found {value}")
+            raise ValueError(f"{group}{name} must be at least {bound}, got {value}")
 
 
 @dataclass
@@ -236,7 +233,7 @@ class Infill:
     def __post_init__(self) -> None:
         take_types(self, "infill")
         if self.order not in ORDERS:
-            raise ValueError(f"infill.order: wanted {' or '.join(ORDERS)}, found {self.order}")
+            raise ValueError(f"infill.order must be {' or '.join(ORDERS)}, got {self.order}")
 
 
 @dataclass
@@ -254,32 +251,30 @@ class DraftConfig:
     def __post_init__(self) -> None:
         take_types(self, "draft")
         if self.model is None and (self.adaptive or self.dtype):
-            raise ValueError("draft: wanted a model that drafts, for draft.adaptive or draft.dtype, found none")
+            raise ValueError("draft must be a model with draft.adaptive or draft.dtype, got none")
         if self.model == "":
-            raise ValueError("draft: wanted a model directory or self:N, found nothing")
+            raise ValueError("draft must be a model directory or self:N, got nothing")
         own = self.model is not None and self.model.startswith(SELF)
         if own and not self.layers:
-            raise ValueError(f"draft={self.model}: wanted self:N with a number N of layers from 1 on")
+            raise ValueError(f"draft must be self:N with N layers from 1 on, got {self.model}")
         if self.dtype is not None:
             check_dtype(self.dtype, name="draft.dtype")
         if own and self.dtype:
             raise ValueError(
-                f"draft.dtype: wanted none with draft={self.model}, which has the target's own weights, found "
+                f"draft.dtype must be unset with draft={self.model}, which has the target's own weights, got "
                 f"{self.dtype}"
             )
 
     @property
     def layers(self) -> int | None:
         """N of self:N; None for a directory."""
-        found = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
-        return int(found[1]) if found else None
+        match = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
+        return int(match[1]) if match else None
 
 
 def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
     if draft.model and decode.method not in (None, *BY_DRAFT_MODEL):
-        raise ValueError(
-            f"draft={draft.model}: wanted decode={'|'.join(BY_DRAFT_MODEL)} with it, found {decode.method}"
-        )
+        raise ValueError(f"draft={draft.model} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {decode.method}")
 
 
 @dataclass
@@ -338,10 +333,10 @@ class GraphConfig:
         method = self.decode.method
         if method in ("plain", "prompt_lookup"):
             raise ValueError(
-                f"decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found {method}"
+                f"decode.method must be sdsat, ssd, tsd or gsd, whose drafts are graphs, got {method}"
             )
         _check_used(self.draft, self.decode)
         if self.step is not None and self.step < 1:
-            raise ValueError(f"step: wanted the number of a draft, from 1 on, found {self.step}")
+            raise ValueError(f"step must be the number of a draft, from 1 on, got {self.step}")
         if self.out is not None and not self.out.endswith(PICTURES):
-            raise ValueError(f"out: wanted a file that ends in {' or '.join(PICTURES)}, found {self.out}")
+            raise ValueError(f"out must be a file that ends in {' or '.join(PICTURES)}, got {self.out}")

@@ -6,12 +6,10 @@ Knows the order of the verbs; what they do is the drafter's, the runner's and th
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from infer.drafters.protocol import Drafters
-from infer.engine.reading import Request
+from infer.engine.reading import Candidates, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.trees.layout import extent
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, extent
 
 Stop = Callable[[int], bool]  # told every token of a sequence in turn: does the text end with it?
 
@@ -25,7 +23,7 @@ class Limits:
     stop: Callable[[int], Stop] | None = None  # the one of each sequence, by its index
 
     def of(self, ends: Collection[int], max_new_tokens: int | None = None) -> "Limits":
-        """The limits of a text that more ids end, and that may have a number of tokens of its own."""
+        """Return the limits of a text that more ids end, and that may have a number of tokens of its own."""
         return replace(self, eos={*self.eos, *ends}, max_new_tokens=max_new_tokens or self.max_new_tokens)
 
 
@@ -60,6 +58,80 @@ class Step:
         if self.sources:
             return [*self.sources, *["own"] * own]
         return ["drafted"] * drafted + ["shared"] * self.shared + ["own"] * own
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What one forward made of a sequence's tree.
+
+    `path` is the accepted path from the root, `choice` the token behind it, `answers` what the probes under
+    the path's end predict behind `choice`, `rows` the rows of each sequence in the forward, and `seconds` the
+    time of the step.
+    """
+
+    tree: Tree
+    path: Sequence[int]
+    choice: int
+    answers: Candidates | None
+    rows: int
+    seconds: float
+
+    @property
+    def tokens(self) -> list[int]:
+        """The emitted tokens, without regard to the text's end."""
+        return [*(self.tree.tokens[node] for node in self.path[1:]), self.choice]
+
+
+class Drafter:
+    """Drafts for one sequence; itself it proposes the root alone, which is plain decoding.
+
+    `max_rows` bounds the nodes of a tree; `width` is the number of candidates that are read for each place
+    behind a probed node.
+    """
+
+    max_rows = 1
+    width = 1
+
+    def start(self, request: Request, sampling: Sampling) -> None:
+        """Begin a text."""
+
+    def propose(self, context: Sequence[int], left: int) -> Tree:
+        """Return the tree to verify next, no deeper than `left` - 1, the tokens that may still be emitted.
+
+        `context` is the whole text so far; its last token is the tree's root.
+        """
+        return Tree.chain(context[-1])
+
+    def observe(self, result: Verified) -> None:
+        """Learn from the result. It is not called with a sequence's last step."""
+
+
+class Drafters:
+    """Drafts for the sequences of a batch; itself each sequence by a `Drafter` of its own."""
+
+    def __init__(self, new: Callable[[], Drafter] = Drafter) -> None:
+        self._new, self._drafters = new, list[Drafter]()
+        first = new()
+        self.max_rows, self.width = first.max_rows, first.width
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Begin new texts, and forget all others."""
+        self._drafters = [self._new() for _ in requests]
+        for drafter, request in zip(self._drafters, requests):
+            drafter.start(request, sampling)
+
+    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
+        """Return the tree of each sequence; see Drafter."""
+        return [drafter.propose(text, n) for drafter, text, n in zip(self._drafters, contexts, left)]
+
+    def observe(self, b: int, result: Verified) -> None:
+        """Learn from the result of sequence b; see Drafter."""
+        self._drafters[b].observe(result)
+
+    def drop(self, b: int) -> None:
+        """Forget a sequence; the last one takes its place."""
+        self._drafters[b] = self._drafters[-1]
+        self._drafters.pop()
 
 
 @dataclass
@@ -124,17 +196,17 @@ def decode(
     clock, observing = runner.clock, 0.0
     while live:
         began = clock()
-        trees = drafters.propose([one.context for one in live], [one.left for one in live])
-        reading = runner.forward(trees, [one.request for one in live], sampling)
+        trees = drafters.propose([sequence.context for sequence in live], [sequence.left for sequence in live])
+        reading = runner.forward(trees, [sequence.request for sequence in live], sampling)
         walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
         seconds = runner.agreed(clock() - began + observing)
         steps, rows, began = [], sum(extent(trees)), clock()
-        for b, (one, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
-            steps.append(one.advance(tree, path, choice))
+        for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
+            steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = reading.drafts(b, path[-1], drafters.width)
-                drafters.observe(b, tree, path, choice, answers, rows, seconds)
+                drafters.observe(b, Verified(tree, path, choice, answers, rows, seconds))
         observing = clock() - began  # of this step: a part of the next one's time
         yield steps
         for b in reversed(range(len(live))):

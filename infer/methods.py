@@ -1,4 +1,7 @@
-"""Drafters and logits processors by their settings."""
+"""Drafters and logits processors by their settings.
+
+The drafters of a draft model by their settings: SSD, TSD, GSD, and its own adaptive tokens.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -17,15 +20,126 @@ from transformers import (
 
 from conf import UserError
 from infer.config import BY_DRAFT_MODEL, SOURCES, DecodeConfig
-from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
-from infer.drafters.auto import Policies
+from infer.drafters.auto import Learners, Policies
+from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.cost_tables import CostTables
-from infer.drafters.protocol import Drafters, Each, PlainDrafter, Watch
+from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters, RatioDrafters
+from infer.drafters.outcome import Watch
+from infer.engine.forward import context_length
+from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
+from infer.engine.static import WIDTH
+from infer.loop import Drafter, Drafters
 from infer.models.checkpoint import Adaptive
+from infer.models.draft import Draft
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
+from infer.trees.growth import Rules
 from infer.trees.lattice import DEEPEST
+
+ROWS = 1024 - UNREAD  # of the draft model in a step; with the text's a power of two, as fixed shapes are
+NODES = 64  # drafts that are verified where nothing is measured: by ratio, and to be shown
+RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
+
+
+def rules_of(decode: DecodeConfig) -> Rules:
+    """How a graph grows, by the settings; as in the paper (Appendix A) where they are silent."""
+    assert decode.method in RULES
+    given = {name: getattr(decode, name) for name in ("k", "depth", "theta_prob", "theta_sib", "tau")}
+    rules = replace(RULES[decode.method], **{name: value for name, value in given.items() if value is not None})
+    if decode.tau_reading == "preceding" and rules.tau is not None:
+        return replace(rules, tau=rules.tau + 1)  # the merged token itself counts in Rules
+    return rules
+
+
+class DraftMethods:
+    """A target and what drafts for it. Budgets that learn go on learning from one text to the next."""
+
+    def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
+        self._lm, self._draft = lm, draft
+        self._runners = Runners(draft.lm, compile=compile, beside=lm)
+        self._learners = Learners[AutoBudget]()
+
+    def drafters(
+        self,
+        decode: DecodeConfig,
+        *,
+        batch: int,
+        capacity: int,
+        left: int,
+        watch: Watch | None = None,
+    ) -> Drafters:
+        """As Methods.drafters, for a method that is one of RULES.
+
+        Raises UserError for a k, depth or number of nodes that cannot be; and with draft.adaptive for more
+        places than the draft model has diverse tokens for, for their candidates verified by ratio, and
+        for settings that do nothing.
+        """
+        rules, most = rules_of(decode), decode.draft_rows or ROWS
+        self._check(decode, rules, left)
+        draft, give = self._draft, self._runners.give
+        budget = self._budget(decode, batch, capacity)
+        rows = UNREAD + most  # the text's tokens, and those of the graph
+
+        def take(batch: int) -> Runner:
+            return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
+
+        if draft.adaptive is None:
+            by_levels = RatioDrafters if decode.verify == "ratio" else LevelDrafters
+            return by_levels(draft, rules, budget, most=most, take=take, give=give, watch=watch)
+        depth = decode.depth or draft.adaptive.L + 1
+        try:
+            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give, watch=watch)
+        except ValueError as error:
+            raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
+
+    def _check(self, decode: DecodeConfig, rules: Rules, left: int) -> None:
+        if self._draft.adaptive is not None:
+            _check_adaptive(decode)
+        bounds = {
+            "k": (WIDTH, "children that a node can have"),
+            "depth": (left, "tokens that the context has left"),
+            "nodes": (context_length(self._lm.config), "positions of the model"),
+        }
+        for name, (most, what) in bounds.items():
+            value = getattr(decode, name) or 0
+            if value > most:
+                raise UserError(f"decode.{name} must be at most the {most} {what}, got {value}")
+        if decode.verify == "ratio" and (decode.nodes or NODES) < rules.k:
+            raise UserError(
+                f"decode.nodes must be at least decode.k={rules.k} with decode.verify=ratio, which verifies a "
+                f"node's children together, got {decode.nodes}"
+            )
+
+    def _budget(self, decode: DecodeConfig, batch: int, capacity: int) -> Budget:
+        if decode.verify == "ratio":
+            return FamilyBudget(decode.nodes or NODES)
+        if decode.nodes:
+            return FixedBudget(decode.nodes)
+        texts: dict[str, Any] = {"batch": batch, "capacity": capacity, "sampling": decode.sampling}
+        tables = CostTables(self._lm, self._draft.lm, **texts)
+        return self._learners.find(
+            decode.method, **texts, load=tables.load, new=lambda both: AutoBudget(*both, save=tables.save)
+        )
+
+
+def _check_adaptive(decode: DecodeConfig) -> None:
+    if decode.verify == "ratio":
+        raise UserError(
+            "decode.verify=ratio needs a draft model that draws token by token, got draft.adaptive=true"
+        )
+    if decode.method == "tsd":
+        raise UserError(
+            "decode.method must be gsd or ssd with draft.adaptive=true, which draws no trees, got tsd"
+        )
+    for name in ("theta_prob", "theta_sib", "tau", "draft_rows"):
+        value = getattr(decode, name)
+        if value is not None:
+            raise UserError(
+                f"decode.{name} must be unset with draft.adaptive=true, which draws all in one forward, got "
+                f"{value}"
+            )
+
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
 
@@ -47,8 +161,9 @@ class Methods:
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
-        """The settings with the method that will run: where none is given gsd with a model that drafts,
-        sdsat with adaptive tokens, ngrams with a table of them, else plain.
+        """Return the settings with the method that will run.
+
+        The default is gsd with a draft model, sdsat with adaptive tokens, ngrams with a table, else plain.
 
         Raises UserError for settings that this method does not have.
         """
@@ -63,8 +178,9 @@ class Methods:
     def drafters(
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
-        """The drafters of `batch` sequences of up to `capacity` tokens, behind whose
-        prompts the context has `left` positions. `watch` is told what is drafted, where that is a graph.
+        """Return the drafters of `batch` sequences of up to `capacity` tokens.
+
+        Behind the prompts the context has `left` positions. `watch` is called with drafts that are graphs.
 
         Raises UserError for what `settled` refuses, for sdsat without adaptive tokens, for ssd, tsd and
         gsd without a model that drafts, for a k, depth or number of nodes that the models or the context
@@ -73,11 +189,11 @@ class Methods:
         decode = self.settled(decode)
         method = decode.method
         if method == "plain":
-            return Each(PlainDrafter)
+            return Drafters(Drafter)
         if method in BY_DRAFT_MODEL:
             if self._draft_methods is None:
                 raise UserError(
-                    f"decode.method={method}: wanted a draft model (draft=DIR or draft=self:N), found none"
+                    f"decode.method={method} needs a draft model, got none. Give draft=DIR or draft=self:N"
                 )
             return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sources = self._sources(decode)
@@ -85,7 +201,7 @@ class Methods:
         automatic = decode.probes == "auto" and (method == "sdsat" or (method == "ngrams" and not decode.k))
         k = decode.k or min(self._adaptive.L if ids and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
-            raise UserError(f"decode.k: wanted at most the {left} tokens that the context has left, found {k}")
+            raise UserError(f"decode.k must be at most the {left} tokens that the context has left, got {k}")
         if decode.tree == "paper" and k > DEEPEST:
             raise UserError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}")
         if ids:
@@ -94,7 +210,7 @@ class Methods:
         if automatic:
             policy = self._auto(k if ids else 0, sources, batch, capacity, decode.sampling)
         ngrams = None if sources == {"adaptive"} else self._ngrams(sources)
-        return Each(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
+        return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
 
     def _sources(self, decode: DecodeConfig) -> frozenset[str]:
         """Those of the settings; where none are given all that the method and the model have.
@@ -118,7 +234,7 @@ class Methods:
     def _ids(self) -> Sequence[int]:
         if self._adaptive is None:
             raise UserError(
-                "decode.method=sdsat: wanted a model fine-tuned with adaptive tokens, found no adaptive.json "
+                "decode.method=sdsat needs a model fine-tuned with adaptive tokens, got no adaptive.json "
                 "in its directory (decode=plain, decode=ngrams and decode=prompt_lookup need none)"
             )
         return self._adaptive.ids
@@ -138,7 +254,7 @@ def check_k(ids: Sequence[int], k: int) -> None:
 
 
 def fixed(decode: DecodeConfig, k: int) -> Policy:
-    """The policy that the settings spell out."""
+    """Return the fixed policy of the settings."""
     probes = int(decode.probes) if decode.probes.isdigit() else "all" if decode.probes == "all" else "root"
     return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
 
@@ -146,18 +262,18 @@ def fixed(decode: DecodeConfig, k: int) -> Policy:
 def library_processors(
     decode: DecodeConfig, *, prompt: int, ends: Collection[int], device: torch.device
 ) -> LogitsProcessorList | None:
-    """The library's, in its order, for a prompt of so many tokens; None where none is asked for.
+    """Return the library's processors in its order; None where the settings need none.
 
     `ends` are the ids that `min_new_tokens` holds back.
     """
-    found = list[LogitsProcessor]()
+    processors = list[LogitsProcessor]()
     if decode.repetition_penalty != 1:
-        found.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
+        processors.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
     if decode.no_repeat_ngram_size:
-        found.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
+        processors.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
     if decode.min_new_tokens and ends:
         minimum = MinNewTokensLengthLogitsProcessor(
             prompt, decode.min_new_tokens, sorted(ends), device=str(device)
         )
-        found.append(minimum)
-    return LogitsProcessorList(found) if found else None
+        processors.append(minimum)
+    return LogitsProcessorList(processors) if processors else None

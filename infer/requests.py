@@ -17,23 +17,23 @@ Taken: TypeAlias = str | Infill | list
 
 
 def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
-    """The prompts, and what to call each in a sentence."""
-    taken = _taken(prompts, "prompt")
-    if isinstance(taken, str | Infill) or not taken or any(isinstance(id, Number) for id in taken):
-        return [taken], ["prompt"]
-    if len(taken) > SIDE_BY_SIDE:
-        raise UserError(f"prompts: wanted 1 to {SIDE_BY_SIDE} side by side, found {len(taken)}")
-    names = [f"prompts[{index}]" for index in range(len(taken))]
-    return [_taken(prompt, name) for prompt, name in zip(taken, names)], names
+    """Return the prompts, and what to call each in a sentence."""
+    items = _taken(prompts, "prompt")
+    if isinstance(items, str | Infill) or not items or any(isinstance(id, Number) for id in items):
+        return [items], ["prompt"]
+    if len(items) > SIDE_BY_SIDE:
+        raise UserError(f"prompts must be 1 to {SIDE_BY_SIDE} side by side, got {len(items)}")
+    names = [f"prompts[{index}]" for index in range(len(items))]
+    return [_taken(prompt, name) for prompt, name in zip(items, names)], names
 
 
 def _taken(prompt: object, name: str) -> Taken:
-    """A text or an Infill as it is; of anything else its items, read once."""
+    """Return a text or an Infill as it is, and anything else as a list of its items."""
     if isinstance(prompt, str | Infill):
         return prompt
     items = _items(prompt)
     if items is None:
-        raise UserError(f"{name}: wanted a text, an Infill or token ids, found {type(prompt).__name__}")
+        raise UserError(f"{name} must be a text, an Infill or token ids, got {type(prompt).__name__}")
     return items
 
 
@@ -51,30 +51,30 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
         return [default] * count
     items = _items(seeds) or []
     if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items):
-        found = items or seeds
-        raise UserError(f"seeds: wanted one of up to 63 bits for each of {count} prompts, found {found}")
+        given = items or seeds
+        raise UserError(f"seeds must be one of up to 63 bits for each of {count} prompts, got {given}")
     return [int(seed) for seed in items]
 
 
 def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
     """(n,) token ids below `rows`, at least one."""
     if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
-        raise UserError(f"{name}: wanted a prefix or a suffix, found both empty")
+        raise UserError(f"{name} must have a prefix or a suffix, got neither")
     if not isinstance(prompt, Infill) and not len(prompt):
-        raise UserError(f"{name}: wanted a text or token ids, found it empty")
+        raise UserError(f"{name} must be a text or token ids, got nothing")
     if isinstance(prompt, Infill):
         return text.infill(prompt)
     if isinstance(prompt, str):
         if not (ids := text.encode(prompt)):
-            raise UserError(f"{name}: wanted a text of at least one token, found {prompt!r}")
+            raise UserError(f"{name} must be a text of at least one token, got {prompt!r}")
         return ids
     strange = [id for id in prompt if not isinstance(id, Integral)]
     if strange:
-        raise UserError(f"{name}: wanted token ids, whole numbers, found {strange[0]!r}")
+        raise UserError(f"{name} must be token ids, whole numbers, got {strange[0]!r}")
     ids = [int(id) for id in prompt]
     beyond = next((id for id in ids if not 0 <= id < rows), None)
     if beyond is not None:
-        raise UserError(f"{name}: wanted ids of the model's vocabulary, 0 to {rows - 1}, found {beyond}")
+        raise UserError(f"{name} must be ids of the model's vocabulary, 0 to {rows - 1}, got {beyond}")
     return ids
 
 
@@ -86,16 +86,14 @@ def check_lengths(
     context: int,
     setting: str = "decode.max_new_tokens",
 ) -> None:
-    """Raises UserError where a prompt and so many new tokens, as `setting` says, are more than the model's
-    context.
-    """
+    """Raise UserError where a prompt and `new` tokens, by `setting`, exceed the model's context."""
     for prompt, name in zip(ids, names):
         if len(prompt) >= context:
             raise UserError(
-                f"{name}: wanted fewer tokens than the model's context of {context}, found {len(prompt)}"
+                f"{name} must have fewer tokens than the model's context of {context}, got {len(prompt)}"
             )
         if len(prompt) + new > context:
             raise UserError(
-                f"{setting}={new}: wanted {name} and the new tokens within the model's context of "
-                f"{context}, found {len(prompt)} + {new} (at most {context - len(prompt)} are left)"
+                f"{setting} must be at most {context - len(prompt)} for {name} of {len(prompt)} tokens in the "
+                f"model's context of {context}, got {new}"
             )

@@ -6,11 +6,13 @@
 
 enc(s) has the implicit leading space of SentencePiece, inf(s) has not; where the tokenizer adds no
 such space they are the same. No text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
+
+What becomes of one sequence's tokens: text, piece by piece, and the end where a stop string says so.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
@@ -67,7 +69,7 @@ class Text:
         self._bos = tokenizer.encode("").ids if bos is None else [bos]
         if rows is not None and any(id >= rows for id in self._bos):
             raise UserError(
-                f"tokenizer: wanted what opens a text among the model's {rows} rows, found {self._bos}"
+                f"tokenizer: the ids that open a text must be among the model's {rows} rows, got {self._bos}"
             )
         described = json.loads(tokenizer.to_str())
         self._implicit_space = any(step.get("type") == "Prepend" for step in steps_of(described["normalizer"]))
@@ -91,18 +93,18 @@ class Text:
         return [*self._bos, *self._plain(self._lead(text))]
 
     @TOKENIZING
-    def infill(self, wanted: Infill) -> list[int]:
-        """The prompt whose continuation, up to EOT, is the middle.
+    def infill(self, prompt: Infill) -> list[int]:
+        """Return the prompt whose continuation, up to EOT, is the middle.
 
         Raises NoInfilling for a model that was not trained for it.
         """
         ids = self._infilling
         if ids is None:
             raise NoInfilling(
-                "infill: wanted a model trained for infilling, found no infilling ids in its adaptive.json"
+                "infill needs a model trained for infilling, got no infilling ids in its adaptive.json"
             )
-        prefix, suffix = self._plain(self._lead(wanted.prefix)), self._plain(wanted.suffix)
-        if wanted.order == "psm":
+        prefix, suffix = self._plain(self._lead(prompt.prefix)), self._plain(prompt.suffix)
+        if prompt.order == "psm":
             return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
 
@@ -122,31 +124,31 @@ class Text:
         return TextStream(self._tokenizer, self._plain("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
-        """What ends the text behind a prompt, beside EOS: EOT, where it asks for a middle."""
-        asked = self._infilling is not None and self._infilling.mid in prompt
-        return frozenset([self._infilling.eot]) if self._infilling and asked else frozenset()
+        """Return the ids that end the text behind a prompt beside EOS: EOT, for infilling."""
+        infills = self._infilling is not None and self._infilling.mid in prompt
+        return frozenset([self._infilling.eot]) if self._infilling and infills else frozenset()
 
     def unseen(self, stop: Sequence[str]) -> frozenset[int]:
-        """The ids of special pieces that hold a string of `stop`: they are no part of the text that is told."""
+        """Return the ids of special pieces, which no text shows, that contain a string of `stop`."""
         special = {
             id: piece.content
             for id, piece in self._tokenizer.get_added_tokens_decoder().items()
             if piece.special
         }
-        return frozenset(id for id, piece in special.items() if any(one in piece for one in stop))
+        return frozenset(id for id, piece in special.items() if any(string in piece for string in stop))
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Whether this is the prompt of an empty text."""
         return list(ids) == self._bos
 
     def _lead(self, text: str) -> str:
-        """The text whose plain encoding is enc(text)."""
+        """Return the text whose plain encoding is enc(text)."""
         return " " + text if self._implicit_space and text else text
 
     def _plain(self, text: str) -> list[int]:
         """inf(text). Raises UserError for what no UTF-8 can hold, as an argument in another encoding."""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError("prompt: wanted text in UTF-8, found bytes that are none")
+            raise UserError("prompt must be text in UTF-8, got other bytes")
         units = WORD.findall(text) if self._by_words else [text] if text else []
         return list(chain.from_iterable(map(self._unit, units)))
 
@@ -165,8 +167,9 @@ class Text:
         return [*first, *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others)]
 
     def _defused(self, text: str) -> Iterator[int]:
-        """The ids of a text that spells a control piece, cut in the middle of each spelling; a piece of
-        one character cannot be cut: its bytes stand for it.
+        """Yield the ids of a text that spells a control piece, cut in the middle of each spelling.
+
+        A piece of one character cannot be cut: its bytes stand for it.
         """
         middles = [m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)]
         for start, stop in pairwise([0, *middles, len(text)]):
@@ -175,14 +178,13 @@ class Text:
                 yield from self._bytes(spelled) if id in self._control else [id]
 
     def _bytes(self, text: str) -> list[int]:
-        """The byte pieces that spell a text. Raises UserError where there are none."""
-        found = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
-        if None in found:
+        """Return the byte pieces that spell a text. Raises UserError where there are none."""
+        ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+        if None in ids:
             raise UserError(
-                f"tokenizer: wanted a spelling of {text!r} within the model's rows and without control ids, "
-                "found none"
+                f"tokenizer must spell {text!r} within the model's rows and without control ids, got no pieces"
             )
-        return found  # type: ignore[return-value]
+        return ids  # type: ignore[return-value]
 
 
 class TextStream:
@@ -197,7 +199,7 @@ class TextStream:
 
     @TOKENIZING
     def __call__(self, id: int) -> str:
-        """The text that this id completes."""
+        """Return the text that this id completes."""
         try:
             return self._step(id)
         except Exception:  # the library's bare one: bytes that are no UTF-8 would change text that is out
@@ -207,7 +209,7 @@ class TextStream:
 
     @TOKENIZING
     def rest(self) -> str:
-        """What is left at the end: half of a character, shown as the replacement character."""
+        """Return the rest at the end: half of a character, shown as the replacement character."""
         ids, self._held = [*self._context, *self._held], []
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text.removeprefix(self._tokenizer.decode(self._context, skip_special_tokens=True))
@@ -222,7 +224,7 @@ class TextStream:
 
 
 def steps_of(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer's description as a list."""
+    """Return a normalizer's description as a list."""
     return (normalizer or {}).get("normalizers", [normalizer or {}])
 
 
@@ -230,3 +232,46 @@ def falls_into_words(pieces: Collection[str]) -> bool:
     """Whether texts of a vocabulary encode word by word to the same ids."""
     spelled = (piece.replace(SPACE, " ") for piece in pieces if not BYTE.fullmatch(piece))
     return all(len(WORD.findall(text)) <= 1 for text in spelled)
+
+
+class Output:
+    """Told every token in turn; says whether the text ends with it.
+
+    It ends with the token that completes a string of `stop`, as with Transformers' `stop_strings`,
+    or with an id of `ends`. Only new text counts: a stop string of the prompt ends nothing.
+    """
+
+    def __init__(self, stream: TextStream, *, stop: Sequence[str] = (), ends: Collection[int] = ()) -> None:
+        self._stream, self._stop, self._ends = stream, stop, ends
+        self._reach = max(map(len, stop), default=1) - 1  # characters in which a stop string may have begun
+        self._tail = ""
+        self._pieces: list[str] = []
+
+    def __call__(self, token: int) -> bool:
+        """Whether the text ends with this token."""
+        piece = self._stream(token)
+        self._pieces.append(piece)
+        seen = self._tail + piece
+        self._tail = seen[max(0, len(seen) - self._reach) :]
+        return token in self._ends or any(text in seen for text in self._stop)
+
+    def take(self, *, finished: bool) -> list[str]:
+        """Return the text of every token since the last call, "" for one that completes no character.
+
+        The rest of a broken character goes to the last token of all.
+        """
+        pieces, self._pieces = self._pieces, []
+        if finished:
+            pieces[-1] += self._stream.rest()
+        return pieces
+
+
+def in_pieces(tokens: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """[kind, text] in turn, of each token's kind (`Step.kinds`) and text: neighbours of a kind become one."""
+    pieces = list[list[str]]()
+    for kind, text in tokens:
+        if pieces and pieces[-1][0] == kind:
+            pieces[-1][1] += text
+        elif text:
+            pieces.append([kind, text])
+    return pieces

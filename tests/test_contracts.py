@@ -18,22 +18,21 @@ from data_prep.encode.fim import lay_out as lay_out_document
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import load_model, load_text
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
+from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.sidecars import adaptive_json
-from train.export.weight_files import write_weights
-from train.model.lm import AdaptiveLM
-from train.model.lora import Gate, PlainWeights, adapt
-from train.objective.attention import branch_mask, register
-from train.objective.layout import branch, dual
+from train.export.weights import write_weights
+from train.lora import Gate, PlainWeights, adapt
+from train.model import AdaptiveLM
+from train.objective import branch, dual
 
 PROMPTS = [
     "def fib(n):\n    ",
@@ -245,11 +244,11 @@ def test_decoding_with_a_gated_adapter_is_the_base_models(
         assert (ours[tree.probes_from :] != theirs[tree.probes_from :]).any(dim=-1).all()
 
     def decoded(runner: Runner, new_drafter: Callable[[], Drafter]) -> list[int]:
-        steps = decode(runner, [Request(TOKENS[0, :9].tolist())], Each(new_drafter), Limits(60))
+        steps = decode(runner, [Request(TOKENS[0, :9].tolist())], Drafters(new_drafter), Limits(60))
         return [token for (step,) in steps for token in step.tokens]
 
-    wanted = decoded(base, PlainDrafter)
-    assert decoded(gated, PlainDrafter) == wanted
+    wanted = decoded(base, Drafter)
+    assert decoded(gated, Drafter) == wanted
     if dtype == "float32":
         for probes in ("root", "all"):
             drafter = partial(AdaptiveDrafter, adaptive, FixedPolicy(WIDTH, probes))

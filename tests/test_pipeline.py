@@ -168,7 +168,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path],
     """As a run that was killed after its first checkpoint: no manifest, the newest checkpoint gone."""
     recipe = ["experiment=demo_base", f"data.path={folders['data']}", *TINY, *SHORT, *BATCH]
     out = tmp_path / "base"
-    killed = "import train.loop as loop, runpy; save = loop.Trainer._save\n" + (
+    killed = "import train.trainer as loop, runpy; save = loop.Trainer._save\n" + (
         "def once(self): save(self); import os; os._exit(9)\n"
         "loop.Trainer._save = once; runpy.run_module('train', run_name='__main__')"
     )
@@ -201,11 +201,11 @@ def test_bad_inputs_are_one_sentence(
     cases = [
         (
             ["train", shards, "model.path=absent/model", out],
-            "model.path=absent/model: must be a folder or the hub's name",
+            "model.path=absent/model must be a folder or the hub's name",
         ),
-        (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch=3: wanted a multiple"),
+        (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch must be a multiple"),
         (["train", f"data.path={tmp_path / 'empty'}", model, out], "found no manifest.json"),
-        (["train", f"data.path={other}", model, out], "found shards of another tokenizer"),
+        (["train", f"data.path={other}", model, out], "got shards of another tokenizer"),
         (["train.export", "checkpoint=absent", out], "checkpoint=absent: wanted a folder"),
         (["infer", "model=absent", "prompt=x"], "model=absent: wanted a Transformers model directory"),
         (["infer", f"model={folders['base_model']}", "prompt=x", "decode=sdsat"], "found no adaptive.json"),

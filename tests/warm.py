@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorch's compiler, for every engine
-    "train.loop",
-    "train.plan.flops",
+    "train.trainer",
+    "train.flops",
     "train.export.bundle",
     "infer.study.run",
     "infer.speed.run",

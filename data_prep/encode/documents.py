@@ -45,8 +45,8 @@ def _lay_out(
 def _encode_segments(laid_out: list[list[Segment]], encoder: Encoder) -> list[np.ndarray]:
     """Encode the texts of many documents in one call and put the ids back between control ids."""
     texts = [segment for segments in laid_out for segment in segments if isinstance(segment, str)]
-    found = iter(encoder.encode(texts))
+    encoded = iter(encoder.encode(texts))
     return [
-        np.concatenate([next(found) if isinstance(s, str) else [s] for s in segments]).astype(np.int32)
+        np.concatenate([next(encoded) if isinstance(s, str) else [s] for s in segments]).astype(np.int32)
         for segments in laid_out
     ]

@@ -81,12 +81,12 @@ class Encoder:
 
     def _encode_whole(self, texts: Sequence[str]) -> Ragged:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        found = [
-            self._defuse(text) if self._has_control(one.ids) else one.ids
-            for text, one in zip(texts, encoded, strict=True)
+        ids = [
+            self._defuse(text) if self._has_control(encoding.ids) else encoding.ids
+            for text, encoding in zip(texts, encoded, strict=True)
         ]
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
-        return np.fromiter(chain.from_iterable(found), np.int32, lengths.sum()), lengths
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.fromiter(chain.from_iterable(ids), np.int32, lengths.sum()), lengths
 
     def _encode_word(self, word: str) -> list[int]:
         ids = self._by_model(word)
@@ -124,12 +124,12 @@ class Encoder:
 
     def _bytes(self, text: str) -> list[int]:
         """The byte pieces that spell a text. Raises UserError where there are none."""
-        found = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
-        if None in found:
+        ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+        if None in ids:
             raise UserError(
                 f"tokenizer: wanted byte pieces, or control ids that no text can spell, found {text!r}"
             )
-        return found  # type: ignore[return-value]
+        return ids  # type: ignore[return-value]
 
     @TOKENIZING
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

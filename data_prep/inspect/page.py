@@ -67,7 +67,9 @@ def _markup(text: Text) -> str:
     """Return coloured text as HTML; its styles are those of show.py, one at a place."""
     plain, parts, at = pictures(text.plain), [], 0
     spans = (
-        [(0, len(plain), text.style)] if text.style else [(one.start, one.end, one.style) for one in text.spans]
+        [(0, len(plain), text.style)]
+        if text.style
+        else [(span.start, span.end, span.style) for span in text.spans]
     )
     for start, end, style in spans:
         parts.append(escape(plain[at:start]))

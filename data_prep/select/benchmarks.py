@@ -23,17 +23,17 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
     Raises UserError for a benchmark that is not there or has none of the known fields.
     """
     for setting, place in config.benchmarks.items():
-        found, programs = 0, set[str]()
+        count, programs = 0, set[str]()
         for index, (source, row) in enumerate(_rows(setting, place)):
             name = next((str(row[key]) for key in NAMES if key in row), str(index))
             task = f"{setting}/{source}/{name}" if source else f"{setting}/{name}"
             texts = _texts(row)
-            found += len(texts)
+            count += len(texts)
             if "suffix" in row:  # a task for each missing line of a program
                 texts = [text for text in texts if text not in programs]
                 programs.update(texts)
             yield from ((task, text) for text in texts)
-        if not found:
+        if not count:
             raise UserError(
                 f"decontaminate.{setting}={place}: wanted tasks with one of the fields {', '.join(FIELDS)}, "
                 "found none"
@@ -45,10 +45,10 @@ def _texts(row: dict[str, Any]) -> list[str]:
 
     Those of an infilling are one program: its missing line, such as `for i in range(n):`, stands in many files.
     """
-    found = {key: row[key] for key in (*FIELDS, "suffix") if isinstance(row.get(key), str)}
-    if "suffix" in found:
-        return ["".join(found.get(key, "") for key in ("prompt", "canonical_solution", "suffix"))]
-    return list(found.values())
+    texts = {key: row[key] for key in (*FIELDS, "suffix") if isinstance(row.get(key), str)}
+    if "suffix" in texts:
+        return ["".join(texts.get(key, "") for key in ("prompt", "canonical_solution", "suffix"))]
+    return list(texts.values())
 
 
 def sources_hash(config: DecontaminateConfig) -> str:

@@ -66,8 +66,8 @@ def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, dict[str, str
     for task, words in texts:
         if LEAST_WORDS <= len(words) < NGRAM:
             strings.setdefault(" ".join(words), task)
-        found = _ngrams(words)
-        for ngram in [ngram for ngram in found if ngram not in boilerplate] or found:
+        grams = _ngrams(words)
+        for ngram in [ngram for ngram in grams if ngram not in boilerplate] or grams:
             ngrams.setdefault(ngram, task)
     return {"ngrams": ngrams, "strings": strings}
 
@@ -75,7 +75,9 @@ def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, dict[str, str
 def _ngrams(words: list[str]) -> list[str]:
     """All 13 words in a row that say something."""
     windows = (words[start : start + NGRAM] for start in range(len(words) - NGRAM + 1))
-    return [" ".join(one) for one in windows if not all(len(word) == 1 or word.isdigit() for word in one)]
+    return [
+        " ".join(window) for window in windows if not all(len(word) == 1 or word.isdigit() for word in window)
+    ]
 
 
 def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
@@ -84,8 +86,8 @@ def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
     for task, words in texts:
         by_task[task].update(_ngrams(words))
     counts: Counter[tuple[str, str]] = Counter()
-    for task, found in by_task.items():
-        counts.update((task.rpartition("/")[0], ngram) for ngram in found)
+    for task, grams in by_task.items():
+        counts.update((task.rpartition("/")[0], ngram) for ngram in grams)
     return {ngram for (_, ngram), tasks in counts.items() if tasks >= SHARED}
 
 
@@ -105,17 +107,17 @@ class Index:
 
     def search(self, texts: Sequence[str]) -> list[Match | None]:
         """For each text the first match of a 13-gram, or else of a short text."""
-        found: list[Match | None] = [None] * len(texts)
+        matches: list[Match | None] = [None] * len(texts)
         if not texts or not (self._ngrams or self._strings):
-            return found
+            return matches
         stream = word_stream(texts)
         data = np.frombuffer(stream, dtype=np.uint8)
         borders = np.flatnonzero(data == BORDER[0])
         hits = [*self._ngram_hits(stream, data), *self._string_hits(stream)]
         for place, match in hits:
             text = int(np.searchsorted(borders, place, side="right")) - 1
-            found[text] = found[text] or match
-        return found
+            matches[text] = matches[text] or match
+        return matches
 
     def _ngram_hits(self, stream: bytes, data: np.ndarray) -> Iterable[tuple[int, Match]]:
         """Windows whose hash is known, then compared in full: a collision drops nothing."""

@@ -31,13 +31,13 @@ COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}  #
 def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
     """Count a part's documents by language and bin, as far as they pass the screen."""
     config = job.config
-    found: dict[str, Measure] = {}
+    measures: dict[str, Measure] = {}
     sample: list[Document] = []
     rate = min(1.0, SAMPLE_BYTES / max(1, sum(part.size for part in job.parts)))
     for document in documents_of(job.screened(unique(job, part, job.rows(part)))):
-        if document.language not in found:
-            found[document.language] = Measure.empty()
-        counted = found[document.language]
+        if document.language not in measures:
+            measures[document.language] = Measure.empty()
+        counted = measures[document.language]
         size, place = len(document.text.encode()), bin_of(config.seed, document.id)
         counted.files[place] += 1
         counted.bytes[place] += size
@@ -46,10 +46,10 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
             counted.sample_bytes += size
     # In batches: every call of the encoder that meets new words copies its table of words.
     for document, _, ids in encode(sample, config, job.vocab, job.encoder) if sample else ():
-        found[document.language].sample_tokens += len(ids)
-    files, sizes = ([getattr(m, kind) for m in found.values()] for kind in ("files", "bytes"))
+        measures[document.language].sample_tokens += len(ids)
+    files, sizes = ([getattr(m, kind) for m in measures.values()] for kind in ("files", "bytes"))
     np.savez_compressed(folder / BINS_FILE, files=np.array(files), bytes=np.array(sizes))
-    return {"languages": {name: [m.sample_tokens, m.sample_bytes] for name, m in found.items()}}
+    return {"languages": {name: [m.sample_tokens, m.sample_bytes] for name, m in measures.items()}}
 
 
 def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def submit_slurm(job: Job) -> str:
 
     if shutil.which("sbatch") is None:
         raise UserError("executor=slurm: wanted the command sbatch on the path, found none")
-    asked = job.config.slurm
+    slurm = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), 100)
     last: SlurmPipelineExecutor | None = None
     steps: list[tuple[str, int, Any]] = [
@@ -191,12 +191,12 @@ def submit_slurm(job: Job) -> str:
         last = SlurmPipelineExecutor(
             pipeline=[step],
             tasks=tasks,
-            time=asked.time,
-            partition=str(asked.partition),
-            mem_per_cpu_gb=asked.mem_per_cpu_gb,
-            qos=asked.qos,
+            time=slurm.time,
+            partition=str(slurm.partition),
+            mem_per_cpu_gb=slurm.mem_per_cpu_gb,
+            qos=slurm.qos,
             job_name=f"data_prep-{name}",
-            env_command=_shell_setup(asked.setup),
+            env_command=_shell_setup(slurm.setup),
             logging_dir=str(_logs(job.config.out) / name),
             skip_completed=False,
             depends=last,
@@ -218,8 +218,8 @@ def refuse_while_queued(out: str) -> None:
     if not record.is_file() or shutil.which("squeue") is None:
         return
     number = record.read_text()
-    found = subprocess.run(["squeue", "--noheader", "--jobs", number], capture_output=True, text=True)
-    if found.returncode == 0 and found.stdout.strip():
+    queue = subprocess.run(["squeue", "--noheader", "--jobs", number], capture_output=True, text=True)
+    if queue.returncode == 0 and queue.stdout.strip():
         raise UserError(f"out={out}: wanted a folder that no job writes, found Slurm job {number} in the queue")
 
 

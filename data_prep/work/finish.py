@@ -47,8 +47,8 @@ def finish(job: Job) -> None:
         for folder in encoded:
             with open(folder / DROPS, "rb") as file:
                 shutil.copyfileobj(file, out)
-    made = read_result(job.folder / BEGUN)
-    write_manifest(job.folder, "shards", made, **facts)
+    origin = read_result(job.folder / BEGUN)
+    write_manifest(job.folder, "shards", origin, **facts)
     # Another run that meets the finished folder removes it too.
     shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 

@@ -39,7 +39,7 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
             return text.splitlines()
 
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            return [found.span() for found in WORD.finditer(text)]
+            return [match.span() for match in WORD.finditer(text)]
 
     _begin()
     rows: list[tuple[str, int]] = []

@@ -88,13 +88,13 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
 
 def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
     """Divide indices into ranges (start, stop) of at most `limit` in all; what is larger alone stays alone."""
-    found, start, held = [], 0, 0
+    ranges_, start, held = [], 0, 0
     for index, size in enumerate(sizes.tolist()):
         if held and held + size > limit:
-            found.append((start, index))
+            ranges_.append((start, index))
             start, held = index, 0
         held += size
-    return [*found, (start, len(sizes))] if held else found
+    return [*ranges_, (start, len(sizes))] if held else ranges_
 
 
 def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from uuid import uuid4
 from conf import UserError
 from conf.files import write_json
 from conf.stage import lock
-from data_prep.document import Document, Drop, is_held_out, order, split, told
+from data_prep.document import Document, Drop, drop_counts, is_held_out, order, split
 from data_prep.encode.documents import encode
 from data_prep.held_out import HeldOutWriter
 from data_prep.packing import Encoded, pack
@@ -102,8 +102,8 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
         open(folder / DROPS, "w", encoding="utf-8", errors="backslashreplace") as file,
         HeldOutWriter(folder) as held_out,
     ):
-        kept = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
-        for document, mode, ids in encode(kept, config, job.vocab, job.encoder):
+        pieces = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
+        for document, mode, ids in encode(pieces, config, job.vocab, job.encoder):
             name = "held_out" if document.held_out else "train"
             key = order(document.id, seed=config.seed)
             language = _number(document.language, names)
@@ -176,7 +176,9 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
         total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
     languages = sorted({language for total in splits.values() for language in total["languages"]})
     if not languages:
-        raise UserError(f"data.path={job.config.data.path}: wanted documents to train on, found {told(drops)}")
+        raise UserError(
+            f"data.path={job.config.data.path}: wanted documents to train on, found {drop_counts(drops)}"
+        )
     return {"counts": counts, "drops": dict(sorted(drops.items())), "languages": languages, **splits}
 
 
@@ -200,20 +202,22 @@ def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
     count = totals[name]["shards"]
     low, high = (2**64 * bound // count for bound in (index, index + 1))
     dtype = token_dtype(job.vocab.size)
-    found: list[tuple[int, Encoded]] = []
+    encoded: list[tuple[int, Encoded]] = []
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
         languages = [totals["languages"].index(language) for language in facts["languages"]]
         stem = job.done("encode", part) / name
         for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
-            found.append((key, Encoded(document.id, languages[document.language], document.mode, document.ids)))
-    if not found:  # one document may be larger than a shard
+            encoded.append(
+                (key, Encoded(document.id, languages[document.language], document.mode, document.ids))
+            )
+    if not encoded:  # one document may be larger than a shard
         return {"split": name, "sequences": 0, "tokens": 0}
-    found.sort(key=lambda keyed: keyed[0])
+    encoded.sort(key=lambda keyed: keyed[0])
     writer = ShardWriter(
         folder / f"{name}-{index:05d}", seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos
     )
-    for packed in pack((document for _, document in found), config.seq_len):
+    for packed in pack((document for _, document in encoded), config.seq_len):
         writer.add(packed)
     return {"split": name, **writer.close()}
 

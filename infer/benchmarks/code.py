@@ -50,7 +50,7 @@ INFILLING_RULES = (
 
 
 def language_named(name: str) -> str:
-    """The name of a language that is used here."""
+    """Return the name of a language that is used here."""
     return ALIASES.get(name, name)
 
 
@@ -71,7 +71,7 @@ def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
 
 
 def _beside(prompt: str) -> str:
-    """What a prompt of Python has beside the function that is asked for, its last: imports and helpers."""
+    """Return the code beside the last function of a Python prompt: imports and helpers."""
     start = f"\n{prompt}".rfind("\ndef ")
     return prompt[: max(0, start)]
 
@@ -80,16 +80,16 @@ def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
     """Fields task_id, code, test_list, and prompt, test_imports (sanitized) or text, test_setup_code."""
     shots = config.shots or 0
     by_id = {row.whole("task_id"): row for row in rows}
-    wanted = MBPP_SHOTS[:shots]
-    if missing := [id for id in wanted if rows and id not in by_id]:
+    chosen = MBPP_SHOTS[:shots]
+    if missing := [id for id in chosen if rows and id not in by_id]:
         raise UserError(
-            f"{rows[0].file}: wanted task {missing[0]}, which is shown as an example, found none: lower shots"
+            f"{rows[0].file} must have task {missing[0]}, which is shown as an example, got none. Lower shots"
         )
-    examples = "".join(f"{_task(by_id[id])}{_solution(by_id[id])}\n{DONE}\n\n" for id in wanted)
-    asked = [row for id, row in by_id.items() if id in MBPP_TEST]
+    examples = "".join(f"{_task(by_id[id])}{_solution(by_id[id])}\n{DONE}\n\n" for id in chosen)
+    tasks = [row for id, row in by_id.items() if id in MBPP_TEST]
     if not shots:
-        return [_mbpp(row, _docstring(row), ZERO_SHOT_STOP) for row in asked]
-    return [_mbpp(row, examples + _task(row), (DONE,)) for row in asked]
+        return [_mbpp(row, _docstring(row), ZERO_SHOT_STOP) for row in tasks]
+    return [_mbpp(row, examples + _task(row), (DONE,)) for row in tasks]
 
 
 def _mbpp(row: Row, prompt: str, stop: tuple[str, ...]) -> Problem:
@@ -139,7 +139,7 @@ def _multipl_e(row: Row) -> Problem:
         check_tests(language, tests)
     except ValueError as error:
         raise UserError(
-            f"{row.place}: wanted tests of {language} that can be told to end, found {error}"
+            f"{row.place} must have tests of {language} that say where they end, got {error}"
         ) from error
     return Problem(
         id=row.text("name", "task_id"),

@@ -31,14 +31,14 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if self.kind not in (None, *self.kinds):
             raise ValueError(
-                f"{self.group}.kind: wanted one of {', '.join(self.kinds)}, found {self.kind or 'none'}"
+                f"{self.group}.kind must be one of {', '.join(self.kinds)}, got {self.kind or 'none'}"
             )
         if self.order not in (None, *ORDERS):
-            raise ValueError(f"{self.group}.order: wanted spm or psm, found {self.order or 'none'}")
+            raise ValueError(f"{self.group}.order must be spm or psm, got {self.order or 'none'}")
         if self.shots is not None and not 0 <= self.shots <= 3:
-            raise ValueError(f"{self.group}.shots: wanted 0 to 3, found {self.shots}")
+            raise ValueError(f"{self.group}.shots must be 0 to 3, got {self.shots}")
         if self.languages is not None and not self.languages:
-            raise ValueError(f"{self.group}.languages: wanted some, found none")
+            raise ValueError(f"{self.group}.languages must name a language, got none")
 
 
 @dataclass
@@ -59,15 +59,15 @@ class PromptSetConfig(SourceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
-            raise ValueError(f"prompts.share: wanted a share above 0, up to 1, found {self.share}")
+            raise ValueError(f"prompts.share must be a share above 0, up to 1, got {self.share}")
         if not 0 < self.first <= 1:
             raise ValueError(f"prompts.first must be above 0 and at most 1, got {self.first}")
         if self.max_new_tokens is not None and self.max_new_tokens < 2:
             raise ValueError(f"prompts.max_new_tokens must be at least 2, got {self.max_new_tokens}")
         if self.count is not None and self.count < 1:
-            raise ValueError(f"prompts.count: wanted at least 1, found {self.count}")
+            raise ValueError(f"prompts.count must be at least 1, got {self.count}")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"prompts.max_tokens: wanted at least 1, found {self.max_tokens}")
+            raise ValueError(f"prompts.max_tokens must be at least 1, got {self.max_tokens}")
         if self.truncate is not None and self.truncate < 2:
             raise ValueError(f"prompts.truncate: must be at least 2 tokens, got {self.truncate}")
         if self.truncate is not None and self.max_tokens is not None:
@@ -89,4 +89,4 @@ class BenchmarkConfig(SourceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.count is not None and self.count < 1:
-            raise ValueError(f"benchmarks.count: wanted at least 1, found {self.count}")
+            raise ValueError(f"benchmarks.count must be at least 1, got {self.count}")

@@ -20,15 +20,15 @@ RULES = (
 
 def lines(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
     """Fields content (or text), id, and language where it is not Python; texts that are too short give none."""
-    found = []
+    problems = []
     for row in rows:
         text = row.text("content", "text")
         parts = text.splitlines(keepends=True)
         inner = [at for at in range(1, len(parts) - 1) if parts[at].strip()]
         if inner:
             at = random.Random(text).choice(inner)
-            found.append(_problem(row, "".join(parts[:at]), parts[at], "".join(parts[at + 1 :]), config))
-    return found
+            problems.append(_problem(row, "".join(parts[:at]), parts[at], "".join(parts[at + 1 :]), config))
+    return problems
 
 
 def _problem(row: Row, before: str, missing: str, after: str, config: SourceConfig) -> Problem:

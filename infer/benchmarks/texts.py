@@ -96,6 +96,6 @@ def jsonl(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
 
 
 def _first(text: str, share: float) -> str:
-    """The first lines of a text; at least one."""
+    """Return the first lines of a text; at least one."""
     lines = text.splitlines(keepends=True)
     return "".join(lines[: max(1, round(share * len(lines)))]) if share < 1 else text

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from infer.drafters.outcome import Outcome, Watch
 from infer.drafters.places import Places
-from infer.drafters.protocol import Outcome, Watch
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Drafter, Verified
 from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.lattice import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts
@@ -32,38 +33,30 @@ class Policy(Protocol):
 
     @property
     def most(self) -> int:
-        """Probes under a node, ever."""
-        ...
+        """The most probes under a node."""
 
     @property
     def max_rows(self) -> int:
         """Rows of the largest tree."""
-        ...
 
     @property
     def width(self) -> int:
         """Candidates for each place."""
-        ...
 
     @property
     def resting(self) -> bool:
-        """Whether the next step is to be plain."""
-        ...
+        """Whether the next step is plain."""
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """The drafts to verify, no deeper than `left` - 1, the nodes to probe, and the probes under each."""
-        ...
+        """Return the drafts, at most `left` - 1 deep, the nodes to probe, and the probes under each."""
 
-    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
-        """What a forward of so many rows emitted, one token more than were accepted, in a step of so many
-        seconds, and the candidates that there were; None in a plain step.
-        """
-        ...
+    def learn(self, places: Places | None, result: Verified) -> None:
+        """Learn from a step and the candidates that it had; None in a plain step."""
 
 
 @dataclass(frozen=True)
-class FixedPolicy:
-    """Always the same: up to `nodes` drafts of `width` candidates for each of k places.
+class FixedPolicy(Policy):
+    """How much is drafted, and where the probes hang: up to `nodes` drafts of `width` candidates for k places.
 
     `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
     `tree`: "lattice", unrolled from the candidates' lattice by their weights, or "paper", the published shape.
@@ -96,7 +89,7 @@ class FixedPolicy:
         return max(1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted))
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """The likeliest paths. Drafts without adaptive answers are always probed, or there would be none."""
+        """Return the likeliest paths; drafts without adaptive answers are always probed."""
         if self.tree == "paper":
             drafts = nucleus_tree(places.graph, min(self.k, left - 1), places.expand)
         else:
@@ -107,21 +100,21 @@ class FixedPolicy:
         sites = likeliest(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
-    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
-        """Nothing changes."""
+    def learn(self, places: Places | None, result: Verified) -> None:
+        """Do nothing: the shape is fixed."""
 
 
 def likeliest(drafts: Drafts, count: int) -> list[int]:
-    """The nodes at which the accepted path most probably ends, in that order."""
+    """Return the nodes at which the accepted path ends most probably, likeliest first."""
     endings = drafts.endings()
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
 
 def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
-    """Raises ValueError for a k that is not positive, or beyond the diverse ids."""
+    """Raise ValueError for a k that is not positive, or beyond the diverse ids."""
     if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
-        wanted = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
-        raise ValueError(f"k: wanted {wanted} adaptive tokens, found {k}")
+        bounds = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
+        raise ValueError(f"k must be {bounds} adaptive tokens, got {k}")
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
@@ -133,7 +126,7 @@ def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
     return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
 
 
-class AdaptiveDrafter:
+class AdaptiveDrafter(Drafter):
     """One sequence's drafts. The policy may serve several, and learns from all.
 
     Without `adaptive_ids` n-grams draft alone; without `ngrams` adaptive tokens do, as in the paper.
@@ -155,11 +148,11 @@ class AdaptiveDrafter:
         self.max_rows, self.width = policy.max_rows, max(policy.width, ANSWERS) if ngrams else policy.width
 
     def start(self, request: Request, sampling: Sampling) -> None:
-        """The noise of its draws is known."""
+        """See Drafter. The noise of the request's draws is known."""
         self._sampling, self._seed = sampling, request.seed
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """The drafts at hand, and probes for new ones as far as the text goes on."""
+        """Return the drafts at hand, with probes for the next ones as far as the text goes on."""
         if self._policy.resting:
             self._places = None
             return Tree.chain(context[-1])
@@ -180,18 +173,9 @@ class AdaptiveDrafter:
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
-    def observe(
-        self,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
-        """The answers behind the accepted path are of the next step's places."""
-        tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        self._policy.learn(self._places, tokens, rows, seconds)
+    def observe(self, result: Verified) -> None:
+        """See Drafter. The answers behind the accepted path draft the next step."""
+        self._policy.learn(self._places, result)
         if self._watch and self._places:
-            self._watch(Outcome(self._places.graph, self._drafts, list(path), tokens))
-        self._answers = answers
+            self._watch(Outcome(self._places.graph, self._drafts, list(result.path), result.tokens))
+        self._answers = result.answers

@@ -30,6 +30,7 @@ from infer.drafters.adaptive import likeliest
 from infer.drafters.costs import Costs, LoopCosts, context_of, work
 from infer.drafters.places import Places
 from infer.engine.sampling import Sampling
+from infer.loop import Verified
 from infer.trees.token_graph import Drafts
 
 BINS = 12
@@ -39,7 +40,8 @@ DEEPEST = 16  # drafts in a row
 WIDTH = 2  # candidates of a place; of sampled text, whose noise costs time, one
 COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
 PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so many of them each has a say
-TRIED, FEW = 48, 4  # steps without probes after which some are tried; at first so many times at once
+TRIED, FEW = 48, 4  # steps without the most probes after which they are tried; before a few answers none
+EXPLORED = (6.0, 0.02)  # tokens that trials of probes may cost beside n-grams: at first, and of those emitted
 AGAIN, FIRST, FULL = 2.0, 10.0, 24.0  # plain steps: to try again, at first, at most
 PUT_ASIDE = 0.01  # of a plain step
 SAVED = (16, 4)  # steps after which L(q) is saved first, and the factor from one time to the next
@@ -79,7 +81,7 @@ class Credit:
         self._left, self.drafting = FIRST, True
 
     def account(self, tokens: int, spent: float) -> None:
-        """What a step emitted, and its time in plain steps."""
+        """Account for a step: the tokens that it emitted, and its time in plain steps."""
         gained = tokens - spent
         if self.drafting:
             self._left = max(min(self._left + gained, FULL), -AGAIN)  # one slow step is not paid for ever after
@@ -141,7 +143,9 @@ class AutoPolicy:
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._worth = Worth()
         self._values = np.zeros(k)  # of a step with 1, 2, ... probes under a node, in tokens
-        self._k, self._steps, self._answered, self._unprobed = k, 0, 0, 0
+        self._k, self._steps, self._answered = k, 0, 0
+        self._unprobed = self._narrow = 0  # steps since one with probes, and since one with the most of them
+        self._emitted, self._explored = 0, 0.0  # tokens, and tokens that trials of probes have cost
         self._credit, self._saving = Credit(), Saving(save)
 
     @property
@@ -176,17 +180,23 @@ class AutoPolicy:
             if self.most:
                 drafts, sites, _ = self._probed(drafts, rate, self._k)
             self._unprobed = 0 if sites else self._unprobed + 1
-            if self.most and self._unprobed >= (TRIED if self._worth.seen > FEW else 0):
-                self._unprobed, drafts = 0, drafts.first(self.max_rows - self.most)
+            self._narrow = 0 if sites and self._k == self.most else self._narrow + 1
+            if self._tries(places.has_ngrams):
+                self._unprobed = self._narrow = 0
+                drafts = drafts.first(self.max_rows - self.most)
+                rows = len(drafts.tokens)
+                self._explored += rate * (self._costs.ms[rows + self.most] - self._costs.ms[rows])
                 return drafts, likeliest(drafts, 1), self.most
             return drafts, sites, self._k
 
-    def learn(self, places: Places | None, tokens: Sequence[int], rows: int, seconds: float) -> None:
+    def learn(self, places: Places | None, result: Verified) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
+        tokens = result.tokens
         with self._lock:
+            self._emitted += len(tokens)
             answered = places is not None and places.answered > 0
-            spent = self._costs.observe(rows, 1e3 * seconds, answered=answered)
-            ms = self._costs(rows) + (self._costs.reading if answered else 0.0)
+            spent = self._costs.observe(result.rows, 1e3 * result.seconds, answered=answered)
+            ms = self._costs(result.rows) + (self._costs.reading if answered else 0.0)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
                 self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms
@@ -194,6 +204,14 @@ class AutoPolicy:
             if places is not None:
                 self._calibrate(places, tokens)
             self._saving.step(self._costs.steps, self.tables)
+
+    def _tries(self, has_ngrams: bool) -> bool:
+        """Return whether the most probes are tried now, at a bounded cost where n-grams draft as well."""
+        if not self.most:
+            return False
+        unprobed = self._unprobed >= (TRIED if self._worth.seen > FEW else 0)
+        affordable = self._explored < EXPLORED[0] + EXPLORED[1] * self._emitted
+        return (unprobed or self._narrow >= TRIED) and (affordable or (unprobed and not has_ngrams))
 
     @property
     def _rate(self) -> float:
@@ -221,8 +239,9 @@ class AutoPolicy:
                 calibration.record(places.graph.chances[child], child == right)
 
     def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
-        """The drafts, fewer where probes are worth their rows more than they are; the nodes to probe; and what
-        the step is worth beyond its rows.
+        """Return the drafts to verify, the nodes to probe, and the step's worth beyond its rows.
+
+        Drafts make room for probes where those are worth more.
         """
         best, count = (drafts, list[int](), float("-inf")), len(drafts.tokens)
         while count:
@@ -237,8 +256,9 @@ class AutoPolicy:
         return best
 
     def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float, bool]:
-        """The nodes to probe, those where the path may end, while answers there are worth their rows; what they
-        are worth beyond these; and whether rows were wanting.
+        """Return the nodes to probe, their worth beyond their rows, and whether rows ran out.
+
+        Nodes where the path may end are probed while answers there are worth their rows.
         """
         rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
         worth = self._worth(k) - rate * self._costs.reading

@@ -13,99 +13,57 @@ credit (auto.py); that the draft model reads the text, where it drafts for it, c
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from infer.drafters.auto import STEPS, Calibration, Credit, Saving
 from infer.drafters.costs import COLD, CostCurve, Costs, LoopCosts, clipped
+from infer.loop import Verified
 from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count
 HOPED, HASTE = 0.8, 5  # at first, since who drafts one level only never sees what more are worth
 
 
-class Budget(Protocol):
-    """Serves all sequences of a batch."""
-
-    @property
-    def max_rows(self) -> int:
-        """Nodes of the largest verified tree."""
-        ...
-
-    @property
-    def drafting(self) -> bool:
-        """Whether anything is drafted now."""
-        ...
-
-    def chance(self, weight: float) -> float:
-        """How often drafts are right that have such a chance by the draft model."""
-        ...
-
-    def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """Whether a level of so many rows is drafted; `reach` is the chance that a text goes on through them,
-        the mean of all sequences.
-        """
-        ...
-
-    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """What of a graph is verified, down to a depth."""
-        ...
-
-    def learn(
-        self,
-        graph: TokenGraph | None,
-        tokens: Sequence[int],
-        rows: int,
-        forwards: Sequence[int],
-        seconds: float,
-        drafting: float,
-    ) -> None:
-        """What a forward of so many rows emitted, what had been drafted for it, the rows of the draft model's
-        forwards, the step's time, and of it that of these forwards.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class FixedBudget:
-    """Every level, and the likeliest `nodes` of the graph's tree (GSD §5.4)."""
+    """Every level, and the likeliest `nodes` of the graph's tree (GSD §5.4).
+
+    A budget serves all sequences of a batch; `drafting` says whether anything is drafted now.
+    """
 
     nodes: int
     drafting = True
 
     @property
     def max_rows(self) -> int:
-        """With the root."""
+        """Nodes of the largest verified tree, with the root."""
         return 1 + self.nodes
 
     def chance(self, weight: float) -> float:
-        """The draft model's word."""
+        """Return how often drafts are right that have such a chance by the draft model."""
         return weight
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """The graph itself says when it ends."""
+        """Return whether a level of so many rows is drafted.
+
+        `reach` is the chance that a text goes on through them, the mean of all sequences.
+        """
         return True
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """Best first, by the draft model's probabilities."""
+        """Return the part of a graph that is verified, down to a depth: the likeliest nodes first."""
         return unroll(graph, [0.0] * self.nodes, depth=depth)
 
     def learn(
-        self,
-        graph: TokenGraph | None,
-        tokens: Sequence[int],
-        rows: int,
-        forwards: Sequence[int],
-        seconds: float,
-        drafting: float,
+        self, graph: TokenGraph | None, result: Verified, forwards: Sequence[int], drafting: float
     ) -> None:
-        """Nothing changes."""
+        """Learn from a step: its graph, the rows of the draft model's forwards, and their seconds in all."""
 
 
 class FamilyBudget(FixedBudget):
     """The same number of nodes for verification by ratio: level by level, siblings together."""
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """The likeliest of each level get their children."""
+        """See FixedBudget. The likeliest nodes of each level get their children."""
         return unroll_levels(graph, self.nodes, depth=depth)
 
 
@@ -142,7 +100,7 @@ class AutoBudget:
         return self._calibration.chance(weight)
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """The first level always: the credit answers for it."""
+        """See FixedBudget. The first level is always drafted: the credit pays for it."""
         return level == 0 or reach * self._followed > self.rate * self._draft.costs(rows)
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
@@ -152,25 +110,21 @@ class AutoBudget:
         return unroll(graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight))
 
     def learn(
-        self,
-        graph: TokenGraph | None,
-        tokens: Sequence[int],
-        rows: int,
-        forwards: Sequence[int],
-        seconds: float,
-        drafting: float,
+        self, graph: TokenGraph | None, result: Verified, forwards: Sequence[int], drafting: float
     ) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
-        spent = self._costs.observe(rows, 1e3 * (seconds - drafting)) * self._costs(1)
+        tokens = result.tokens
+        spent = self._costs.observe(result.rows, 1e3 * (result.seconds - drafting)) * self._costs(1)
         spent += self._drafted(forwards, self._costs.in_units(1e3 * drafting))
-        expected = self._costs(rows) + sum(map(self._draft.costs, forwards))
+        expected = self._costs(result.rows) + sum(map(self._draft.costs, forwards))
         if self._credit.drafting:
             fade = 1 - 1 / STEPS
             self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + expected
         self._credit.account(len(tokens), spent / self._costs(1))
         self._saving.step(self._costs.steps, self.tables)
-        for behind, right in graph.follow(tokens) if graph else ():
-            assert graph is not None
+        if graph is None:
+            return
+        for behind, right in graph.follow(tokens):
             for child in behind:
                 self._calibration.record(graph.chances[child], child == right)
             self._seen += 1
@@ -185,3 +139,6 @@ class AutoBudget:
         for rows in forwards:
             self._draft.learn(rows, clipped(took / expected))
         return min(took, COLD * expected)
+
+
+Budget = FixedBudget | AutoBudget

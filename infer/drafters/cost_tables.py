@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from conf.files import write_json
 from conf.sealed import Broken, sealed, unsealed
 from infer.drafters.costs import Costs, context_of, prior_costs, work
-from infer.engine.agreement import agreed_value, shares
+from infer.engine.forward import agreed_value, shares
 from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
 from infer.hardware import processor
@@ -70,7 +70,7 @@ class CostTables:
         return priors
 
     def _read(self) -> list[Costs] | None:
-        """What was written; None for nothing, another version, or a broken file."""
+        """Return the saved tables; None where there are none, of another version, or broken ones."""
         try:
             tables = unsealed(self._path)["tables"]
             costs = [

@@ -104,7 +104,7 @@ class CostCurve:
         return rising(values, weights)
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
-        """The points on both sides of q, and their shares in it."""
+        """Return the points on both sides of q, and their shares in it."""
         rows = self.costs.rows
         right = min(bisect_left(rows, q), len(rows) - 1)
         if rows[right] <= q or not right:
@@ -168,7 +168,7 @@ class LoopCosts:
         return ms / self._plain * self.ms[1] if self._plain else None
 
     def _follow(self, ms: float) -> float:
-        """A plain step took `ms`: among its like, as in plain decoding, it meets warm caches."""
+        """Learn from a plain step; among its like, as in plain decoding, it meets warm caches."""
         self._burst += 1
         if self._burst >= BURST:
             self._since = 0

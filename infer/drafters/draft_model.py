@@ -22,10 +22,11 @@ from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.drafters.protocol import Outcome, Watch
+from infer.drafters.outcome import Outcome, Watch
 from infer.engine.reading import Candidates, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Drafters, Verified
 from infer.models.draft import Draft
 from infer.trees.growth import Growth, Rules
 from infer.trees.lattice import lattice
@@ -52,7 +53,7 @@ class Pending:
 
     @classmethod
     def behind(cls, unread: list[int], root: int) -> "Pending":
-        """A root, which is the last of the text's tokens."""
+        """Return a graph of the root alone, the last of the text's tokens."""
         last = len(unread) - 1
         return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
 
@@ -72,7 +73,7 @@ class Pending:
         return Tree(tuple(self.tokens), tuple(self.parents), len(self.tokens), drawn=drawn)
 
     def kept(self, path: Sequence[int]) -> list[int]:
-        """The rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
+        """Return the rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
         if not self.fed or self.drafts is None:  # nothing was drawn
             return []
         rows, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
@@ -84,7 +85,7 @@ class Pending:
         return rows
 
 
-class DraftModelDrafters(ABC):
+class DraftModelDrafters(Drafters, ABC):
     """The drafters of a batch. `take` lends a runner of the draft model for so many sequences, which
     `give` takes back after the last one.
     """
@@ -148,25 +149,15 @@ class DraftModelDrafters(ABC):
         self._drafting = self.runner.agreed(self.runner.clock() - began)
         return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
 
-    def observe(
-        self,
-        b: int,
-        tree: Tree,
-        path: Sequence[int],
-        choice: int,
-        answers: Candidates | None,
-        rows: int,
-        seconds: float,
-    ) -> None:
+    def observe(self, b: int, result: Verified) -> None:
         """See Drafters."""
         pending = self._pending[b]
-        tokens = [*(tree.tokens[node] for node in path[1:]), choice]
-        graph = pending.graph if pending else None
-        self._budget.learn(graph, tokens, rows, self._forwards, seconds, self._drafting)
+        self._budget.learn(pending.graph if pending else None, result, self._forwards, self._drafting)
         if pending:
-            self._keeping[b] = pending.kept(path)
+            self._keeping[b] = pending.kept(result.path)
             if self._watch and pending.drafts:
-                self._watch(Outcome(pending.graph, pending.drafts, list(path), tokens, rows=pending.fed))
+                path = list(result.path)
+                self._watch(Outcome(pending.graph, pending.drafts, path, result.tokens, rows=pending.fed))
 
     def drop(self, b: int) -> None:
         """See Drafters."""
@@ -181,9 +172,7 @@ class DraftModelDrafters(ABC):
             self._runner = None
 
     def _read(self, contexts: Sequence[Sequence[int]], depths: Sequence[int]) -> list[list[int]]:
-        """The last few tokens of each text, which the draft model has not read: at least one, or none where
-        nothing is drafted.
-        """
+        """Return the tokens of each text that the draft model has not read; none where nothing is drafted."""
 
         def unread() -> list[list[int]]:
             return [
@@ -225,7 +214,7 @@ class DraftModelDrafters(ABC):
         return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), shared=shared)
 
     def _commit(self) -> None:
-        """The accepted paths' rows into the draft model's cache."""
+        """Commit the accepted paths' rows to the draft model's cache."""
         if any(self._keeping):
             self.runner.commit(self._keeping)
             self._keeping = [[] for _ in self._keeping]
@@ -267,8 +256,8 @@ class LevelDrafters(DraftModelDrafters):
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
             reading = self._forward(pending)
             for b, growth in growths.items():
-                found = self._behind(b, growth.frontier, rows[b], reading)
-                growth.grow(found.ids, found.weights)
+                candidates = self._behind(b, growth.frontier, rows[b], reading)
+                growth.grow(candidates.ids, candidates.weights)
 
     def _growth(self, root: int) -> Growth:
         return Growth(
@@ -280,7 +269,7 @@ class LevelDrafters(DraftModelDrafters):
         )
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
-        """The candidates behind these nodes of graph b, which are these rows of it."""
+        """Return the candidates behind these nodes of graph b, whose rows are `rows`."""
         return reading.following(b, rows, self._rules.k)
 
     def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
@@ -307,7 +296,7 @@ class ProbeDrafters(DraftModelDrafters):
         give: Callable[[Runner], None],
         watch: Watch | None = None,
     ) -> None:
-        """Raises ValueError for more places than the draft model has diverse tokens for."""
+        """Raise ValueError for more places than the draft model has diverse tokens for."""
         super().__init__(draft, budget, depth=depth, take=take, give=give, watch=watch)
         assert draft.adaptive is not None
         self._k = k
@@ -319,11 +308,13 @@ class ProbeDrafters(DraftModelDrafters):
             if item is None:
                 continue
             root = len(item.tokens) - 1
-            found = [reading.following(b, [root], self._k)]
+            candidates = [reading.following(b, [root], self._k)]
             if depths[b] > 1:
-                found.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
-            ids = [row for part in found for row in part.ids]
-            item.graph = lattice(item.graph.tokens[0], ids, [row for part in found for row in part.weights])
+                candidates.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
+            ids = [row for part in candidates for row in part.ids]
+            item.graph = lattice(
+                item.graph.tokens[0], ids, [row for part in candidates for row in part.weights]
+            )
 
 
 class RatioDrafters(LevelDrafters):

@@ -56,7 +56,7 @@ class Places:
         return self._ngrams is not None
 
     def unanswered(self) -> "Places":
-        """The same without the adaptive tokens' answers."""
+        """Return the same without the adaptive tokens' answers."""
         return Places(self._text, None, self._ngrams, self._width, self._sampling, self._seed)
 
     def grow(
@@ -114,7 +114,7 @@ class Places:
         return self.graph.tokens[node] in successors
 
     def _answered(self, place: int) -> dict[int, float]:
-        """The shares of an adaptive token's answers; none behind the last one."""
+        """Return the shares of an adaptive token's answers; none behind the last one."""
         if self._answers is None or place >= self.answered:
             return {}
         return dict(zip(self._answers.ids[place], self._answers.weights[place]))

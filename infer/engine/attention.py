@@ -29,7 +29,8 @@ library adds nothing to it; all else, its attention too, is the library's.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import MethodType
 from typing import Any
@@ -40,8 +41,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-
-from infer.engine.gate import ProbeGate
 
 
 def is_alibi(config: PretrainedConfig) -> bool:
@@ -59,9 +58,7 @@ def leave_to_masks(decoder: Any) -> Tensor:
 
 
 def _beside(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """What the decoder adds to the scores beside a mask: nothing, or the library's own (B * H, 1, n)
-    where the mask is one of padding.
-    """
+    """Return the bias that the decoder adds to a 4-D mask, none, or to one of padding: (B * H, 1, n)."""
     if attention_mask.ndim == 4:
         return torch.zeros(1, 1, 1, dtype=dtype, device=attention_mask.device)
     return build_alibi_tensor(attention_mask, num_heads, dtype)
@@ -75,6 +72,30 @@ def biased(attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype) 
     """
     bias = (slopes[:, None, None] * places[:, None, None]).to(dtype)
     return torch.where(attends, bias, float("-inf"))
+
+
+class ProbeGate:
+    """Which rows of the current forward are probes: those of every sequence from `first` on, of `rows`. None
+    outside of `open`, where `rows` is 0.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.rows = 0
+
+    @classmethod
+    def of(cls, lm: nn.Module) -> "ProbeGate":
+        """Return the gate of a model's adapter; for a model without one, a gate on nothing."""
+        gates = (getattr(module, "gate", None) for module in lm.modules())
+        return next((gate for gate in gates if isinstance(gate, cls)), cls())
+
+    @contextmanager
+    def open(self, first: int, rows: int) -> Iterator[None]:
+        """Let the adapter act on the rows from `first` on while the block lasts, if there are any."""
+        self.first, self.rows = first, rows if first < rows else 0
+        try:
+            yield
+        finally:
+            self.first = self.rows = 0
 
 
 NAME = "tree"
@@ -133,9 +154,7 @@ def register() -> None:
 
 
 def own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | None:
-    """The library's own for rows without a mask, where its own attention takes them; elsewhere a mask
-    comes from the runner or not at all.
-    """
+    """Return the library's mask for ALiBi's own attention; elsewhere masks come from the runner."""
     return eager_mask(*args, **others) if is_alibi(config) else None
 
 
@@ -185,7 +204,7 @@ def _share_value(value: Any, shared: dict[int, Any]) -> None:
 
 
 def _bound(function: MethodType | partial[Any]) -> list[Any]:
-    """What a bound function is made of."""
+    """Return the parts of a bound function."""
     if isinstance(function, MethodType):
         return [function.__self__]
     return [function.func, *function.args, *function.keywords.values(), *vars(function).values()]

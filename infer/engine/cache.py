@@ -99,7 +99,7 @@ class TreeCache(Cache):
         self._used, self.lengths = True, [0] * sequences
 
     def place(self, rows: int, fed: Sequence[int] | None = None) -> None:
-        """The next forward has so many rows in each sequence, behind `fed[b]` that are not committed yet."""
+        """Set the slots of the next forward: `rows` of each sequence, behind `fed[b]` uncommitted ones."""
         slots, device = self.slots, self._kv.device
         starts = [length + before for length, before in zip(self.lengths, fed or [0] * len(self.lengths))]
         slots.start, slots.end = min(starts), max(starts) + rows
@@ -109,7 +109,7 @@ class TreeCache(Cache):
             slots.sequences = torch.arange(len(starts), device=device)[:, None]
 
     def place_each(self, starts_B: Tensor, *, rows: int, end: int) -> None:
-        """The same on the device, for a forward that is replayed with other starts: nothing is read back."""
+        """Do the same on the device, for a forward that is replayed with other starts."""
         slots, device = self.slots, self._kv.device
         slots.start, slots.end = 0, end
         slots.columns = starts_B[:, None] + torch.arange(rows, device=device)
@@ -148,7 +148,7 @@ class TreeCache(Cache):
 
 
 def shape(config: PretrainedConfig, batch: int, capacity: int, shares: int = 1) -> tuple[int, ...]:
-    """The cache's tensor for a model, or for one of `shares` of its heads."""
+    """Return the shape of the cache's tensor, for one of `shares` of the model's heads."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (2, config.num_hidden_layers, batch, heads // shares, capacity, head_dim)

@@ -26,14 +26,14 @@ TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the
 
 
 def check_family(config: PretrainedConfig) -> None:
-    """Raises UserError, naming the architecture, where its configuration says that trees will not do."""
+    """Raise UserError for an architecture whose configuration rules trees out."""
     reason = _reason(config)
     if reason:
         raise _refused(config, reason)
 
 
 def _reason(config: PretrainedConfig) -> str:
-    """The end of a sentence; empty where nothing is wrong."""
+    """Return why trees are ruled out, as the end of a sentence; empty where they are not."""
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return ", which is no decoder-only language model"
     if config.get_text_config() is not config:
@@ -56,7 +56,7 @@ def _reason(config: PretrainedConfig) -> str:
 
 @torch.inference_mode()
 def check_tree(lm: PreTrainedModel) -> None:
-    """Raises UserError unless the logits of a tree's nodes are those of their paths in the library's forward.
+    """Raise UserError unless a tree's logits are those of its paths in the library's forward.
 
     Catches masks that are not followed, positions that are counted otherwise, and logits that are more
     than the head applied to the decoder's output.
@@ -95,6 +95,6 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
 
 def _refused(config: PretrainedConfig, reason: str) -> UserError:
     return UserError(
-        f"model={config.name_or_path}: wanted a causal model whose attention follows a tree, found "
+        f"model={config.name_or_path} must be a causal model whose attention follows a tree, got "
         f"{config.model_type}{reason}"
     )

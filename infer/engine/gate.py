@@ -11,8 +11,6 @@ if A and B have at least `DENSE` of W's numbers. Either way no number of the ada
 Knows rows; knows no tree, no tokens, and nothing of how an adapter is read (models/gated.py).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,30 +18,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infer.engine.attention import ProbeGate
+
 DENSE = 0.5  # A's and B's share of W's numbers from which W' is kept
-
-
-class ProbeGate:
-    """Which rows of the current forward are probes: those of every sequence from `first` on, of `rows`. None
-    outside of `open`, where `rows` is 0.
-    """
-
-    def __init__(self) -> None:
-        self.first = self.rows = 0
-
-    @classmethod
-    def of(cls, lm: nn.Module) -> "ProbeGate":
-        """Return the gate of a model's adapter; for a model without one, a gate on nothing."""
-        return next((m.gate for m in lm.modules() if isinstance(m, (GatedLinear, GatedEmbedding))), cls())
-
-    @contextmanager
-    def open(self, first: int, rows: int) -> Iterator[None]:
-        """Let the adapter act on the rows from `first` on while the block lasts, if there are any."""
-        self.first, self.rows = first, rows if first < rows else 0
-        try:
-            yield
-        finally:
-            self.first = self.rows = 0
 
 
 class GatedLinear(nn.Module):

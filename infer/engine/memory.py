@@ -11,15 +11,15 @@ from conf.pages import MEMORY
 
 
 @contextmanager
-def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
-    """Raises UserError where the block runs out of a device's memory."""
+def enough_memory(needed: str, remedy: str) -> Iterator[None]:
+    """Raise UserError where the block runs out of a device's memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory: wanted {wanted}, found too little: {remedy}",
+            f"out of memory for {needed}: {remedy}",
             page=MEMORY,
         ) from error
 
@@ -27,10 +27,10 @@ def enough_memory(wanted: str, remedy: str) -> Iterator[None]:
 def enough_for_weights(
     folder: str | Path, dtype: str, device: str | None, *, narrow: str = "dtype=bfloat16"
 ) -> AbstractContextManager[None]:
-    """The same around reading a directory's weights; `narrow` is the setting that makes them smaller."""
+    """Guard the reading of a directory's weights; `narrow` is the setting that makes them smaller."""
     stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
-    wanted = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
-    return enough_memory(wanted, f"take {narrow} or a smaller model")
+    needed = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
+    return enough_memory(needed, f"take {narrow} or a smaller model")
 
 
 def is_out_of_memory(error: Exception) -> bool:

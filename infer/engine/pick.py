@@ -8,6 +8,24 @@ for token the sampled output without, and drafts that see the same noise are rig
 
 In bfloat16 and float16 a near-tie would depend on how many rows the forward had, so the likeliest tokens'
 logits are computed again in float32, from the same hidden rows (`Logits`).
+
+Verification by ratio: any draft's draws, the target's distribution (GSD §3; Leviathan et al., 2023).
+
+Plain decoding draws the token after a node from the target's p. Here the draft has drawn candidates
+c_1 .. c_k for it from its own q, one after the other and none of them twice. With r_1 = p, q_1 = q:
+
+    c_i is accepted with the chance  min(1, r_i(c_i) / q_i(c_i)); where it is not,
+    r_{i+1} = norm(max(r_i - q_i, 0))    what q_i gave too little of
+    q_{i+1} = norm(q_i without c_i)      what c_{i+1} was drawn from
+
+and where none is, the token is drawn from r_{k+1}. For every i, c_i ~ q_i: what is accepted,
+min(r_i, q_i), and what is left, max(r_i - q_i, 0), add up to r_i; so from the last candidate to the
+first, and all draws taken together, the token is distributed as p (Jeon et al., 2024). What is left
+never is a rejected candidate: it was rejected because r_i(c_i) < q_i(c_i), so r_{i+1}(c_i) = 0, and
+nothing is ever added to r again. A token is therefore accepted exactly where it is a child.
+
+This wants that nothing but q_i decides the candidate. Whether a node has candidates, and how many,
+must be settled before they are drawn, and none may be left out or moved once they are.
 """
 
 from functools import lru_cache
@@ -39,7 +57,7 @@ class Logits:
         return Logits(self._head, self._hidden[rows], self._logits[rows])
 
     def replaced(self, logits_nV: Tensor) -> "Logits":
-        """The same rows with other logits, already of full precision."""
+        """Return the same rows with other logits of full precision."""
         return Logits(self._head, self._hidden, logits_nV)
 
     @property
@@ -111,7 +129,7 @@ def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -
     """(n,) the token of each row; `positions` (n,) are those that the tokens will have."""
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
-    values, ids = kept(logits, sampling)
+    values, ids = warped(logits, sampling)
     return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][:, 0]
 
 
@@ -134,7 +152,7 @@ def leaders(
     if not sampling.temperature:
         return logits.top(min(m, logits.vocabulary))
     # Drafts may miss a token far down that the noise lifts; a pick may not.
-    values, ids = kept(logits, sampling, most=WIDE)
+    values, ids = warped(logits, sampling, most=WIDE)
     return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, m)
 
 
@@ -148,7 +166,7 @@ def likeliest(
     """
     if not sampling.temperature:
         return top(logits.chances(), min(m, logits.vocabulary))
-    values, ids = kept(logits, sampling, most=WIDE)
+    values, ids = warped(logits, sampling, most=WIDE)
     noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
     result, ids = _best(noisy, ids, m)
     return (result - noisy.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0), ids
@@ -156,12 +174,12 @@ def likeliest(
 
 def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
     """(n, V) float64: what `pick` draws from, where it samples."""
-    values, ids = kept(logits, sampling)
+    values, ids = warped(logits, sampling)
     shares = values.double().softmax(-1)
     return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
 
 
-def kept(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
     """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.
     """
@@ -222,7 +240,7 @@ def noise(seed: int, position: int, id: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _key(number: int, position: int | None = None) -> int:
-    """An id's, or that of a place: a place has several tokens, and several places have the same token."""
+    """Return the hash of an id, or of a seed and a position."""
     mixed = _mixed_one(number)
     return mixed if position is None else _mixed_one(mixed ^ position)
 
@@ -251,3 +269,42 @@ def _mixed(x: Ints) -> Ints:
 def _shifted(x: Ints, bits: int) -> Ints:
     """Logical shift to the right."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """(n, k) ids, drawn from each row of `q_nV` without replacement, in the order of drawing.
+
+    A row of fewer than k tokens of positive probability is filled up with -1. By an exponential race
+    (Gumbel top-k in other words): the first to arrive are draws without replacement, in their order.
+    torch.multinomial races too, but does not say what it does where tokens run out.
+    """
+    q = q_nV.double()
+    # Tensor.exponential_ takes three times as long. No time is 0; only what cannot be drawn never arrives.
+    times = -torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator).log()
+    speeds, ids = (q / times).topk(min(k, q.shape[1]))
+    return F.pad(ids.masked_fill(speeds == 0, -1), (0, k - ids.shape[1]), value=-1)
+
+
+def law(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
+    """(n, V) float64 distribution of the token after each node, given the candidates drawn for it.
+
+    `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`: of the
+    first tokens, where the draft model lacks the others.
+    """
+    r, q = p_nV.double(), F.pad(q_nV.double(), (0, p_nV.shape[1] - q_nV.shape[1]))
+    result, rejected = torch.zeros_like(r), torch.ones_like(r[:, :1])  # (n, 1) the chance that all were
+    for c in ids_nk.split(1, dim=1):
+        tried, c = c >= 0, c.clamp(min=0)
+        chance = torch.where(tried, r.gather(1, c) / q.gather(1, c), 0).clamp(max=1)
+        result.scatter_add_(1, c, rejected * chance)
+        rejected = rejected * (1 - chance)
+        r, q = (
+            torch.where(tried, _norm((r - q).clamp(min=0)), r),
+            torch.where(tried, _norm(q.scatter(1, c, 0)), q),
+        )
+    return result + rejected * r
+
+
+def _norm(x_nV: Tensor) -> Tensor:
+    """Rows that sum to 1; a row of zeros stays one."""
+    return F.normalize(x_nV, p=1, dim=1, eps=torch.finfo(x_nV.dtype).tiny)

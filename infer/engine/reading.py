@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from infer.engine.pick import LEADERS, Logits, candidates, likeliest, pick, probabilities
-from infer.engine.ratio import draw, law
+from infer.engine.pick import LEADERS, Logits, candidates, draw, law, likeliest, pick, probabilities
 from infer.engine.sampling import Sampling
-from infer.trees.layout import Layout
-from infer.trees.tree import Tree
+from infer.trees.tree import Layout, Tree
 
 EMPTY = torch.empty(0, dtype=torch.int64)
 
@@ -50,19 +48,18 @@ class Reading(Protocol):
     """One forward of trees."""
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """The pick after each node of tree b, asked for along one path from the root; `context` are
-        the tokens up to and with the root.
+        """Return a function from a node of tree b to the pick after it, called along one path from the root.
+
+        `context` are the tokens up to and with the root.
         """
         ...
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """What the probes under a node of tree b say; None where it has none."""
+        """Return the candidates of the probes under a node of tree b; None where it has none."""
         ...
 
     def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """What may come behind each of these nodes of a draft model's tree b, which lie side by side; its
-        weights are chances.
-        """
+        """Return the likeliest tokens behind adjacent nodes of a draft model's tree b, with their chances."""
         ...
 
     def draws(
@@ -127,20 +124,20 @@ class LazyReading:
         drawn = self._agree(draw(q, k, generator))
         ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
         chances = q.gather(1, drawn.clamp(min=0)).tolist()
-        return Candidates(ids, [row[: len(kept)] for row, kept in zip(chances, ids)]), q
+        return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
         """One call and one copy for the drafts of all trees."""
         layout, n, device = self.layout, len(self.trees), self.logits.device
-        q, shown = layout.ids.shape[1], layout.drafts
-        rows = [b * q + row for b in range(n) for row in range(shown)] if n > 1 else slice(0, shown)
-        positions = torch.from_numpy(layout.positions[:, :shown].ravel() + 1)
-        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(shown)
+        q, drafts = layout.ids.shape[1], layout.drafts
+        rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
+        positions = torch.from_numpy(layout.positions[:, :drafts].ravel() + 1)
+        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(drafts)
         picks = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
-        return self._agree(picks).view(n, shown).tolist()
+        return self._agree(picks).view(n, drafts).tolist()
 
     def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
-        """Picks with the library's processors, which see the tokens before each place."""
+        """Return a chooser that applies the library's processors to the tokens before each place."""
         tree = self.trees[b]
 
         def choose(node: int) -> int:
@@ -154,8 +151,9 @@ class LazyReading:
         return choose
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
-        """The pick after one node, whose row this is: of the target's distribution, or of that which the
-        draft's draws leave of it. The noise is the same, and independent of those draws.
+        """Return the pick after a node, from the target's distribution or what the draft's draws leave of it.
+
+        The noise is the same, and independent of those draws.
         """
         tree, sampling = self.trees[b], self._sampling
         if tree.drawn is not None and node in tree.drawn:

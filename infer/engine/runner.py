@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infer.engine.agreement import agreed_value
 from infer.engine.attention import band
-from infer.engine.forward import DynamicForward, Forward, StaticForward, Target, fixed_shapes
+from infer.engine.forward import DynamicForward, Forward, Target, agreed_value
 from infer.engine.reading import Reading, Request
 from infer.engine.sampling import Sampling
+from infer.engine.static import StaticForward, fixed_shapes
 from infer.trees.tree import Tree
 
 FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
@@ -82,7 +82,7 @@ class Runner:
 
     @torch.inference_mode()
     def read(self, texts: Sequence[Sequence[int]]) -> None:
-        """These tokens of each sequence behind those in the cache, for which there must be room."""
+        """Read these tokens of each sequence into the cache, which must have room for them."""
         target, longest = self._target, max(map(len, texts))
         if any(self.lengths) and longest:
             self._dynamic.hidden([Tree.chain(text[0], text[1:]) if text else Tree.chain(0) for text in texts])
@@ -96,7 +96,7 @@ class Runner:
         target.cache.commit([range(len(text)) for text in texts])
 
     def _windows(self, n: int) -> dict[str, Tensor | None] | None:
-        """The masks of prompts of `n` tokens where layers see fewer: not every model tells its attention."""
+        """Return the masks of prompts of `n` tokens for layers with a window; None where none cuts."""
         target = self._target
         if not any(window and window < n for window in target.windows.values()):
             return None
@@ -113,10 +113,10 @@ class Runner:
         sampling: Sampling,
         fed: Sequence[int] | None = None,
     ) -> Reading:
-        """What the model says of each sequence's tree; its rows wait in the cache for `commit`.
+        """Compute the trees' rows, which wait in the cache for `commit`.
 
-        A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the
-        reading says what may follow the others (`Reading.following`), not what is picked.
+        A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the output
+        has the candidates behind the others (`Reading.following`), no picks.
         """
         return self._forward(trees, requests, sampling, fed)
 

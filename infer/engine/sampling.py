@@ -21,12 +21,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (self.temperature == 0 or COLDEST <= self.temperature < float("inf")):
-            wanted = f"0 (the likeliest token) or at least {COLDEST:g}"
-            raise ValueError(f"temperature: wanted {wanted}, found {self.temperature}")
+            valid = f"0 (the likeliest token) or at least {COLDEST:g}"
+            raise ValueError(f"temperature must be {valid}, got {self.temperature}")
         if self.top_k < 0:
-            raise ValueError(f"top_k: wanted at least 0 (all tokens), found {self.top_k}")
+            raise ValueError(f"top_k must be at least 0 (all tokens), got {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: wanted a share above 0, up to 1, found {self.top_p}")
+            raise ValueError(f"top_p must be a share above 0, up to 1, got {self.top_p}")
 
 
 GREEDY = Sampling()

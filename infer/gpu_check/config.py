@@ -24,12 +24,12 @@ class GpuCheckConfig:
 
     def __post_init__(self) -> None:
         if self.device not in ("cuda", "cpu"):
-            raise ValueError(f"device: wanted cuda or cpu, found {self.device}")
+            raise ValueError(f"device must be cuda or cpu, got {self.device}")
         for name in self.shapes:
             if name not in SHAPES:
-                raise ValueError(f"shapes: wanted some of {', '.join(SHAPES)}, found {name}")
+                raise ValueError(f"shapes must be some of {', '.join(SHAPES)}, got {name}")
         check_dtype(self.dtype)
         if not self.k or min(self.k) < 1:
-            raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
+            raise ValueError(f"k must be numbers of adaptive tokens from 1 on, got {self.k}")
         if self.rounds < 3 or self.prompts < 2 or self.context < 16:
-            raise ValueError("rounds, prompts, context: wanted at least 3, 2 and 16")
+            raise ValueError("rounds, prompts and context must be at least 3, 2 and 16")

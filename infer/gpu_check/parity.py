@@ -18,15 +18,13 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
-from infer.engine.forward import CompileWarning
 from infer.engine.pick import Logits, gumbel
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.gpu_check.models import random_model
-from infer.gpu_check.shapes import LIVELY
-from infer.loop import Limits, decode
+from infer.engine.static import CompileWarning
+from infer.gpu_check.shapes import LIVELY, random_model
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.ngrams import Ngrams
 
 NEW = 48  # tokens of every text
@@ -35,7 +33,7 @@ FLAT = Costs((1, 64), (1.0, 1.2))  # so that auto draws trees of many shapes
 ADAPTIVE = 490  # as good as any other id of a random model
 TEXT = Ngrams(None, LIVELY["vocab_size"])
 DECODERS: dict[str, Callable[[], Drafter]] = {
-    "plain": PlainDrafter,
+    "plain": Drafter,
     "prompt lookup": partial(AdaptiveDrafter, (), FixedPolicy(5), TEXT),
     "two-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5)),
     "one-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5, "all")),
@@ -51,23 +49,23 @@ Texts = list[list[int]]
 
 
 def check_parity(*, device: str, prompts: int, compile: bool) -> list[dict[str, Any]]:
-    """A row for every comparison: what it was, and whether it `passed`."""
+    """Return a row for every comparison: what it was, and whether it `passed`."""
     slow: Any = random_model(LIVELY, dtype=torch.float32, device="cpu")
     lm = copy.deepcopy(slow).to(device=device)
     requests = _requests(prompts)
     rows = [row for name in SAMPLINGS for row in _drafted(lm, requests, name)]
     processed = [Request(request.prompt, request.seed, _penalty()) for request in requests]
-    plain = _texts(lm, PlainDrafter, processed, GREEDY, batch=1)
-    found = _texts(lm, DECODERS["tree"], processed, GREEDY, batch=3)
-    rows.append({"decoder": "tree", "sampling": "repetition penalty", "batch": 3, **_identical(found, plain)})
+    plain = _texts(lm, Drafter, processed, GREEDY, batch=1)
+    texts = _texts(lm, DECODERS["tree"], processed, GREEDY, batch=3)
+    rows.append({"decoder": "tree", "sampling": "repetition penalty", "batch": 3, **_identical(texts, plain)})
     if compile:
-        plain = _texts(lm, PlainDrafter, requests, GREEDY, batch=1)
+        plain = _texts(lm, Drafter, requests, GREEDY, batch=1)
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always", CompileWarning)
-            found = _texts(lm, DECODERS["tree"], requests, GREEDY, batch=1, compile=True)
-        told = [str(warning.message) for warning in raised if warning.category is CompileWarning]
-        row = {"decoder": "compiled tree", "sampling": "greedy", "batch": 1, **_identical(found, plain)}
-        rows.append(row | {"fell_back": told[0] if told else None})
+            texts = _texts(lm, DECODERS["tree"], requests, GREEDY, batch=1, compile=True)
+        messages = [str(warning.message) for warning in raised if warning.category is CompileWarning]
+        row = {"decoder": "compiled tree", "sampling": "greedy", "batch": 1, **_identical(texts, plain)}
+        rows.append(row | {"fell_back": messages[0] if messages else None})
     for dtype, near in NEAR.items():
         typed = copy.deepcopy(slow).to(device=device, dtype=dtype)
         for name in ("greedy", "sampled"):
@@ -81,12 +79,12 @@ def check_parity(*, device: str, prompts: int, compile: bool) -> list[dict[str, 
 
 def _drafted(lm: PreTrainedModel, requests: Sequence[Request], name: str) -> list[dict[str, Any]]:
     """Every decoder, alone and in batches, against plain decoding alone."""
-    plain = _texts(lm, PlainDrafter, requests, SAMPLINGS[name], batch=1)
+    plain = _texts(lm, Drafter, requests, SAMPLINGS[name], batch=1)
     rows = []
     for decoder, new in DECODERS.items():
         for batch in (1, 3):
-            found = _texts(lm, new, requests, SAMPLINGS[name], batch=batch)
-            rows.append({"decoder": decoder, "sampling": name, "batch": batch, **_identical(found, plain)})
+            texts = _texts(lm, new, requests, SAMPLINGS[name], batch=batch)
+            rows.append({"decoder": decoder, "sampling": name, "batch": batch, **_identical(texts, plain)})
     return rows
 
 
@@ -115,20 +113,20 @@ def _texts(
     static: bool = True,
     compile: bool = False,
 ) -> Texts:
-    """The new tokens of every request, so many side by side."""
+    """Return the new tokens of every request, so many side by side."""
     capacity = max(len(request.prompt) for request in requests) + NEW
     rows = new().max_rows
     runner = Runner(lm, capacity=capacity, max_rows=rows, batch=batch, static=static, compile=compile)
     texts: Texts = [[] for _ in requests]
     for first in range(0, len(requests), batch):
-        for steps in decode(runner, requests[first : first + batch], Each(new), Limits(NEW), sampling):
+        for steps in decode(runner, requests[first : first + batch], Drafters(new), Limits(NEW), sampling):
             for step in steps:
                 texts[first + step.sequence] += step.tokens
     return texts
 
 
-def _identical(found: Texts, expected: Texts) -> dict[str, Any]:
-    same, n = sum(a == b for a, b in zip(found, expected, strict=True)), len(expected)
+def _identical(texts: Texts, expected: Texts) -> dict[str, Any]:
+    same, n = sum(a == b for a, b in zip(texts, expected, strict=True)), len(expected)
     return {"dtype": "float32", "identical": same, "texts": n, "passed": same == n}
 
 

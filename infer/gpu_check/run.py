@@ -22,12 +22,10 @@ from conf.pages import NOT_IDENTICAL
 from conf.stage import commit, versions
 from infer.gpu_check import timing
 from infer.gpu_check.config import GpuCheckConfig
-from infer.gpu_check.models import random_model
 from infer.gpu_check.parity import check_parity
-from infer.gpu_check.shapes import SHAPES
+from infer.gpu_check.shapes import SHAPES, random_model
 from infer.hardware import cpu
-from infer.speed.device import bandwidth
-from infer.speed.limit import Needs
+from infer.speed.limit import Needs, bandwidth
 
 
 def show(report: dict[str, Any]) -> None:
@@ -49,28 +47,28 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"memory: {speeds}")
     for name, why in report["failed"].items():
         console.print(f"{name} failed: {why}", markup=False)
-    for shape, found in report["shapes"].items():
-        if "out_of_memory" in found:
-            console.print(f"{shape}: {found['out_of_memory']}")
+    for shape, figures in report["shapes"].items():
+        if "out_of_memory" in figures:
+            console.print(f"{shape}: {figures['out_of_memory']}")
             continue
-        line = f"{shape}: plain {found['plain_tokens_per_second']:.1f} tokens/s"
-        if found["roofline_tokens_per_second"]:
+        line = f"{shape}: plain {figures['plain_tokens_per_second']:.1f} tokens/s"
+        if figures["roofline_tokens_per_second"]:
             line += (
-                f", {100 * found['plain_share_of_roofline']:.0f} % of the roofline's "
-                f"{found['roofline_tokens_per_second']:.1f}"
+                f", {100 * figures['plain_share_of_roofline']:.0f} % of the roofline's "
+                f"{figures['roofline_tokens_per_second']:.1f}"
             )
         console.print(line)
-        console.print(_table("rows", found["rows_ms"], found["rows_ms"][1]["median"], "L(1)"))
-        console.print(_table("loop", found["loops_ms"], found["loops_ms"]["plain"]["median"], "plain"))
+        console.print(_table("rows", figures["rows_ms"], figures["rows_ms"][1]["median"], "L(1)"))
+        console.print(_table("loop", figures["loops_ms"], figures["loops_ms"]["plain"]["median"], "plain"))
 
 
-def _table(name: str, rows: dict[Any, dict[str, float]], one: float, unit: str) -> Table:
+def _table(name: str, rows: dict[Any, dict[str, float]], base: float, unit: str) -> Table:
     table = Table(name, "ms", "quartiles", f"/ {unit}")
     for column in table.columns[1:]:
         column.justify = "right"
     for key, ms in rows.items():
         quartiles = f"{ms['low']:.2f}-{ms['high']:.2f}"
-        table.add_row(str(key), f"{ms['median']:.2f}", quartiles, f"{ms['median'] / one:.2f}")
+        table.add_row(str(key), f"{ms['median']:.2f}", quartiles, f"{ms['median'] / base:.2f}")
     return table
 
 
@@ -80,9 +78,7 @@ BLOCK = 2**30  # bytes of the tensor that measures the bandwidth
 def run(config: GpuCheckConfig) -> None:
     """Check, measure, write, show."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "device=cuda: wanted a CUDA device, found none (device=cpu shapes=[tiny] tries the check)"
-        )
+        raise UserError("device=cuda needs a CUDA device, got none (device=cpu shapes=[tiny] tries the check)")
     out = Path(os.path.realpath(config.out))
     with suppress(FileExistsError, NotADirectoryError):  # which the next line tells
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +96,7 @@ def run(config: GpuCheckConfig) -> None:
     }
 
     def attempt(name: str, part: Callable[[], Any]) -> Any:
-        """The part's result, or None; then the file is written, whatever becomes of the rest."""
+        """Return the part's result, or None; then the file is written, whatever becomes of the rest."""
         try:
             return part()
         except Exception as error:  # a check of hardware: any failure is a finding, not the end
@@ -126,12 +122,12 @@ def _parity(config: GpuCheckConfig) -> list[dict[str, Any]]:
 
 
 def _judge(report: dict[str, Any], out: Path) -> None:
-    """Raises UserError where a token differs or a part failed."""
+    """Raise UserError where a token differs or a part failed."""
     failed = [row for row in report["parity"] if not row["passed"]]
     if failed:
         first = failed[0]
         raise UserError(
-            f"{out}: wanted the tokens of plain decoding in every comparison, found {len(failed)} of "
+            f"{out}: every comparison must give the tokens of plain decoding, got others in {len(failed)} of "
             f"{len(report['parity'])} that differ, the first {first['decoder']}, {first['sampling']}, "
             f"{first['dtype']}",
             page=NOT_IDENTICAL,
@@ -174,15 +170,15 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float] | None
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """The device by name."""
+    """Return the device by name."""
     if device == "cpu":
         return {"name": cpu(), "threads": torch.get_num_threads()}
-    found = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     return {
-        "name": found.name,
-        "memory_bytes": found.total_memory,
-        "multiprocessors": found.multi_processor_count,
-        "capability": f"{found.major}.{found.minor}",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
         "driver": _driver(),
     }
 

@@ -1,7 +1,14 @@
-"""Models by their shapes, as LlamaConfig's settings. Knows no torch: names of shapes are checked before it."""
+"""Models by their shapes, as LlamaConfig's settings, with random weights: nothing is downloaded.
+
+PyTorch is imported late: names of shapes are checked before it.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM
 
 Shape = Mapping[str, Any]
 
@@ -43,3 +50,14 @@ LIVELY: Shape = {
     "max_position_embeddings": 1024,
     "initializer_range": 0.2,
 }
+
+
+def random_model(shape: Shape, *, dtype: "torch.dtype", device: str) -> "LlamaForCausalLM":
+    """Return the same weights each time on one kind of device."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        lm = LlamaForCausalLM._from_config(LlamaConfig(**shape), dtype=dtype)
+    return lm.eval()

@@ -16,11 +16,10 @@ from transformers import PreTrainedModel
 
 from conf.clock import duration
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.trees.tree import Tree
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -48,7 +47,7 @@ def in_turns(tasks: Mapping[K, Callable[[], Any]], *, rounds: int, device: torch
             began = clock(device)
             task()
             times[name].append(1e3 * duration(began, clock(device)))
-    return {name: spread(found) for name, found in times.items()}
+    return {name: spread(seconds) for name, seconds in times.items()}
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -77,7 +76,7 @@ def loops(
 
     With random weights next to nothing is accepted, so these are times of loops, not of tokens.
     """
-    drafters: dict[str, Callable[[], Drafter]] = {"plain": PlainDrafter}
+    drafters: dict[str, Callable[[], Drafter]] = {"plain": Drafter}
     for k in ks:
         drafters[f"two-forward k={k}"] = partial(AdaptiveDrafter, [2], FixedPolicy(k))
         drafters[f"one-forward k={k}"] = partial(AdaptiveDrafter, [2], FixedPolicy(k, "all"))
@@ -90,13 +89,13 @@ def loops(
     for _ in range(TURNS):
         for name, new in drafters.items():
             # These texts are left before any draft has to be cut short.
-            steps = decode(runner, [request], Each(new), Limits(capacity - context))
+            steps = decode(runner, [request], Drafters(new), Limits(capacity - context))
             list(islice(steps, 2 * WARM_UPS))
             for _ in range(each):
                 began = clock(lm.device)
                 list(islice(steps, 2 if name.startswith("two") else 1))
                 times[name].append(1e3 * duration(began, clock(lm.device)))
-    return {name: spread(found) for name, found in times.items()}
+    return {name: spread(seconds) for name, seconds in times.items()}
 
 
 def _prompt(lm: PreTrainedModel, n: int) -> list[int]:

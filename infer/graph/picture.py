@@ -16,7 +16,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from conf.files import write_bytes
 from conf.html import LIGHT, plot_style, svg_file
-from infer.drafters.protocol import Fate, Outcome
+from infer.drafters.outcome import Fate, Outcome
 from infer.graph.view import spelled
 from infer.text import Text
 from infer.trees.token_graph import TokenGraph
@@ -51,13 +51,13 @@ def layout(graph: TokenGraph) -> list[tuple[int, int]]:
     return places
 
 
-def write_picture(path: Path, outcome: Outcome, text: Text, *, told: str) -> None:
-    """Write SVG or PNG, by the name's ending, under a title: what is `told` of the graph, "DRAFT: DETAILS"."""
-    name, _, details = told.partition(": ")
+def write_picture(path: Path, outcome: Outcome, text: Text, *, caption: str) -> None:
+    """Write SVG or PNG, by the name's ending, under a title: `caption` is "DRAFT: DETAILS"."""
+    name, _, details = caption.partition(": ")
     with plot_style():
         figure = _draw(outcome, text, f"{name[:1].upper()}{name[1:]}", details)
         if path.suffix == ".svg":
-            write_bytes(path, svg_file(figure, told, COLOURS).encode("utf-8", "replace"))
+            write_bytes(path, svg_file(figure, caption, COLOURS).encode("utf-8", "replace"))
         else:
             picture = BytesIO()
             figure.savefig(picture, format="png", dpi=150)
@@ -86,9 +86,9 @@ def _draw(outcome: Outcome, text: Text, title: str, details: str) -> Figure:
 
 def _draw_edges(axes: Axes, outcome: Outcome, places: list[tuple[int, int]]) -> None:
     graph, path, fates = outcome.graph, outcome.accepted, outcome.fates
-    taken = list(zip(path, path[1:]))
+    accepted = list(zip(path, path[1:]))
     for node, parent in list(enumerate(graph.parents))[1:]:
-        if (parent, node) not in taken:
+        if (parent, node) not in accepted:
             _join(axes, places[parent], places[node], color=EDGE, linewidth=0.8)
     for node, into in graph.merged.items():
         start, end = _ends(places[node], places[into])
@@ -105,7 +105,7 @@ def _draw_edges(axes: Axes, outcome: Outcome, places: list[tuple[int, int]]) -> 
             linewidth=0.9,
         )
         axes.add_patch(arrow)
-    for before, node in taken:
+    for before, node in accepted:
         _join(axes, places[before], places[node], color=EDGES[fates[node]], linewidth=2.4)
 
 
@@ -131,8 +131,11 @@ def _draw_node(axes: Axes, place: tuple[int, int], fate: Fate, token: str, below
         linewidth=0.8,
     )
     axes.add_patch(box)
-    shown = token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…"
-    token_, below_ = axes.text(x, y - 0.14, shown, fontsize=8, family="monospace"), axes.text(x, y + 0.2, below)
+    label_text = token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…"
+    token_, below_ = (
+        axes.text(x, y - 0.14, label_text, fontsize=8, family="monospace"),
+        axes.text(x, y + 0.2, below),
+    )
     below_.set(fontsize=6.5)
     for label in (token_, below_):
         label.set(ha="center", va="center", parse_math=False)

@@ -1,4 +1,4 @@
-"""A draft of a text, found by decoding it, and shown."""
+"""Decode a text, choose one of its drafts, and show it as a graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +11,10 @@ from conf.characters import print_line
 from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
-from infer.draft_methods import NODES
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.graph.picture import write_picture
 from infer.graph.view import print_graph, title
+from infer.methods import NODES
 from infer.models import parallel
 
 
@@ -34,17 +34,17 @@ def run(config: GraphConfig) -> None:
     model = load(config.model, config.dtype, config.device, draft=config.draft)
     if model.adaptive is None and model.draft is None:
         raise UserError(
-            "decode.method: wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive tokens, "
-            "found neither, and drafts that are no graphs"
+            "decode.method needs a draft model (draft=DIR or draft=self:N) or a model with adaptive tokens, "
+            "got neither, and drafts that are no graphs"
         )
     seen = drafts_of(model, config.prompt, config.decode)
-    chosen = choose([one.outcome for one in seen], config.step)
+    chosen = choose([draft.outcome for draft in seen], config.step)
     outcome, before = seen[chosen].outcome, config.prompt + seen[chosen].before
-    told = f"draft {chosen + 1} of {len(seen)}: {title(outcome, model.text)}"
+    caption = f"draft {chosen + 1} of {len(seen)}: {title(outcome, model.text)}"
     if parallel.is_first():
-        print_graph(Console(), outcome, model.text, before=before, told=told)
+        print_graph(Console(), outcome, model.text, before=before, caption=caption)
         if out:
-            write_picture(out, outcome, model.text, told=told)
+            write_picture(out, outcome, model.text, caption=caption)
             print_line(f"wrote {out}", error=True)
 
 
@@ -64,15 +64,15 @@ def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:
 
 
 def choose(drafts: Sequence[Outcome], step: int | None) -> int:
-    """The index of the draft to show: of the first with merges, else of the one of most nodes.
+    """Return the index of the draft to show: of the first with merges, else of the one of most nodes.
 
     Raises UserError for a step beyond the drafts, and where there are none.
     """
     if not drafts:
-        raise UserError("decode.max_new_tokens: wanted a text long enough for drafts, found none in it")
+        raise UserError("decode.max_new_tokens must give a text long enough for drafts, got none in it")
     if step is not None:
         if step > len(drafts):
-            raise UserError(f"step: wanted one of the text's {len(drafts)} drafts, found {step}")
+            raise UserError(f"step must be one of the text's {len(drafts)} drafts, got {step}")
         return step - 1
     merged = [index for index, outcome in enumerate(drafts) if outcome.graph.merged]
     return merged[0] if merged else max(range(len(drafts)), key=lambda index: len(drafts[index].graph.tokens))

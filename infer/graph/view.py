@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.text import Text as Line
 from rich.tree import Tree
 
-from infer.drafters.protocol import Fate, Outcome
+from infer.drafters.outcome import Fate, Outcome
 from infer.text import Text
 
 MARKS = {Fate.ACCEPTED: "✓", Fate.SHARED: "✓", Fate.REJECTED: "✗", Fate.DRAFTED: "·"}
@@ -29,12 +29,12 @@ BEFORE = 60  # characters of the text before the draft that are shown
 
 
 def spelled(text: Text, id: int) -> str:
-    """A token as a string's source: spaces in quotes, nothing that steers a terminal."""
+    """Return a token as the source of a string, safe to print."""
     return repr(text.stream(opens=False)(id) or text.pieces.get(id, f"<{id}>"))
 
 
 def title(outcome: Outcome, text: Text) -> str:
-    """What was drafted, and what came of it."""
+    """Return a line on the draft and its verification."""
     graph, drafts = outcome.graph, outcome.drafts
     return (
         f"{len(graph.tokens) - 1} nodes drafted, {len(graph.merged)} merged; a tree of "
@@ -43,24 +43,24 @@ def title(outcome: Outcome, text: Text) -> str:
     )
 
 
-def print_graph(console: Console, outcome: Outcome, text: Text, *, before: str, told: str) -> None:
-    """Print the graph, under what stands `before` it and what is `told` of it, and a legend."""
+def print_graph(console: Console, outcome: Outcome, text: Text, *, before: str, caption: str) -> None:
+    """Print the caption, the end of the text before the draft, the graph and a legend."""
     end = repr(before[-BEFORE:])
-    console.print(Line(told), Line(f"behind {end}\n", GIVEN), sep="\n", soft_wrap=True)
+    console.print(Line(caption), Line(f"behind {end}\n", GIVEN), sep="\n", soft_wrap=True)
     console.print(tree_of(outcome, text), soft_wrap=True)
     legend = [Line(f"{MARKS[fate]} {fate.value}", STYLES[fate]) for fate in Fate]
     console.print(Line("\n") + Line("  ").join([*legend, Line("→ goes on behind", MERGED)]), soft_wrap=True)
 
 
 def tree_of(outcome: Outcome, text: Text) -> Tree:
-    """The graph with every node under its parent."""
+    """Return the graph with every node under its parent."""
     graph, fates = outcome.graph, outcome.fates
-    shown = list[Tree]()
+    branches = list[Tree]()
     for node, token in enumerate(graph.tokens):
         line = Line.assemble((f"{MARKS[fates[node]]} {node} {spelled(text, token)}", STYLES[fates[node]]))
         if node:
             line.append(f" {graph.chances[node]:.2f}", GIVEN)
         if node in graph.merged:
             line.append(f" → {graph.merged[node]}", MERGED)
-        shown.append(shown[graph.parents[node]].add(line) if node else Tree(line, guide_style=GIVEN))
-    return shown[0]
+        branches.append(branches[graph.parents[node]].add(line) if node else Tree(line, guide_style=GIVEN))
+    return branches[0]

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs
-from infer.engine.agreement import agreed_value
-from infer.engine.forward import context_length
+from infer.engine.forward import agreed_value, context_length
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import FINE, Runner
 from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Verified
 from infer.trees.tree import Tree
 
 ENOUGH = 4.0  # times L(1): no number of accepted drafts pays for more rows than that
@@ -35,7 +35,7 @@ def context_for(capacity: int, lm: PreTrainedModel) -> int:
     return min(half, context_length(lm.config))
 
 
-class Bench:
+class StepTimer:
     """Steps of a decoding loop on a model, against the clock."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Bench:
         reading = self._forward(tree)
         walks, walked = self._walks(tree, reading)
         for b, (path, choice) in enumerate(walks if probes else ()):
-            found = reading.drafts(b, tree.drafted, WIDTH)
-            self._drafter.observe(tree, path, choice, found, q, 0.0)
+            answers = reading.drafts(b, tree.drafted, WIDTH)
+            self._drafter.observe(Verified(tree, path, choice, answers, q, 0.0))
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
         _, again = self._walks(tree, reading)  # what was made with the forward is looked up
@@ -90,8 +90,8 @@ class Bench:
     def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
         """Every sequence's path and choice, and the seconds that they took."""
         began = self._clock()
-        found = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
-        return found, self._clock() - began
+        walks = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
+        return walks, self._clock() - began
 
     def _forward(self, tree: Tree) -> Reading:
         return self._runner.forward([tree] * self._batch, self._requests, self._sampling)
@@ -100,10 +100,8 @@ class Bench:
 def measure_costs(
     lm: PreTrainedModel, *, batch: int, context: int, sampling: Sampling, static: bool | None = None
 ) -> Costs:
-    """Times of the rows in turns, so that a change of the machine's speed meets them alike. `static` is the
-    Runner's.
-    """
-    bench = Bench(lm, batch=batch, context=context, sampling=sampling, static=static)
+    """Measure the times of rows in turns, so that a change of the machine's speed affects all alike."""
+    bench = StepTimer(lm, batch=batch, context=context, sampling=sampling, static=static)
     rows, first = list[int](), 0.0
     for q in ROWS:
         last = min(bench.step(q) for _ in range(3))  # the first warms up
@@ -122,7 +120,7 @@ def measure_costs(
 
 
 def rising(values: Sequence[float]) -> np.ndarray:
-    """The nearest values that never fall (isotonic regression, by pooling adjacent violators): more
+    """Return the nearest values that never fall (isotonic regression, by pooling adjacent violators): more
     rows never cost less, and where they seem to, that is the clock's noise.
     """
     means, counts = list[float](), list[int]()

@@ -17,11 +17,10 @@ import torch
 
 from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.protocol import Drafters
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, SEEDS, Sampling
-from infer.loop import Limits, Step, decode
+from infer.loop import Drafters, Limits, Step, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Measured:
         return list(chain.from_iterable(self.rounds))
 
     def speedups(self, baseline: "Measured") -> list[float]:
-        """The ratio of tokens per second, round by round."""
+        """Return the ratio of tokens per second, round by round."""
         pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=True)
         return [ours / theirs for ours, theirs in pairs]
 
@@ -138,7 +137,7 @@ def loop_decoder(
 
 
 def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float, times: Sequence[float] = ()) -> Run:
-    """What the steps of one text came to; `times` says when the tokens of each were there."""
+    """Return what the steps of one text came to; `times` says when the tokens of each were there."""
     return Run(
         [token for step in steps for token in step.tokens],
         seconds,
@@ -191,13 +190,13 @@ def measure(
     for decoder in decoders.values() if prompts else ():
         decoder(prompts[0])
     names = list(decoders)
-    found = {name: Measured() for name in names}
+    measured_by_name = {name: Measured() for name in names}
     for round_ in range(rounds):
-        for measured in found.values():
+        for measured in measured_by_name.values():
             measured.rounds.append([])
         for index, prompt in enumerate(prompts):
             turn = (round_ + index) % len(names)
             for name in names[turn:] + names[:turn]:
-                found[name].rounds[-1].append(decoders[name](prompt))
+                measured_by_name[name].rounds[-1].append(decoders[name](prompt))
             advance()
-    return found
+    return measured_by_name

@@ -23,5 +23,5 @@ def read_units(folder: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """What all units of a run share. Raises UserError for a damaged one: units are not told without it."""
+    """Return the header that all units of a run share. Raises UserError for a damaged one."""
     return read_sealed(file, f"remove {file.parent} to begin anew")

@@ -48,7 +48,7 @@ class Adaptive:
 def load_model(
     folder: str | Path, *, dtype: str, device: str | None = None, whole: bool = False
 ) -> PreTrainedModel:
-    """The library's model with its adapter, if it has one, ready to decode.
+    """Load the library's model with its adapter, if it has one, ready to decode.
 
     Under torchrun it is divided over the processes, each on its own GPU or all on CPUs; `whole`: every process
     loads all of it. Raises UserError
@@ -59,7 +59,7 @@ def load_model(
     path, ranks = check_directory(folder), 1 if whole else parallel.processes()
     if ranks > 1 and device:
         raise UserError(
-            f"device={device}: wanted none under torchrun, which gives each of its {ranks} processes one"
+            f"device must be unset under torchrun, which gives each of its {ranks} processes one, got {device}"
         )
     adapter, described = path / "adapter", has_adaptive(path)
     gated = is_gated(path)
@@ -81,7 +81,7 @@ def load_model(
 
 
 def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
-    """The library's model with every weight from the directory."""
+    """Load the library's model; every weight must come from the directory."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # of weights amiss its report is a table
     try:
@@ -101,25 +101,23 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         raise UserError(
-            f"model={path}: wanted a causal model with weights, found {in_one_line(error)}"
+            f"model={path} must be a causal model with weights, got {in_one_line(error)}"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    lm, found = loaded
-    _check_weights(path, found)
+    lm, info = loaded
+    _check_weights(path, info)
     return lm
 
 
 def _check_depth(path: Path, config: PreTrainedConfig) -> None:
-    """Raises UserError for more layers than there are weights: the library would make them all first, which of
-    a number with a digit too many takes hours.
-    """
+    """Raise UserError for more layers than weights: the library would spend hours on making them all."""
     files = [file for file in path.glob("*.safetensors") if file.name != FILE]
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     weights = sum(len(_names(file)) for file in files)
     if files and layers > weights:
         raise UserError(
-            f"model={path}: wanted weights of {layers} layers, as config.json says, found {weights} in all"
+            f"model={path} must have weights of {layers} layers (config.json), got {weights} weights in all"
         )
 
 
@@ -128,37 +126,37 @@ def _names(file: Path) -> list[str]:
         return list(weights.keys())
 
 
-def _check_weights(path: Path, found: dict[str, Any]) -> None:
-    """Raises UserError where a weight is absent or of another size: the library would draw it at random."""
-    for name, stored, wanted in sorted(found["mismatched_keys"]):
+def _check_weights(path: Path, info: dict[str, Any]) -> None:
+    """Raise UserError where a weight is absent or of another size: the library would draw it at random."""
+    for name, stored, expected in sorted(info["mismatched_keys"]):
         raise UserError(
-            f"model={path}: wanted weights of the sizes that config.json says, {tuple(wanted)} for {name}, "
-            f"found {tuple(stored)}"
+            f"model={path} must have weights of the sizes in config.json, {tuple(expected)} for {name}, "
+            f"got {tuple(stored)}"
         )
-    absent, further = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    absent, further = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if absent:
-        raise UserError(f"model={path}: wanted every weight of the model, found no {', '.join(absent[:3])}")
+        raise UserError(f"model={path} must have every weight of the model, got no {', '.join(absent[:3])}")
     if further:
         names = visible(", ".join(further[:3]))
         getLogger(__name__).warning("%s: %s, ... belong to no part of the model", path, names)
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
-    """The ids that end a text; a model may have none, one or several. Raises UserError for what is no id."""
-    found: Any = lm.generation_config.eos_token_id if lm.generation_config else None
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    """Return the ids that end a text. Raises UserError for a value that is no id."""
+    value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(id, int) for id in ids):
-        raise UserError(f"eos_token_id of generation_config.json: wanted token ids, found {found}")
+        raise UserError(f"eos_token_id of generation_config.json must be token ids, got {value}")
     return frozenset(ids)
 
 
 def load_text(folder: str | Path) -> Text:
-    """The directory's tokenizer, with the control ids of training where adaptive.json has them."""
+    """Return the directory's tokenizer, with the control ids of training where adaptive.json has them."""
     path = check_directory(folder)
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise UserError(f"model={folder}: wanted a tokenizer at {file}, found none")
-    with Refusing(f"{file}: wanted a tokenizers file, found"):
+        raise UserError(f"model={folder} must have a tokenizer at {file}, got none")
+    with Refusing(f"{file} must be a tokenizers file, got"):
         tokenizer = Tokenizer.from_file(str(file))
     adaptive = load_adaptive(folder) if has_adaptive(folder) else None
     control = adaptive.control if adaptive else None
@@ -185,16 +183,12 @@ def is_gated(folder: str | Path) -> bool:
 
 
 def load_adaptive(folder: str | Path) -> Adaptive:
-    """What adaptive.json says. Raises UserError where the model was trained without adaptive tokens, and
-    for ids that it has no row for.
-    """
+    """Read adaptive.json. Raises UserError where there is none, and for ids without a row of the embedding."""
     path = check_directory(folder) / "adaptive.json"
     if not path.is_file():
-        raise UserError(
-            f"model={folder}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json in it"
-        )
+        raise UserError(f"model={folder} must be fine-tuned with adaptive tokens, got no adaptive.json in it")
     try:
-        adaptive = _adaptive(read_json(path, "adaptive_ids and L"))
+        adaptive = _adaptive(read_json(path, "JSON with adaptive_ids and L"))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     _check_adaptive(adaptive, path, _rows(path.parent))
@@ -202,9 +196,7 @@ def load_adaptive(folder: str | Path) -> Adaptive:
 
 
 def _adaptive(value: dict[str, Any]) -> Adaptive:
-    """Raises ValueError, in a sentence, for a field of another type: read as what it may have meant, it would
-    draft with other tokens, or leave a control piece to the text.
-    """
+    """Raise ValueError, in a sentence, for a field of another type, which could draft with wrong tokens."""
     bos, control, ngrams = value.get("bos"), value.get("control"), value.get("ngrams")
     return Adaptive(
         _ids(value.get("adaptive_ids"), "adaptive_ids"),
@@ -239,35 +231,35 @@ def _infilling(value: Any) -> Infilling | None:
     """None where a tokenizer lacks one of the ids, which is then null."""
     if value is None or value == {}:
         return None
-    found, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
-    if absent := [name for name in names if name not in found]:
-        raise ValueError(f"wanted {', '.join(names)} in infilling, found no {absent[0]}")
-    ids = [found[name] for name in names]
+    ids_by_name, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
+    if absent := [name for name in names if name not in ids_by_name]:
+        raise ValueError(f"infilling must have {', '.join(names)}, got no {absent[0]}")
+    ids = [ids_by_name[name] for name in names]
     return None if None in ids else Infilling(*_ids(ids, "infilling"))
 
 
-def _ids(found: object, name: str) -> tuple[int, ...]:
-    return tuple(_expect(id, int, f"an id of {name}") for id in _expect(found, list, name))
+def _ids(values: object, name: str) -> tuple[int, ...]:
+    return tuple(_expect(id, int, f"an id of {name}") for id in _expect(values, list, name))
 
 
-def _expect(found: Any, kind: type[T], name: str) -> T:
-    """A value of this very type: true is no number."""
-    if type(found) is not kind:
-        raise ValueError(f"wanted {name} as {kind.__name__}, found {found!r:.60}")
-    return found
+def _expect(value: Any, kind: type[T], name: str) -> T:
+    """Return the value if it has exactly this type: true is no number."""
+    if type(value) is not kind:
+        raise ValueError(f"{name} must be {kind.__name__}, got {value!r:.60}")
+    return value
 
 
 def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
     if not adaptive.ids or adaptive.L < 1:
         raise UserError(
-            f"{path}: wanted at least one of adaptive_ids and L from 1 on, found {list(adaptive.ids)} and "
+            f"{path} must have at least one of adaptive_ids and L from 1 on, got {list(adaptive.ids)} and "
             f"{adaptive.L}"
         )
     infilling = vars(adaptive.infilling) if adaptive.infilling else {}
     ids = [("adaptive_ids", id) for id in adaptive.ids] + [("bos", adaptive.bos), *infilling.items()]
     for name, id in ids:
         if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
-            raise UserError(f"{path}: wanted {name} among the model's {rows} rows, found {id}")
+            raise UserError(f"{path}: {name} must be among the model's {rows} rows, got {id}")
 
 
 def _rows(folder: Path) -> int | None:
@@ -275,5 +267,5 @@ def _rows(folder: Path) -> int | None:
     path = folder / "config.json"
     rows = read_json(path, "a model's JSON").get("vocab_size")
     if rows is not None and type(rows) is not int:
-        raise UserError(f"{path}: wanted vocab_size as a whole number, found {rows!r:.60}")
+        raise UserError(f"{path}: vocab_size must be a whole number, got {rows!r:.60}")
     return rows

@@ -8,18 +8,18 @@ from conf.stage import MANIFEST
 
 
 def check_directory(folder: str | Path) -> Path:
-    """The directory, if it can be a model. Raises UserError at once: the hub is never asked."""
+    """Return the path. Raises UserError for a folder that cannot be a model, without asking the hub."""
     path = Path(folder)
     if not (path / "config.json").is_file():
-        found = "no config.json in it" if path.is_dir() else "no such directory"
-        raise UserError(f"model={folder}: wanted a Transformers model directory, found {found}")
+        reason = "no config.json in it" if path.is_dir() else "no such directory"
+        raise UserError(f"model={folder} must be a Transformers model directory, got {reason}")
     return path
 
 
 def decontaminated(folder: str | Path) -> list[str] | None:
-    """The benchmarks that the training data were decontaminated against; [] where its manifest lists none.
+    """Return the benchmarks that the training data were decontaminated against.
 
-    None for a directory that no export of this project wrote. Raises UserError for a manifest that is no JSON.
+    None for a directory that this project did not export. Raises UserError for a manifest that is no JSON.
     """
     path = Path(folder) / MANIFEST
     manifest = read_json(path, "a manifest") if path.is_file() else {}

@@ -8,13 +8,15 @@ the depth, chosen for each model by Bayesian optimisation, and stop drafting bel
 Here the first layers draft as they are, without a search; they draft worse for the same number of layers.
 
 Under torchrun the target is divided over the ranks. A draft model is small: every rank loads all of it and
-drafts the same tree (agreement.py). The first layers are divided as the target is.
+drafts the same tree (engine/forward.py). The first layers are divided as the target is.
 
 Knows which ids both models have; knows no drafting.
+
+Whether a base model can be given the ids of the model that was tuned from it.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,13 +24,13 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
 from infer.config import DraftConfig
-from infer.engine.agreement import failing_together
-from infer.engine.forward import context_length
+from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights
 from infer.models.checkpoint import Adaptive, load_adaptive, load_model, load_text
 from infer.text import Text
@@ -51,7 +53,7 @@ class Draft:
     adaptive: Adaptive | None = None  # what it drafts with under draft.adaptive; None: token by token
 
     def read(self, ids: Sequence[int]) -> list[int]:
-        """The target's ids as this model is fed them: with a stand-in for those that it lacks."""
+        """Return the target's ids with a stand-in for those that this model lacks."""
         return [id if id < self.rows else STAND_IN for id in ids]
 
 
@@ -64,14 +66,14 @@ def check_draft(config: DraftConfig, text: Text) -> int:
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
     folder = Path(str(config.model))
-    with told_as("draft", folder):
+    with named_errors("draft", folder):
         pieces = load_text(folder).pieces
         if config.adaptive:
             load_adaptive(folder)
     try:
         return rows_of_both(text.pieces, pieces)
     except ValueError as error:
-        raise UserError(f"draft={folder}: wanted the token ids of the model, {error}") from error
+        raise UserError(f"draft={folder} must have the token ids of the model, {error}") from error
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
@@ -83,14 +85,14 @@ def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
     both = sorted(target.keys() & draft.keys())
     for id in both:
         if target[id] != draft[id]:
-            raise ValueError(f"whose id {id} is {target[id]!r}, found {draft[id]!r}")
+            raise ValueError(f"whose id {id} is {target[id]!r}, got {draft[id]!r}")
     if not both:
-        raise ValueError("found none of them")
+        raise ValueError("got none of them")
     return both[-1] + 1
 
 
 def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adaptive: Adaptive | None) -> Draft:
-    """The model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
+    """Load the model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
 
     A model larger than the target is warned of. Raises UserError for what `load_model` refuses, for
     want of memory on any rank, and for as many layers as the target has.
@@ -99,32 +101,52 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
         folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
         narrow, device = "draft.dtype=bfloat16", str(target.device)
         fits = enough_for_weights(folder, dtype, device, narrow=narrow)
-        with failing_together(target), told_as("draft", folder), fits:
+        with failing_together(target), named_errors("draft", folder), fits:
             lm = load_model(folder, dtype=dtype, device=device, whole=True)
             adaptive = load_adaptive(folder) if config.adaptive else None
         _warn_of_size(folder, lm, target)
     else:
         layers = target.config.num_hidden_layers
         if config.layers >= layers:
-            raise UserError(f"draft={config.model}: wanted fewer layers than the model's {layers}")
+            raise UserError(f"draft must have fewer layers than the model's {layers}, got {config.model}")
         lm = first_layers(target, config.layers)
     if config.adaptive and adaptive is None:
         raise UserError(
-            "draft.adaptive=true: wanted a model fine-tuned with adaptive tokens, found no adaptive.json"
+            "draft.adaptive=true needs a model fine-tuned with adaptive tokens, got no adaptive.json"
         )
     _narrow_head(lm, rows)
     return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
 
 
+@contextmanager
+def failing_together(lm: PreTrainedModel) -> Iterator[None]:
+    """Raise on every rank the UserError of the first rank that meets one in the block.
+
+    A rank that failed alone would leave the others waiting, and torchrun would end them without a sentence.
+    """
+    error: UserError | None = None
+    try:
+        yield
+    except UserError as caught:
+        error = caught
+    errors: list[UserError | None] = [error]
+    if shares(lm) > 1:
+        errors *= shares(lm)
+        dist.all_gather_object(errors, error)
+    for error in errors:
+        if error is not None:
+            raise error
+
+
 def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
-    found, wanted = lm.num_parameters(), target.num_parameters()
-    if found > wanted:
-        told = "draft=%s: wanted fewer parameters than the model's %s, found %s, which drafts slowly"
-        getLogger(__name__).warning(told, folder, f"{wanted:,}", f"{found:,}")
+    parameters, limit = lm.num_parameters(), target.num_parameters()
+    if parameters > limit:
+        message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
+        getLogger(__name__).warning(message, folder, f"{limit:,}", f"{parameters:,}")
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The first layers of a model, with its final norm and head: other modules, the same tensors.
+    """Return the first layers of a model with its final norm and head, on the same tensors.
 
     The tensors of a copy are the original's wherever copying is told that it has copied them already:
     buffers that no checkpoint has, such as rotary frequencies, and an adapter's weights as well.
@@ -140,7 +162,7 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
-    """The logits of the first ids alone, by a view of the head's weights; the embedding stays whole."""
+    """Cut the head to the first ids, by a view of its weights; the embedding stays whole."""
     if rows >= lm.config.vocab_size:
         return
     head: Any = lm.get_output_embeddings()
@@ -151,10 +173,33 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
 
 
 @contextmanager
-def told_as(setting: str, folder: str | Path) -> Iterator[None]:
-    """A directory's mistakes, by the setting that named it."""
+def named_errors(setting: str, folder: str | Path) -> Iterator[None]:
+    """Name the setting that gave the folder in UserErrors of the block."""
     try:
         yield
     except UserError as error:
-        told = str(error).replace(f"model={folder}:", f"{setting}={folder}:")
-        raise UserError(told, page=error.page) from error
+        message = str(error).replace(f"model={folder}", f"{setting}={folder}")
+        raise UserError(message, page=error.page) from error
+
+
+def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
+    """Return the base's pieces by id, before any weight is read; `text` is the tuned model's tokenizer.
+
+    Raises UserError for what is no model directory with a tokenizer, and where an id is another piece.
+    """
+    with named_errors("base", folder):
+        pieces = load_text(folder).pieces
+    try:
+        rows_of_both(text.pieces, pieces)
+    except ValueError as error:
+        raise UserError(f"base={folder} must have the token ids of the model, {error}") from error
+    return pieces
+
+
+def lacking(pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]) -> str | None:
+    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are.
+
+    The tuned model may have more ids than its base, such as those of infilling.
+    """
+    strange = ((id, name) for name, ids in prompts for id in ids if id not in pieces)
+    return next((f"no id {id} of {name}" for id, name in strange), None)

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from conf.errors import UserError, in_one_line
-from infer.engine.gate import GatedEmbedding, GatedLinear, ProbeGate
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import GatedEmbedding, GatedLinear
 
 FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the library's names, in peft's files
@@ -106,7 +107,7 @@ def _amiss(settings: dict[str, Any]) -> str | None:
 
 
 def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(one) is kind for one in value)
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Linear]]:

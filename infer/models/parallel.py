@@ -1,9 +1,9 @@
 """Several processes on one model, under torchrun: tensor parallel by the library's own means.
 
-Measurements go the other way: each process has a whole model, and prompts of its own (crew.py).
+Measurements go the other way: each process has a whole model, and prompts of its own (distributed.py).
 
-Every rank holds its share of each layer's heads and runs the whole loop on the same tokens (agreement.py). A
-draft model is whole on every rank (draft.py).
+Every rank holds its share of each layer's heads and runs the whole loop on the same tokens (engine/forward.py).
+A draft model is whole on every rank (draft.py).
 """
 
 import atexit
@@ -31,7 +31,7 @@ def processes() -> int:
 
 
 def place() -> tuple[int, int, int]:
-    """The rank of this process among those that torchrun started, their number, its rank on this machine."""
+    """Return torchrun's rank, world size and local rank; 0, 1 and 0 without it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     rank, world, local = (int(os.environ.get(name, "0")) if _by_torchrun() else 0 for name in names)
     return rank, max(1, world), local
@@ -54,14 +54,14 @@ def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
     """
     if not config.base_model_tp_plan or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
-            f"torchrun: wanted a model that the library can divide over {ranks} processes, found "
+            f"torchrun: the library must be able to divide the model over {ranks} processes, got "
             f"{config.model_type}, which has no tensor parallel plan"
         )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % ranks or config.num_attention_heads % ranks:
         raise UserError(
-            f"torchrun: wanted a number of processes that divides the model's {config.num_attention_heads} "
-            f"heads and {heads} key-value heads, found {ranks}"
+            f"torchrun: the number of processes must divide the model's {config.num_attention_heads} "
+            f"heads and {heads} key-value heads, got {ranks}"
         )
     atexit.register(leave)
     return DistributedConfig(tp_size=ranks, tp_plan={"lm_head": "replicate"})

@@ -95,11 +95,11 @@ def _frames(
         raise UserError("the prompt must be text, got none. Type one.")
     settings = {"max_new_tokens": int(tokens), "temperature": temperature, "top_p": top_p, "seed": int(seed)}
     decode = decode_of(decoder, k=int(k), **settings)
-    shown, last = 0.0, None
+    refreshed, last = 0.0, None
     for last in race(model, Infill(prompt, suffix) if suffix else prompt, decode):
-        if time.perf_counter() - shown > REFRESH:
+        if time.perf_counter() - refreshed > REFRESH:
             yield _frame(*last, "")
-            shown = time.perf_counter()
+            refreshed = time.perf_counter()
     if last:
         yield _frame(*last, f"### {verdict(*last)}")
 

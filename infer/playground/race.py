@@ -12,8 +12,7 @@ from typing import Any
 from infer.api import Model, TextStep, generate
 from infer.config import DecodeConfig
 from infer.requests import Infill
-from infer.view.coloured import legend, span
-from infer.view.page import marked
+from infer.view.coloured import legend, marked, span
 
 
 @dataclass

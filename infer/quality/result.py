@@ -26,7 +26,7 @@ LEVEL = 0.95
 RESAMPLES = 2000
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 Interval = tuple[float, float]
-Units = Mapping[str, Mapping[str, Any]]
+UnitStore = Mapping[str, Mapping[str, Any]]
 
 
 class Setup(NamedTuple):
@@ -70,7 +70,7 @@ def read(folder: Path) -> dict[str, Any]:
     return result(read_header(folder / HEADER), read_units(folder / UNITS))
 
 
-def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
+def result(header: Mapping[str, Any], units: UnitStore) -> dict[str, Any]:
     """Return quality.json of the units that are done.
 
     Answers without room need no verdict, but count no earlier than the others of their setup: alone they would
@@ -183,10 +183,10 @@ def _same(judged: Mapping[Setup, Sequence[Judged]]) -> Iterator[dict[str, Any]]:
 
 
 def _samples(
-    judged: Mapping[Setup, Sequence[Judged]], shown: Iterable[Mapping[str, str]]
+    judged: Mapping[Setup, Sequence[Judged]], problems: Iterable[Mapping[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """Yield the greedy answers to the problems that are to be shown, by every model and decoder."""
-    for problem in shown:
+    for problem in problems:
         for setup, rows in judged.items():
             if setup.temperature or setup[:2] != (problem["benchmark"], problem["language"]):
                 continue

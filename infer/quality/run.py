@@ -26,17 +26,16 @@ from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import load
 from infer.benchmarks.problem import Problem
 from infer.hardware import circumstances, hardware
-from infer.measure import crew
-from infer.measure.crew import Members, Units
+from infer.measure import distributed
+from infer.measure.distributed import UnitStore, WorkerGroup
 from infer.measure.unfinished import HEADER, UNITS, read_header
 from infer.models.checkpoint import is_gated
-from infer.models.draft import told_as
+from infer.models.draft import named_errors
 from infer.quality.config import QualityConfig
 from infer.quality.result import RESULT, result
 from infer.quality.work import Work, answer_key, completion, contaminated, find_work, models
-from infer.report.parts import SCHEMAS
 from infer.report.terminal import print_report
-from infer.report.write import write
+from infer.report.write import SCHEMAS, write
 from infer.sandbox import Sandbox, open_sandbox
 
 TOGETHER = 32  # verdicts in a unit
@@ -45,48 +44,48 @@ LATE = re.compile(r"timed out after \S+ s")  # by the clock on the wall, not "of
 
 def run(config: QualityConfig) -> None:
     """Answer, judge and report, unless the folder already holds the result."""
-    members = crew.muster()
+    workers = distributed.init_workers()
     if config.threads:
         torch.set_num_threads(config.threads)
     work, out = find_work(config), Path(config.out) / "quality"
-    made = made_from(config, existing(models(config)), ignore=("tracker", "workers")) | work.made()
-    if is_finished(out, "quality", made):
-        tell(members, f"quality: {out} is finished: nothing to do")
+    facts = made_from(config, existing(models(config)), ignore=("tracker", "workers")) | work.facts()
+    if is_finished(out, "quality", facts):
+        tell(workers, f"quality: {out} is finished: nothing to do")
     else:
-        _measure(config, work, made, out, members)
-    if members.first:
+        _measure(config, work, facts, out, workers)
+    if workers.first:
         report = write(Path(config.out), config.tracker)
         print_report(report, ["quality"])
         check_identical(report["quality"])
 
 
-def _measure(config: QualityConfig, work: Work, made: dict[str, Any], out: Path, members: Members) -> None:
+def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path, workers: WorkerGroup) -> None:
     """Write the result."""
     for sentence in contaminated(config, work.benchmarks):
-        tell(members, f"warning: {sentence}")
+        tell(workers, f"warning: {sentence}")
     sandbox = open_sandbox(config.sandbox) if work.executed else None
     if sandbox:
-        tell(members, f"sandbox: {sandbox.told}")
-        with crew.told_by_its_rank():
-            for language in work.executed if members.first else ():
+        tell(workers, f"sandbox: {sandbox.told}")
+        with distributed.rank_local_errors():
+            for language in work.executed if workers.first else ():
                 sandbox.check(language)
     for name in set(config.decoders) - set(work.decoders):
-        tell(members, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
+        tell(workers, f"model={config.model} has no adaptive tokens: it is not decoded with {name}")
     machine = hardware()
     place = {  # what must be as it was for a run to go on
         "hardware": {name: machine[name] for name in ("cpu", "gpu")},
         "sandbox.level": sandbox.level if sandbox else None,
     }
-    with crew.folder(out, {**made, **place}, members) as partial:
-        if members.first and not (partial / HEADER).is_file():
+    with distributed.folder(out, {**facts, **place}, workers) as partial:
+        if workers.first and not (partial / HEADER).is_file():
             write_json(partial / HEADER, sealed(_header(config, work, sandbox)))
-        answers = Units(partial / UNITS, [batch.name for batch in work.batches])
-        _answer(config, work, answers, members)
-        verdicts = _judge(config, work, answers.read(), sandbox, partial / UNITS, members)
-        if members.first:
+        answers = UnitStore(partial / UNITS, [batch.name for batch in work.batches])
+        _answer(config, work, answers, workers)
+        verdicts = _judge(config, work, answers.read(), sandbox, partial / UNITS, workers)
+        if workers.first:
             header = read_header(partial / HEADER)
             write_json(partial / RESULT, sealed(result(header, answers.read() | verdicts)))
-            write_manifest(partial, "quality", made)
+            write_manifest(partial, "quality", facts)
 
 
 def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:
@@ -99,25 +98,25 @@ def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[
     }
 
 
-def _answer(config: QualityConfig, work: Work, units: Units, members: Members) -> None:
+def _answer(config: QualityConfig, work: Work, units: UnitStore, workers: WorkerGroup) -> None:
     """Give this rank's share of all answers; one model is in memory at a time.
 
     Both models read the problems as the tuned one was trained to.
     """
-    mine = set(units.open(members))
-    with Progress(disable=not members.first) as progress:
+    mine = set(units.open(workers))
+    with Progress(disable=not workers.first) as progress:
         task = progress.add_task("answers", total=len(mine))
         for who, folder in models(config).items():
             batches = [batch for batch in work.batches if batch.who == who and batch.name in mine]
             if not batches:
                 continue
-            with told_as(who, folder):
-                model = replace(load(folder, config.dtype, members.device()), text=work.text)
+            with named_errors(who, folder):
+                model = replace(load(folder, config.dtype, workers.device()), text=work.text)
             for batch in batches:
                 units.save(batch.name, batch.unit(model, config))
                 progress.advance(task)
             del model
-    members.wait()
+    workers.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ def _judge(
     answers: Mapping[str, Any],
     sandbox: Sandbox | None,
     folder: Path,
-    members: Members,
+    workers: WorkerGroup,
 ) -> dict[str, Any]:
     """Return the verdicts by unit. Each rank makes its share; the late ones are made once more, alone."""
     by_name = {}
@@ -157,30 +156,30 @@ def _judge(
         # The digest tells lists apart: an answer whose file was damaged may be another the next time.
         digest = hashlib.sha256("".join(case.key for case in part).encode()).hexdigest()[:8]
         by_name[f"verdicts-{index:04}-{digest}"] = part
-    units = Units(folder, list(by_name))
-    workers = max(1, (config.workers or len(os.sched_getaffinity(0))) // members.world)
-    mine = units.open(members)
-    with Progress(disable=not members.first) as progress:
+    units = UnitStore(folder, list(by_name))
+    processes = max(1, (config.workers or len(os.sched_getaffinity(0))) // workers.world)
+    mine = units.open(workers)
+    with Progress(disable=not workers.first) as progress:
         for name in progress.track(mine, description="verdicts"):
-            units.save(name, {"verdicts": judge(by_name[name], sandbox, workers)})
-    members.wait()
+            units.save(name, {"verdicts": judge(by_name[name], sandbox, processes)})
+    workers.wait()
     verdicts = units.read()
     late = {
         f"{name}-again": [case for case in by_name[name] if LATE.fullmatch(unit["verdicts"][case.key][1])]
         for name, unit in verdicts.items()
     }
-    again = Units(folder, [name for name, part in late.items() if part])
-    if members.first:
-        for name in again.open(crew.ALONE):
-            again.save(name, {"verdicts": judge(late[name], sandbox, workers=1)})
-    members.wait()
+    again = UnitStore(folder, [name for name, part in late.items() if part])
+    if workers.first:
+        for name in again.open(distributed.ALONE):
+            again.save(name, {"verdicts": judge(late[name], sandbox, processes=1)})
+    workers.wait()
     return verdicts | again.read()
 
 
-def judge(part: Sequence[Case], sandbox: Sandbox | None, workers: int) -> dict[str, list[Any]]:
+def judge(part: Sequence[Case], sandbox: Sandbox | None, processes: int) -> dict[str, list[Any]]:
     """Return [passed, reason] by key: by execution where the problem has tests, else by exact match."""
     programs = {case.key: program for case in part if (program := case.problem.program(case.text))}
-    verdicts = sandbox.judge_all(list(programs.values()), workers) if sandbox and programs else []
+    verdicts = sandbox.judge_all(list(programs.values()), processes) if sandbox and programs else []
     results = {key: [row.passed, row.reason] for key, row in zip(programs, verdicts, strict=True)}
     for case in part:
         if case.key not in programs:
@@ -192,9 +191,9 @@ def judge(part: Sequence[Case], sandbox: Sandbox | None, workers: int) -> dict[s
     return results
 
 
-def tell(members: Members, line: str) -> None:
+def tell(workers: WorkerGroup, line: str) -> None:
     """Print a line once."""
-    if members.first:
+    if workers.first:
         print_line(line)
 
 

@@ -13,13 +13,12 @@ from infer.benchmarks.problem import Problem
 from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problems
 from infer.config import DecodeConfig, Infill
 from infer.engine.sampling import seed_from
-from infer.models.base import base_pieces, lacking
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.models.directory import decontaminated
-from infer.output import in_pieces
+from infer.models.draft import base_pieces, lacking
 from infer.quality.config import QualityConfig
 from infer.sandbox import missing_toolchain
-from infer.text import Text
+from infer.text import Text, in_pieces
 
 SHOWN = 2  # problems of a benchmark whose answers are shown
 Answer = dict[str, Any]

@@ -6,13 +6,21 @@
 
 A unit is so many documents in their order, whoever does it, so that neither the number of ranks nor a kill
 changes a byte of the shards.
+
+Which documents of a finished data folder are continued, and from where.
+
+The training split alone: what validation is measured on must not be trained on. A document is read as its token
+ids, so that the model continues what training showed it. Those that are laid out for infilling, and the rest of
+one that was cut at a sequence's end, are left out.
 """
 
 import hashlib
 import json
+import random
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,20 +31,95 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conf import UserError
 from conf.characters import print_line
 from conf.files import write_bytes
-from conf.stage import is_finished, made_from, write_manifest
+from conf.stage import is_finished, made_from, read_manifest, write_manifest
+from data_prep.shards import Shards
+from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.api import Model, load
 from infer.engine.memory import enough_memory
 from infer.engine.reading import Request
 from infer.engine.sampling import seed_from
 from infer.loop import Limits, decode
-from infer.measure import crew
-from infer.measure.crew import Members, Units
+from infer.measure import distributed
+from infer.measure.distributed import UnitStore, WorkerGroup
 from infer.measure.unfinished import UNITS, read_unit
 from infer.methods import library_processors
 from infer.models.checkpoint import load_text
 from infer.regenerate.config import RegenerateConfig
-from infer.regenerate.source import Document, Source
 from infer.text import Text
+
+PLAIN = 0  # the mode of a span that is not laid out for infilling
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document of the training split, by its place in the shards: tokens start:stop of a sequence."""
+
+    id: str
+    language: str
+    sequence: int
+    start: int
+    stop: int
+
+
+class Source:
+    """The training documents of the folder `data.path`, in an order that decode.seed decides.
+
+    Raises UserError for what is no finished data folder.
+    """
+
+    def __init__(self, config: RegenerateConfig) -> None:
+        self._config, self._path = config, config.data.path
+        self._manifest = read_manifest(self._path, "shards", "data.path")
+        self._shards = Shards(self._path, "train")
+
+    def check_tokenizer(self, text: Text) -> None:
+        """Raise UserError where an id of the shards is another piece to the model."""
+        pieces = load_tokenizer(Path(self._path) / TOKENIZER).get_vocab(with_added_tokens=True)
+        size = Vocab.from_json(self._manifest["vocab"]).text_size
+        differing = sorted(id for piece, id in pieces.items() if id < size and text.pieces.get(id) != piece)
+        if differing:
+            raise UserError(
+                f"data.path={self._path} must be prepared with the tokenizer of model={self._config.model}, "
+                f"got another piece for id {differing[0]}. Prepare the data with "
+                f"tokenizer={self._config.model}"
+            )
+
+    def documents(self) -> list[Document]:
+        """Those to continue, in order. Raises UserError for fewer than `documents`."""
+        config = self._config
+        drawn = list(islice(self._suitable(), config.documents))
+        if len(drawn) < (config.documents or 1):
+            raise UserError(
+                f"documents must be at most {len(drawn)}, got {config.documents or 'all'}: data.path="
+                f"{self._path} has no more training documents in plain layout that are longer than "
+                f"prefix_min={config.prefix_min} tokens. Lower documents or prefix_min"
+            )
+        return drawn
+
+    def prompt(self, document: Document) -> list[int]:
+        """Return the ids of the document's opening and prefix, whose length its id and decode.seed decide.
+
+        At least one token of the document, which may be its end, is left to the model.
+        """
+        config = self._config
+        longest = min(config.prefix_max, document.stop - document.start - 2)
+        draw = random.Random(seed_from(config.decode.seed, "prefix", document.id))
+        length = draw.randint(config.prefix_min, longest)
+        tokens = self._shards[document.sequence].tokens
+        return tokens[document.start : document.start + 1 + length].tolist()
+
+    def _suitable(self) -> Iterator[Document]:
+        order = list(range(len(self._shards)))
+        random.Random(self._config.decode.seed).shuffle(order)
+        languages = self._manifest["languages"]
+        for index in order:
+            sequence = self._shards[index]
+            for span, id in zip(sequence.spans, sequence.ids):
+                start, stop = int(span["start"]), int(span["stop"])
+                whole = span["mode"] == PLAIN and span["offset"] == 0
+                if whole and stop - start >= self._config.prefix_min + 2:
+                    yield Document(id, languages[span["language"]], index, start, stop)
+
 
 KIND = "own_text"
 SHARD_DOCUMENTS = 4096
@@ -51,28 +134,28 @@ COLUMNS = (
 
 def run(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
-    members, out = crew.muster(), Path(config.out)
+    workers, out = distributed.init_workers(), Path(config.out)
     if config.threads:
         torch.set_num_threads(config.threads)
     source = Source(config)
     inputs = {"model": config.model, "data.path": config.data.path}
-    made = made_from(config, inputs, ignore=("threads",))
-    if is_finished(out, KIND, made):
-        _tell(members, f"{out} is finished: nothing to do")
+    settings = made_from(config, inputs, ignore=("threads",))
+    if is_finished(out, KIND, settings):
+        _tell(workers, f"{out} is finished: nothing to do")
     else:
         source.check_tokenizer(load_text(config.model))
         documents = source.documents()
         parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
         names = [f"{index:06}" for index in range(len(parts))]
-        with crew.folder(out, made, members) as partial:
-            units = Units(partial / UNITS, names)
-            _continue(config, source, dict(zip(names, parts)), units, members)
-            members.wait()
-            if members.first:
+        with distributed.folder(out, settings, workers) as partial:
+            units = UnitStore(partial / UNITS, names)
+            _continue(config, source, dict(zip(names, parts)), units, workers)
+            workers.wait()
+            if workers.first:
                 facts = _finish(partial, names)
-                write_manifest(partial, KIND, made, **facts)
-                _tell(members, f"{facts['documents']} documents, {facts['tokens']} new tokens")
-    if members.first:  # also what a run that was killed right at its end has left
+                write_manifest(partial, KIND, settings, **facts)
+                _tell(workers, f"{facts['documents']} documents, {facts['tokens']} new tokens")
+    if workers.first:  # also what a run that was killed right at its end has left
         shutil.rmtree(out / UNITS, ignore_errors=True)
 
 
@@ -80,18 +163,18 @@ def _continue(
     config: RegenerateConfig,
     source: Source,
     parts: dict[str, Sequence[Document]],
-    units: Units,
-    members: Members,
+    units: UnitStore,
+    workers: WorkerGroup,
 ) -> None:
     """Do this rank's share of the units that are not done."""
-    names = units.open(members)
+    names = units.open(workers)
     if not names:
         return
-    model = load(config.model, config.dtype, members.device())
+    model = load(config.model, config.dtype, workers.device())
     tokens, forwards, began = 0, 0, time.perf_counter()
-    with Progress(*COLUMNS, disable=not members.first) as progress:
+    with Progress(*COLUMNS, disable=not workers.first) as progress:
         task = progress.add_task(
-            "documents" if members.world == 1 else f"documents, 1 of {members.world} ranks",
+            "documents" if workers.world == 1 else f"documents, 1 of {workers.world} ranks",
             total=sum(len(parts[name]) for name in names),
             rate="",
         )
@@ -100,8 +183,8 @@ def _continue(
             units.save(name, unit)
             tokens, forwards = tokens + unit["tokens"], forwards + unit["forwards"]
             rate = tokens / (time.perf_counter() - began)
-            shown = f"{rate:,.0f} tok/s {tokens / forwards:.1f} tok/forward"
-            progress.update(task, advance=len(parts[name]), rate=shown)
+            figures = f"{rate:,.0f} tok/s {tokens / forwards:.1f} tok/forward"
+            progress.update(task, advance=len(parts[name]), rate=figures)
 
 
 def regenerate(
@@ -135,7 +218,7 @@ def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, 
 def _decoded(
     model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
 ) -> tuple[list[list[int]], int]:
-    """The new tokens of each prompt, and the number of forwards."""
+    """Return the new tokens of each prompt, and the number of forwards."""
     settings, longest = config.decode, max(map(len, prompts))
     capacity = longest + settings.max_new_tokens
     if capacity > model.context:
@@ -187,6 +270,6 @@ def _finish(partial: Path, names: Sequence[str]) -> dict[str, Any]:
     return {"documents": sum(shard["documents"] for shard in shards), **totals, "shards": shards}
 
 
-def _tell(members: Members, line: str) -> None:
-    if members.first:
+def _tell(workers: WorkerGroup, line: str) -> None:
+    if workers.first:
         print_line(f"regenerate: {line}")

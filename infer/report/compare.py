@@ -50,49 +50,51 @@ def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
     """
     check_place(out)
     if any((out / name).exists() for name in ("report.json", "speed", "quality", "manifest.json")):
-        raise UserError(f"out={out}: wanted a folder for the comparison alone, found another result in it")
+        raise UserError(
+            f"out={out} must be a folder for the comparison alone, got another result in it. Use another out="
+        )
     reports = [build(folder, setting="compare") for folder in (first, second)]
-    found = {**compare(*reports), "folders": [str(first), str(second)]}
+    comparison = {**compare(*reports), "folders": [str(first), str(second)]}
     for kind in ("speed", "quality"):
-        if found[kind]:
-            write_bytes(out / f"{kind}.csv", sheet(found[kind]))
-    title = " and ".join(found["names"])
-    page = render("compare.html.j2", title, found=found, page_tables=_tables(found), apart=LEGEND)
+        if comparison[kind]:
+            write_bytes(out / f"{kind}.csv", sheet(comparison[kind]))
+    title = " and ".join(comparison["names"])
+    page = render("compare.html.j2", title, found=comparison, page_tables=_tables(comparison), apart=LEGEND)
     write_bytes(out / "index.html", page.encode("utf-8", "replace"))
-    write_json(out / "comparison.json", found)
-    return found
+    write_json(out / "comparison.json", comparison)
+    return comparison
 
 
-def print_comparison(found: Mapping[str, Any]) -> None:
-    """What differs, then the tables."""
+def print_comparison(comparison: Mapping[str, Any]) -> None:
+    """Return what differs, then the tables."""
     console = PlainConsole()
-    first, second = found["names"]
-    console.print(f"A: {first} ({found['folders'][0]})\nB: {second} ({found['folders'][1]})\n")
-    for one in found["differences"]:
-        console.print(f"{one['part']} {one['name']}: {one['values'][0]} | {one['values'][1]}")
-    console.print("" if found["differences"] else "Both were made alike.\n")
-    for one in _tables(found):
-        console.print(one["title"])
-        console.print(table_of(one["head"], one["rows"]))
+    first, second = comparison["names"]
+    console.print(f"A: {first} ({comparison['folders'][0]})\nB: {second} ({comparison['folders'][1]})\n")
+    for entry in comparison["differences"]:
+        console.print(f"{entry['part']} {entry['name']}: {entry['values'][0]} | {entry['values'][1]}")
+    console.print("" if comparison["differences"] else "Both were made alike.\n")
+    for entry in _tables(comparison):
+        console.print(entry["title"])
+        console.print(table_of(entry["head"], entry["rows"]))
         console.print()
     console.print(LEGEND)
-    for one in found["lone"]:
-        console.print(f"only in {one['report']}: {one['row']}")
-    for warning in found["warnings"]:
+    for entry in comparison["lone"]:
+        console.print(f"only in {entry['report']}: {entry['row']}")
+    for warning in comparison["warnings"]:
         console.print(f"warning: {warning}")
 
 
-def _tables(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tables(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of title, head and rows of texts, for terminal and page alike."""
     head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
     tables = list[dict[str, Any]]()
-    for (name, dtype, heat), mine in groups(found["speed"], "prompt_set", "dtype", "temperature").items():
+    for (name, dtype, heat), mine in groups(comparison["speed"], "prompt_set", "dtype", "temperature").items():
         title = f"{name}, {dtype}, temperature {heat:g}"
         tables.append({"title": title, "head": head, "rows": [_speed_row(row) for row in mine]})
         sources, shares = compared_sources(mine)
         if shares:
             tables.append({"title": f"{title}: accepted drafts by source", "head": sources, "rows": shares})
-    rows = [_quality_row(row) for row in found["quality"]]
+    rows = [_quality_row(row) for row in comparison["quality"]]
     quality = {"title": "Quality, decoded plainly", "head": ["benchmark", "metric", "A", "B", "B - A", ""]}
     return [*tables, *([{**quality, "rows": rows}] if rows else [])]
 
@@ -128,14 +130,16 @@ def _mark(row: Row) -> str:
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Differences of what made them, rows that both have, and rows that one has."""
-    ours, theirs = (_by_key(_rows(one, "speed"), KEY) for one in (first, second))
-    scores, others = (_by_key(one["summary"]["scores"], PLACE) for one in (first, second))
+    ours, theirs = (_by_key(_rows(report, "speed"), KEY) for report in (first, second))
+    scores, others = (_by_key(report["summary"]["scores"], PLACE) for report in (first, second))
     names = _names(first["name"], second["name"])
     return {
         "schema": SCHEMA,
         "names": names,
         "warnings": [
-            f"{name}: {told}" for name, one in zip(names, (first, second)) for told in one["warnings"]
+            f"{name}: {warning}"
+            for name, report in zip(names, (first, second))
+            for warning in report["warnings"]
         ],
         "differences": list(_differences(first, second)),
         "speed": [_pair(ours[key], theirs[key]) for key in ours if key in theirs],
@@ -170,27 +174,27 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterato
     for kind in ("speed", "quality"):
         if not (first[kind] and second[kind]):
             continue
-        ours, theirs = (dict(dotted(_made(one[kind]))) for one in (first, second))
+        ours, theirs = (dict(dotted(_made(part[kind]))) for part in (first, second))
         for name in dict.fromkeys((*ours, *theirs)):
             if ours.get(name) != theirs.get(name):
-                values = [str(one.get(name, "")) for one in (ours, theirs)]
+                values = [str(part.get(name, "")) for part in (ours, theirs)]
                 yield {"part": kind, "name": name, "values": values}
 
 
 def _made(part: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("hardware", "versions", "commit", "model", "ranks", "settings")
-    made = {name: part[name] for name in kept if name in part}
-    return {**made, "settings": {key: one for key, one in part["settings"].items() if key != "out"}}
+    names = ("hardware", "versions", "commit", "model", "ranks", "settings")
+    facts = {name: part[name] for name in names if name in part}
+    return {**facts, "settings": {key: value for key, value in part["settings"].items() if key != "out"}}
 
 
 def _pair(ours: Row, theirs: Row) -> dict[str, Any]:
-    """A decoder's row of both: figures, the ratio of rates, and whether the intervals of speedup overlap."""
+    """Return a decoder's row of both: figures, the ratio of rates, and whether speedups overlap."""
     rates = [row["tokens_per_second"] for row in (ours, theirs)]
     intervals = [row["speedup_interval"] for row in (ours, theirs)]
-    found: dict[str, Any] = {name: ours[name] for name in KEY}
+    row: dict[str, Any] = {name: ours[name] for name in KEY}
     for name in COMPARED:
-        found |= {f"first_{name}": ours[name], f"second_{name}": theirs[name]}
-    return found | {
+        row |= {f"first_{name}": ours[name], f"second_{name}": theirs[name]}
+    return row | {
         "ratio": rates[1] / rates[0] if all(rates) else None,
         "overlap": _overlap(*intervals) if all(intervals) and ours["decoder"] != "plain" else None,
         "first_differs": differs(ours),
@@ -215,7 +219,7 @@ def _scores(ours: Row, theirs: Row) -> dict[str, Any]:
 
 
 def _told(row: Row) -> str:
-    """A row by name."""
+    """Return a row by name."""
     if "decoder" in row:
         return f"{label(row)} on {row['prompt_set']}, {row['dtype']}, temperature {row['temperature']:g}"
     return f"{task(row)}, {row['metric']}, temperature {row['temperature']:g}"

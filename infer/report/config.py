@@ -25,7 +25,7 @@ class ReportConfig:
     def __post_init__(self) -> None:
         if self.compare is not None and len(self.compared) != 2:
             raise ValueError(
-                f"compare: wanted two reports' folders as A,B, found {len(self.compared)}: {self.compare}"
+                f"compare must be two reports' folders as A,B, got {len(self.compared)}: {self.compare}"
             )
         if self.compare is not None and self.training is not None:
             raise ValueError(

@@ -35,7 +35,7 @@ CARDS = 3  # of speed, and 2 of quality
 
 
 def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> str:
-    """The page of a report, with these of its plots in it."""
+    """Return the page of a report, with these of its plots in it."""
     speed, quality, training = report["speed"], report["quality"], report["training"]
     samples = [*(speed or {}).get("samples", []), *(quality or {}).get("samples", [])]
     return render(
@@ -51,8 +51,8 @@ def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> s
         quality=_quality(quality) if quality else None,
         training=training_facts(training, report["seconds"]) if training else None,
         figures=drawings,
-        samples=[_sample(one) for one in samples],
-        legend=Markup(coloured.legend({kind for one in samples for kind, _ in one["pieces"]})),
+        samples=[_sample(sample) for sample in samples],
+        legend=Markup(coloured.legend({kind for sample in samples for kind, _ in sample["pieces"]})),
     )
 
 
@@ -63,7 +63,7 @@ def report_title(report: Mapping[str, Any]) -> str:
 
 
 def render(template: str, title: str, **context: Any) -> str:
-    """A page from a template of this folder."""
+    """Return a page from a template of this folder."""
     return page(title, _environment().get_template(template).render(context), style=coloured.STYLE)
 
 
@@ -89,11 +89,11 @@ def _environment() -> Environment:
 
 
 def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The speedup of each prompt set, greedy with the sampled one beside it; and the times of a token."""
+    """Return the greedy speedup of each prompt set with the sampled one beside it."""
     cards = []
     for (name,), mine in list(groups(report["summary"]["best"], "prompt_set").items())[:CARDS]:
-        first, *others = sorted(mine, key=lambda one: one["temperature"])
-        notes = [f"{how(one['temperature'])}: {_times(one)}" for one in others[:1]]
+        first, *others = sorted(mine, key=lambda best: best["temperature"])
+        notes = [f"{how(best['temperature'])}: {_times(best)}" for best in others[:1]]
         cards.append(
             {
                 "value": f"{first['speedup']:.2f}×",
@@ -136,15 +136,15 @@ def _score_cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Scores that tell something of the model."""
     return [
         {
-            "value": percent(one["model"], 1),
-            "label": f"{task(one)}, {one['metric']}",
+            "value": percent(score["model"], 1),
+            "label": f"{task(score)}, {score['metric']}",
             "notes": [
-                *([f"base model {percent(one['base'], 1)}"] if one["base"] is not None else []),
-                f"95 %: {span([100 * end for end in one['model_interval']], '.0f')}",
+                *([f"base model {percent(score['base'], 1)}"] if score["base"] is not None else []),
+                f"95 %: {span([100 * end for end in score['model_interval']], '.0f')}",
             ],
         }
-        for one in summary["scores"]
-        if one["model"] is not None and tells(one)
+        for score in summary["scores"]
+        if score["model"] is not None and tells(score)
     ][:2]
 
 
@@ -176,24 +176,28 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
         "tables": quality_tables(part),
         "same": [
             [
-                task(one),
-                one["who"],
-                f"{one['decoder']} and {one['against']}",
-                f"{one['identical']}/{one['compared']}",
+                task(entry),
+                entry["who"],
+                f"{entry['decoder']} and {entry['against']}",
+                f"{entry['identical']}/{entry['compared']}",
             ]
-            for one in part["same"]
+            for entry in part["same"]
         ],
         "rules": [(benchmark(name), rule) for name, rule in part.get("rules", {}).items()],
-        "skipped": [(task(one), one["reason"]) for one in part["skipped"]],
+        "skipped": [(task(entry), entry["reason"]) for entry in part["skipped"]],
     }
 
 
-def _sample(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A coloured text; on hovering a piece says who produced it."""
-    pieces = [coloured.span(kind, text, title=coloured.meaning(kind)) for kind, text in one["pieces"]]
-    text = "".join([coloured.span("given", one["before"]), *pieces, coloured.span("given", one["after"])])
-    title = [one.get("prompt_set") or benchmark(one["benchmark"]), one["id"], label({"k": 0, **one})]
-    title += [one["dtype"]] if one.get("dtype") else []
-    title += [f"temperature {one['temperature']:g}"] if one.get("temperature") else []
-    title += [one["who"], one["verdict"]] if "verdict" in one else []
+def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a coloured text; on hovering a piece says who produced it."""
+    pieces = [coloured.span(kind, text, title=coloured.meaning(kind)) for kind, text in sample["pieces"]]
+    text = "".join([coloured.span("given", sample["before"]), *pieces, coloured.span("given", sample["after"])])
+    title = [
+        sample.get("prompt_set") or benchmark(sample["benchmark"]),
+        sample["id"],
+        label({"k": 0, **sample}),
+    ]
+    title += [sample["dtype"]] if sample.get("dtype") else []
+    title += [f"temperature {sample['temperature']:g}"] if sample.get("temperature") else []
+    title += [sample["who"], sample["verdict"]] if "verdict" in sample else []
     return {"title": ", ".join(title), "text": Markup(text)}

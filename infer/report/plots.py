@@ -89,7 +89,7 @@ def _drawing(panels: Sequence[Panel], caption: str, name: str) -> Drawing:
             entries |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
         columns = min(COLUMNS, len(panels))
         lines = -(-len(panels) // columns)
-        figure = Figure(figsize=(WIDTH * columns, max(one.height for one in panels) * lines + 0.5), dpi=150)
+        figure = Figure(figsize=(WIDTH * columns, max(panel.height for panel in panels) * lines + 0.5), dpi=150)
         figure.set_layout_engine("constrained")
         axes = list(figure.subplots(lines, columns, squeeze=False).flat)
         for axis, panel in zip(axes, panels):
@@ -111,7 +111,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> Axes:
 
 
 def _legend_entry(text: str, handle: Any) -> str:
-    """A line of the legend as markup of a page."""
+    """Return a line of the legend as markup of a page."""
     line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
     color = to_hex(line.get_color())
     variable = next(name for name, light in LIGHT.items() if light == color)
@@ -179,17 +179,17 @@ def rate_against_k(part: Part) -> list[Panel]:
 
 
 def acceptance_against_k(part: Part) -> list[Panel]:
-    """Accepted drafts over k (left of Figures 3 and 4)."""
+    """Plot accepted drafts over k (left of Figures 3 and 4)."""
     return _against_k(part["rows"], "acceptance_rate", "acceptance rate", share=True)
 
 
 def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = False) -> list[Panel]:
-    """A panel for each prompt set and dtype, a line for each decoder and temperature."""
-    shown = [row for row in rows if row["decoder"] in ("sdsat", *LEVELS) and row[measure] is not None]
-    if not any(row["decoder"] == "sdsat" for row in shown):
+    """Return a panel for each prompt set and dtype, a line for each decoder and temperature."""
+    rows_with_k = [row for row in rows if row["decoder"] in ("sdsat", *LEVELS) and row[measure] is not None]
+    if not any(row["decoder"] == "sdsat" for row in rows_with_k):
         return []
-    heats = sorted({row["temperature"] for row in shown})
-    top = 1.08 * max(row[measure] for row in shown)
+    heats = sorted({row["temperature"] for row in rows_with_k})
+    top = 1.08 * max(row[measure] for row in rows_with_k)
 
     def panel(axis: Axes, mine: Sequence[Row]) -> None:
         for (decoder, heat), own in groups(mine, "decoder", "temperature").items():
@@ -208,12 +208,13 @@ def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = Fa
         if share:
             axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
-    return [Panel(name, partial(panel, mine=mine)) for name, mine in by_set(shown).items()]
+    return [Panel(name, partial(panel, mine=mine)) for name, mine in by_set(rows_with_k).items()]
 
 
 def acceptance_by_place(part: Part) -> list[Panel]:
-    """The share accepted at each place of a draft, of the drafts that reached it, with 95 % intervals; at the
-    lowest temperature, of sdsat (paper) with the largest k.
+    """Plot the share accepted at each place, of the drafts that reached it, with 95 % intervals.
+
+    It is of the lowest temperature, and of sdsat (paper) with the largest k.
     """
     rows = [row for row in coolest(part["rows"]) if row["decoder"] in BY_PLACE]
     rows = [row for row in rows if row["acceptance_where_reached"]]
@@ -247,8 +248,8 @@ def _places(axis: Axes, rows: Sequence[Row]) -> None:
 
 def time_of_rows(part: Part) -> list[Panel]:
     """L(q), measured and at the device's limit, a panel for each dtype."""
-    measured = {one["dtype"]: one for one in part["costs"]}
-    limits = {one["dtype"]: one for one in part["limits"]}
+    measured = {entry["dtype"]: entry for entry in part["costs"]}
+    limits = {entry["dtype"]: entry for entry in part["limits"]}
 
     def panel(axis: Axes, dtype: str) -> None:
         most = float("inf")

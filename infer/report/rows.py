@@ -74,28 +74,28 @@ BENCHMARKS = {"humaneval": "HumanEval", "mbpp": "MBPP", "multipl_e": "MultiPL-E"
 
 
 def label(row: Row) -> str:
-    """A decoder's name in tables."""
+    """Return a decoder's name in tables."""
     name: str = row["decoder"]
     return f"{BY_K[name]} k={row['k']}" if name in BY_K and row["k"] else LABELS.get(name, name)
 
 
 def language(name: str) -> str:
-    """A language's name in tables."""
+    """Return a language's name in tables."""
     return LANGUAGES.get(name, name.capitalize())
 
 
 def benchmark(name: str) -> str:
-    """A benchmark's name in tables."""
+    """Return a benchmark's name in tables."""
     return BENCHMARKS.get(name, name.replace("_", " "))
 
 
 def task(row: Row) -> str:
-    """A benchmark and its language, where it has one."""
+    """Return a benchmark and its language, where it has one."""
     return f"{benchmark(row['benchmark'])} {language(row['language'])}".strip()
 
 
 def place_of(row: Row) -> tuple[Any, ...]:
-    """What a score, or a difference of scores, is of."""
+    """Return what a score, or a difference of scores, is of."""
     return tuple(row[name] for name in PLACE)
 
 
@@ -124,34 +124,34 @@ def same(row: Row) -> str:
 
 def groups(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows by some of their fields, in the order in which they come."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[name] for name in fields), []).append(row)
-    return found
+        grouped.setdefault(tuple(row[name] for name in fields), []).append(row)
+    return grouped
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    """A figure; nothing where there is none."""
+    """Return a figure; nothing where there is none."""
     return "" if value is None else format(value, form)
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A share of one, in percent."""
+    """Return a share of one, in percent."""
     return "" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def points(value: float | None) -> str:
-    """A difference of shares, in percentage points."""
+    """Return a difference of shares, in percentage points."""
     return "" if value is None else f"{100 * value:+.1f}"
 
 
 def span(pair: Sequence[float] | None, form: str = ".2f") -> str:
-    """An interval."""
+    """Return an interval."""
     return "" if pair is None else "–".join(format(value, form) for value in pair)
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """A large number of units with a prefix: 4.10 TB/s."""
+    """Return a large number of units with a prefix: 4.10 TB/s."""
     if value is None:
         return ""
     for prefix in ("", "k", "M", "G", "T", "P"):
@@ -162,17 +162,15 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """A row with no lists in it, for a table of plain cells: pairs as two fields, others as one text, and what
-    is nested by dotted names.
-    """
-    found: dict[str, Any] = {}
+    """Return a row of plain cells: pairs as two fields, other lists as text, nested values by dotted names."""
+    columns: dict[str, Any] = {}
     for name, value in dotted(row):
         ends = PAIRS.get(name.rsplit("_", 1)[-1])
         if ends:
-            found |= {f"{name}_{end}": one for end, one in zip(ends, value or (None, None))}
+            columns |= {f"{name}_{end}": item for end, item in zip(ends, value or (None, None))}
         else:
-            found[name] = " ".join(f"{one:.6g}" for one in value) if isinstance(value, list) else value
-    return found
+            columns[name] = " ".join(f"{item:.6g}" for item in value) if isinstance(value, list) else value
+    return columns
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ MANY = 100  # problems whose scores are worth a card even where no difference is
 
 
 def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The headline, the fastest row of each prompt set and temperature, and scores beside the base model's."""
+    """Return the headline, the fastest row of each set and temperature, and scores beside the base's."""
     best = best_rows(parts["speed"]["rows"]) if "speed" in parts else []
     scores = changes(parts["quality"]) if "quality" in parts else []
     model = next((model_name(part["settings"]["model"]) for part in parts.values()), "")
@@ -42,7 +42,7 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
         if not candidates:
             continue
         _, fastest_draft = _best(candidates)
-        pace, best = _best([one for one in candidates if one[1]["decoder"] == HEADLINE] or candidates)
+        pace, best = _best([each for each in candidates if each[1]["decoder"] == HEADLINE] or candidates)
         fastest, plain = _first((pace, row) for pace, row in paces if row["decoder"] == "plain")
         peers = [(pace, row) for pace, row in paces if row["peer"]]
         over, peer = _first(peers) if peers else (None, None)
@@ -65,7 +65,9 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
 def _best(candidates: Sequence[tuple[float, Row]]) -> tuple[float, Row]:
     """Return the exact row, where there is one, whose interval of tokens per second begins highest."""
     exact = [(pace, row) for pace, row in candidates if row["exact"]]
-    return max(exact or candidates, key=lambda one: one[0] * sure(one[1]) / one[1]["speedup"])
+    return max(
+        exact or candidates, key=lambda candidate: candidate[0] * sure(candidate[1]) / candidate[1]["speedup"]
+    )
 
 
 def _is_faster(row: Row, other: Row) -> bool:
@@ -73,7 +75,7 @@ def _is_faster(row: Row, other: Row) -> bool:
 
 
 def _first(paces: Iterable[tuple[float, Row]]) -> tuple[float, Row]:
-    return max(paces, key=lambda one: one[0])
+    return max(paces, key=lambda entry: entry[0])
 
 
 def _apart(row: Row, other: Row) -> bool:
@@ -81,14 +83,14 @@ def _apart(row: Row, other: Row) -> bool:
     if not (row["speedup_interval"] and other["speedup_interval"]):
         return False
     (low, high), (least, most) = (
-        [one["tokens_per_second"] / one["speedup"] * end for end in one["speedup_interval"]]
-        for one in (row, other)
+        [each["tokens_per_second"] / each["speedup"] * end for end in each["speedup_interval"]]
+        for each in (row, other)
     )
     return bool(high < least or most < low)
 
 
 def sure(row: Row) -> float:
-    """The speedup that a decoder has by the lower end of its interval."""
+    """Return the speedup that a decoder has by the lower end of its interval."""
     return row["speedup_interval"][0] if row["speedup_interval"] else row["speedup"]
 
 
@@ -133,7 +135,7 @@ def headline(model: str, best: Sequence[Row], scores: Iterable[Row]) -> str:
 
 
 def _speed_text(model: str, by_temperature: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
-    """The lowest temperature first, the next one beside it."""
+    """Return the lowest temperature first, the next one beside it."""
     heats = sorted(by_temperature)[:2]
     figures = []
     for (heat,) in heats:
@@ -156,7 +158,7 @@ def _speed_text(model: str, by_temperature: Mapping[tuple[Any, ...], Sequence[Ro
 
 
 def _peers_text(best: Sequence[Row]) -> str:
-    """The same against the fastest peer, where there is one."""
+    """Return the same against the fastest peer, where there is one."""
     peers = [row for row in best if row["peer"]]
     if not peers:
         return ""
@@ -237,7 +239,7 @@ def changes(part: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def warnings(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a reader must know before believing the figures; a sentence for each fact."""
+    """Return what a reader must know before believing the figures; a sentence for each fact."""
     sentences = [
         f"{kind} is partial: {part['units']['done']} of {part['units']['all']} units are done"
         for kind, part in parts.items()
@@ -269,7 +271,7 @@ def _speed_warnings(rows: list[Row]) -> list[str]:
 
 
 def _named(rows: list[Row]) -> str:
-    """Decoders, each with its worst row."""
+    """Name the decoders, each with its worst row."""
     names = []
     for (name,), mine in groups([{**row, "label": label(row)} for row in rows], "label").items():
         worst = min(mine, key=lambda row: row["identical"] / row["compared"])
@@ -283,10 +285,10 @@ def _named(rows: list[Row]) -> str:
 def _quality_warnings(part: Mapping[str, Any]) -> list[str]:
     plain = [row for row in part["rows"] if row["decoder"] == "plain"]
     sentences = [
-        f"{task(one)}: {one['decoder']} and {one['against']} "
-        f"decoding agree in {one['identical']} of {one['compared']} answers, where all must"
-        for one in part["same"]
-        if one["identical"] < one["compared"]
+        f"{task(entry)}: {entry['decoder']} and {entry['against']} "
+        f"decoding agree in {entry['identical']} of {entry['compared']} answers, where all must"
+        for entry in part["same"]
+        if entry["identical"] < entry["compared"]
     ]
     if long := _counts([row for row in plain if row.get("too_long")], "too_long"):
         sentences.append(f"prompts that leave no room for an answer in the context count as failed: {long}")

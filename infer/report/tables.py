@@ -53,16 +53,16 @@ TITLES = {"pass@1": "Pass@1", "exact match": "Exact match"}
 
 
 def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of each prompt set, by dtype and temperature."""
+    """Return the rows of each prompt set, by dtype and temperature."""
     sets = []
     for (name,), rows in groups(report["speed"]["rows"], "prompt_set").items():
-        best = [one for one in report["summary"]["best"] if one["prompt_set"] == name]
-        batches = [one for one in report["speed"]["batches"] if one["prompt_set"] == name]
+        best = [entry for entry in report["summary"]["best"] if entry["prompt_set"] == name]
+        batches = [entry for entry in report["speed"]["batches"] if entry["prompt_set"] == name]
         sets.append(
             {
                 "name": name.replace("_", " "),
                 "counts": f"{rows[0]['prompts']} prompts, {rows[0]['rounds']} rounds",
-                "sentences": [f"{how(one['temperature']).capitalize()}: {sentence(one)}" for one in best],
+                "sentences": [f"{how(entry['temperature']).capitalize()}: {sentence(entry)}" for entry in best],
                 "groups": _speed_groups(rows),
                 "batches": batch_table(batches) if batches else None,
                 "more": {"head": ["decoder", *MORE], "rows": [_more(row) for row in rows]},
@@ -116,7 +116,7 @@ def _more(row: Row) -> list[str]:
 
 
 def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The parts of a forward's time, of each prompt set, dtype and temperature; the longest fills its cell."""
+    """Return the parts of a forward's time by prompt set, dtype and temperature, as shares of the longest."""
     known = [row for row in rows if row["ms_forward"] is not None]
     coolest = min((row["temperature"] for row in known), default=0)
     tables = []
@@ -142,7 +142,7 @@ def _bar(row: Row, longest: float) -> dict[str, Any]:
 
 
 def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
-    """What the device does at best, and the time of a forward of one row by that and as it was measured."""
+    """Return the device's limits, and a forward of one row by them and as measured."""
     head = [
         "dtype",
         "weights",
@@ -151,17 +151,17 @@ def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
         "least time of a forward of one row",
         "measured",
     ]
-    measured = {one["dtype"]: dict(zip(one["rows"], one["ms"])) for one in speed["costs"]}
+    measured = {entry["dtype"]: dict(zip(entry["rows"], entry["ms"])) for entry in speed["costs"]}
     rows = [
         [
-            one["dtype"],
-            quantity(one["weights_bytes"], "B"),
-            quantity(max(one["copy_bytes_per_second"], one["read_bytes_per_second"]), "B/s"),
-            quantity(one["flops_per_second"], "FLOP/s"),
-            f"{one['forward_ms'][0][1]:.3g} ms",
-            f"{ms:.3g} ms" if (ms := measured.get(one["dtype"], {}).get(1)) else "",
+            entry["dtype"],
+            quantity(entry["weights_bytes"], "B"),
+            quantity(max(entry["copy_bytes_per_second"], entry["read_bytes_per_second"]), "B/s"),
+            quantity(entry["flops_per_second"], "FLOP/s"),
+            f"{entry['forward_ms'][0][1]:.3g} ms",
+            f"{ms:.3g} ms" if (ms := measured.get(entry["dtype"], {}).get(1)) else "",
         ]
-        for one in speed["limits"]
+        for entry in speed["limits"]
     ]
     return {"head": head, "rows": rows}
 
@@ -190,10 +190,10 @@ def _percent(share: float | None) -> str:
 
 def source_table(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return head and rows for the page, each with its bar of shares; None without any source."""
-    shown = by_source(rows)
-    places = min(PLACES, max((len(row["acceptance_where_reached"] or ()) for row in shown), default=0))
+    known_sources = by_source(rows)
+    places = min(PLACES, max((len(row["acceptance_where_reached"] or ()) for row in known_sources), default=0))
     head = [*(f"{name}: accepted" for name in SOURCES.values()), *map(str, range(1, places + 1))]
-    return {"head": head, "rows": [_page_row(row, places) for row in shown]} if shown else None
+    return {"head": head, "rows": [_page_row(row, places) for row in known_sources]} if known_sources else None
 
 
 def _page_row(row: Row, places: int) -> dict[str, Any]:
@@ -201,14 +201,14 @@ def _page_row(row: Row, places: int) -> dict[str, Any]:
     parts = [
         {
             "kind": name,
-            "share": f"{100 * one['share']:.2f}",
-            "hover": f"{SOURCES[name]} {percent(one['share'])}",
+            "share": f"{100 * each['share']:.2f}",
+            "hover": f"{SOURCES[name]} {percent(each['share'])}",
         }
-        for name, one in known.items()
-        if one.get("share")
+        for name, each in known.items()
+        if each.get("share")
     ]
     reached = [_place(row, at) for at in range(len((row["acceptance_where_reached"] or ())[:places]))]
-    cells = [*((percent(one.get("acceptance")), "", "") for one in known.values()), *reached]
+    cells = [*((percent(each.get("acceptance")), "", "") for each in known.values()), *reached]
     return {
         "name": label(row),
         "parts": parts,
@@ -218,7 +218,7 @@ def _page_row(row: Row, places: int) -> dict[str, Any]:
 
 
 def _place(row: Row, at: int) -> tuple[str, str, str]:
-    """The share accepted at a place, its interval, and of how many drafts."""
+    """Return the share accepted at a place, its interval, and of how many drafts."""
     ends = [row[f"acceptance_where_reached_{end}"] or () for end in ("low", "high")]
     interval = span([100 * end[at] for end in ends], ".0f") if all(ends) else ""
     count = f"n {row['reached'][at]:,}" if row["reached"] else ""
@@ -229,7 +229,7 @@ def compared_sources(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of two reports' shares and mean acceptance lengths."""
     head = ["decoder", *(cell for name in SOURCES.values() for cell in (f"{name} A", "B")), "length A", "B"]
     sides = ("first", "second")
-    shown = [row for row in rows if any(row[f"{side}_sources"] for side in sides)]
+    rows_with_sources = [row for row in rows if any(row[f"{side}_sources"] for side in sides)]
     return head, [
         [
             label(row),
@@ -240,7 +240,7 @@ def compared_sources(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             ),
             *(number(row[f"{side}_mean_acceptance_length"]) for side in sides),
         ]
-        for row in shown
+        for row in rows_with_sources
     ]
 
 
@@ -285,10 +285,10 @@ def _table(rows: Sequence[Row], gaps: Mapping[tuple[Any, ...], Row]) -> dict[str
 
 
 def _line(name: str, rows: Sequence[Row], places: Sequence[tuple[Any, ...]]) -> list[str]:
-    """A model's scores, and their mean where all are there."""
+    """Return a model's scores, and their mean where all are there."""
     scores = {place_of(row): row for row in rows}
     mine = [scores.get(place) for place in places]
-    return [name, *map(_cell, mine), percent(_mean([one["value"] if one else None for one in mine]), 1)]
+    return [name, *map(_cell, mine), percent(_mean([each["value"] if each else None for each in mine]), 1)]
 
 
 def _cell(score: Row | None) -> str:

@@ -35,7 +35,7 @@ SPEED = ("tok/s", "speed-\nup", "95 %", "acc.", "len", "tok/\nfwd", "1st\nms", "
 
 
 def print_report(report: Mapping[str, Any], kinds: Collection[str] = ("speed", "quality")) -> None:
-    """What was measured of these kinds, what to beware of in all of it, and what it comes to."""
+    """Return what was measured of these kinds, what to beware of in all of it, and what it comes to."""
     console = PlainConsole(soft_wrap=False)
     if report["speed"] and "speed" in kinds:
         _print_speed(console, report)
@@ -52,20 +52,22 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
     rows, machine = report["speed"]["rows"], report["speed"]["hardware"]
     console.print(f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)")
     console.print(*([GATED] if report["speed"].get("gated") else []), "", sep="\n")
-    told = {(one["prompt_set"], one["temperature"]): sentence(one) for one in report["summary"]["best"]}
+    sentences = {
+        (entry["prompt_set"], entry["temperature"]): sentence(entry) for entry in report["summary"]["best"]
+    }
     for (name, temperature), mine in groups(rows, "prompt_set", "temperature").items():
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"
         console.print(f"{name}, temperature {temperature:g}: {counts}")
         console.print(speed_table(mine))
         _print_sources(console, mine)
-        own = [one for one in report["speed"]["batches"] if one["prompt_set"] == name]
-        _print_batches(console, [one for one in own if one["temperature"] == temperature])
+        own = [entry for entry in report["speed"]["batches"] if entry["prompt_set"] == name]
+        _print_batches(console, [entry for entry in own if entry["temperature"] == temperature])
         nothing = "the texts were too short for drafts" if any(map(drafts, mine)) else ""
-        console.print(told.get((name, temperature), nothing), "", sep="\n")
-    for one in report["speed"]["skipped"]:
-        console.print(f"left out: {one['prompt_set']}: {one['reason']}")
-    for one in report["speed"]["left_out"]:
-        console.print(f"left out: {one['peer']}: {one['reason']}")
+        console.print(sentences.get((name, temperature), nothing), "", sep="\n")
+    for entry in report["speed"]["skipped"]:
+        console.print(f"left out: {entry['prompt_set']}: {entry['reason']}")
+    for entry in report["speed"]["left_out"]:
+        console.print(f"left out: {entry['peer']}: {entry['reason']}")
     if any(row["decoder"] == "sdsat" for row in rows):
         console.print(FORWARD)
     if any(row["peer"] for row in rows):
@@ -106,9 +108,9 @@ def speed_table(rows: Sequence[Row]) -> Table:
 
 def _print_batches(console: Console, rows: Sequence[Row]) -> None:
     if rows:
-        shown = batch_table(rows)
-        head = ["texts side by side", "plain tok/s", "sdsat tok/s", *shown["head"][3:]]
-        console.print(table_of(head, shown["rows"]), "")
+        table = batch_table(rows)
+        head = ["texts side by side", "plain tok/s", "sdsat tok/s", *table["head"][3:]]
+        console.print(table_of(head, table["rows"]), "")
 
 
 def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
@@ -117,17 +119,17 @@ def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     console.print(f"quality in {settings['dtype']} on {place}\n")
     print_scores(console, part)
     if part["same"]:
-        agree, asked = (sum(one[name] for one in part["same"]) for name in ("identical", "compared"))
-        console.print(f"decoded with drafts, {agree} of {asked} answers are those of plain decoding")
-    for one in part["skipped"]:
-        console.print(f"skipped: {task(one)}: {one['reason']}")
+        agree, compared = (sum(entry[name] for entry in part["same"]) for name in ("identical", "compared"))
+        console.print(f"decoded with drafts, {agree} of {compared} answers are those of plain decoding")
+    for entry in part["skipped"]:
+        console.print(f"skipped: {task(entry)}: {entry['reason']}")
     if part.get("sandbox"):
         console.print(f"sandbox: {part['sandbox']['told']}")
     console.print()
 
 
 def plain_table(columns: Sequence[str]) -> Table:
-    """A table whose first column is text, and the others figures, as narrow as they can be."""
+    """Return a table whose first column is text, and the others figures, as narrow as they can be."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
@@ -135,7 +137,7 @@ def plain_table(columns: Sequence[str]) -> Table:
 
 
 def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The same, of rows of texts."""
+    """Return the same, of rows of texts."""
     table = plain_table(head)
     for row in rows:
         table.add_row(*row)
@@ -150,7 +152,7 @@ def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
             for gap in quality["differences"]
             if (gap["metric"], gap["temperature"]) == (metric, temperature)
         ]
-        same = [one for one in quality["same"] if one["temperature"] == temperature]
+        same = [entry for entry in quality["same"] if entry["temperature"] == temperature]
         for columns in _column_groups(rows):
             lines = _score_lines(columns, rows, gaps, same)
             for table in _cut(_heads(columns), lines):
@@ -167,10 +169,10 @@ def _model(row: Row) -> str:
 
 
 def _column_groups(rows: Sequence[Row]) -> list[list[Column]]:
-    """The columns of each table: benchmarks of one language together, the languages of others apart."""
-    found = [list(dict.fromkeys(map(_column, mine))) for mine in groups(rows, "benchmark").values()]
-    single = [column for columns in found if len(columns) == 1 for column in columns]
-    return [part for part in (single, *(columns for columns in found if len(columns) > 1)) if part]
+    """Return the columns of each table: benchmarks of one language together, the languages of others apart."""
+    columns = [list(dict.fromkeys(map(_column, mine))) for mine in groups(rows, "benchmark").values()]
+    single = [column for group in columns if len(group) == 1 for column in group]
+    return [part for part in (single, *(group for group in columns if len(group) > 1)) if part]
 
 
 def _by_language(columns: Sequence[Column]) -> bool:
@@ -192,19 +194,21 @@ def _heads(columns: Sequence[Column]) -> list[str]:
 def _score_lines(
     columns: Sequence[Column], rows: Sequence[Row], gaps: Sequence[Row], same: Sequence[Row]
 ) -> dict[str, list[str]]:
-    """The cells of every line by its label; the interval of a difference stands below it."""
+    """Return the cells of every line by its label; the interval of a difference stands below it."""
     average = _by_language(columns)
     models = groups(sorted(rows, key=lambda row: row["who"]), "who", "decoder").values()
     picked = {_model(mine[0]): _pick(mine, columns) for mine in models}
-    lines = {label: _cells(found, lambda row: row["value"], ".1f", average) for label, found in picked.items()}
-    if any(found := _pick(gaps, columns)):
-        lines["difference"] = _cells(found, lambda row: row["value"], "+.1f", average)
-        lines["  95 %: from"] = _cells(found, lambda row: row["interval"][0], "+.1f")
-        lines["  to"] = _cells(found, lambda row: row["interval"][1], "+.1f")
+    lines = {
+        label: _cells(scores, lambda row: row["value"], ".1f", average) for label, scores in picked.items()
+    }
+    if any(scores := _pick(gaps, columns)):
+        lines["difference"] = _cells(scores, lambda row: row["value"], "+.1f", average)
+        lines["  95 %: from"] = _cells(scores, lambda row: row["interval"][0], "+.1f")
+        lines["  to"] = _cells(scores, lambda row: row["interval"][1], "+.1f")
     first = next(iter(picked.values()))
     lines["problems"] = ["" if row is None else str(row["problems"]) for row in first]
-    if any(found := _pick(same, columns)):
-        lines["identical"] = _cells(found, lambda row: row["identical"] / row["compared"], ".1f")
+    if any(scores := _pick(same, columns)):
+        lines["identical"] = _cells(scores, lambda row: row["identical"] / row["compared"], ".1f")
     return lines
 
 

@@ -1,23 +1,179 @@
-"""A report's folder: JSON, tables, plots and page of what infer.speed and infer.quality left in it."""
+"""A report's folder: JSON, tables, plots and page of what infer.speed and infer.quality left in it.
+
+The parts of a report on disk, speed and quality: finished, or what an interrupted run has kept so far.
+
+A report to Weights & Biases: its figures in the summary, its rows as tables, its plots as images.
+"""
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import wandb
+
+from conf import UserError
+from conf.characters import print_line
 from conf.files import read_json, write_bytes, write_json
-from conf.sealed import sealed
-from conf.stage import MANIFEST, commit
-from conf.tracker import TrackerConfig
+from conf.sealed import read_result, sealed
+from conf.stage import MANIFEST, commit, partial_of, read_manifest
+from conf.tracker import TrackerConfig, begin_run, run_file
+from infer.measure.unfinished import HEADER
 from infer.report.page import report_page
-from infer.report.parts import read_parts
 from infer.report.plots import PLOTS, draw
-from infer.report.rows import Row, flat
+from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED, Row, flat, label
 from infer.report.summary import summary, warnings
-from infer.report.tracker import log
 from infer.report.training import keep_training, kept_training
+
+SCHEMAS = {"speed": 4, "quality": 1}  # as they are written
+BEFORE_SOURCES = 3  # the last schema of speed in which `auto` drafted by adaptive tokens alone
+FIELDS = {"speed": SPEED, "quality": QUALITY}
+NEEDED = {"speed": KEY, "quality": (*SCORE_KEY, "value")}
+LISTS = {
+    "speed": ("limits", "costs", "batches", "samples", "skipped", "left_out"),
+    "quality": ("differences", "same", "skipped", "samples"),
+}
+# Who makes a part of the units that are done. Asked for an unfinished run alone: they bring torch and more.
+READERS = {"speed": "infer.speed.aggregate", "quality": "infer.quality.result"}
+
+
+def read_parts(folder: Path, *, setting: str) -> dict[str, dict[str, Any]]:
+    """Return the measured parts by name. Raises UserError for a folder without any, or a broken one."""
+    if not folder.is_dir():
+        raise UserError(f"{setting}={folder} must be a report's folder, got no such folder")
+    parts = {kind: part for kind in SCHEMAS if (part := _read(folder, kind, setting)) is not None}
+    if not parts:
+        raise UserError(
+            f"{setting}={folder} must be a report's folder, with what infer.speed or infer.quality left in it, "
+            "got neither"
+        )
+    return parts
+
+
+def _read(folder: Path, kind: str, setting: str) -> dict[str, Any] | None:
+    place = folder / kind
+    if (place / MANIFEST).is_file():
+        read_manifest(place, kind, setting)
+        path = place / f"{kind}.json"
+        return checked(read_result(path), kind, path)
+    partial = partial_of(place)
+    if not (partial / HEADER).is_file():  # not begun, or nothing measured yet
+        return None
+    return checked(import_module(READERS[kind]).read(partial), kind, partial)
+
+
+def checked(part: Any, kind: str, path: Path) -> dict[str, Any]:
+    """Return a part with every field that its rows may have; what was not measured is None.
+
+    Raises UserError for another schema, and for rows without what no table can do without.
+    """
+    schema = part.get("schema") if isinstance(part, Mapping) else None
+    if kind == "speed" and schema == BEFORE_SOURCES:
+        part = _renamed(part)
+    elif schema != SCHEMAS[kind]:
+        raise UserError(f"{path} must be a {kind} report of schema {SCHEMAS[kind]}, got schema {schema}")
+    for row in part["rows"]:
+        missing = [name for name in NEEDED[kind] if name not in row]
+        if missing:
+            raise UserError(f"{path} must have {missing[0]} in every row, got a row without it")
+    empty: dict[str, Any] = {name: [] for name in LISTS[kind]}
+    rows = [dict.fromkeys(FIELDS[kind]) | row for row in part["rows"]]
+    return {**empty, **part, "rows": rows}
+
+
+def _renamed(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a speed report from before there were sources of drafts, with today's name of its `auto`."""
+    lists = {
+        name: [row | {"decoder": "adaptive"} if row.get("decoder") == "auto" else row for row in part[name]]
+        for name in ("rows", "samples")
+        if name in part
+    }
+    return {**part, **lists, "schema": SCHEMAS["speed"]}
+
+
+BEST = ("speedup", "speedup_interval", "tokens_per_second")
+LOGGED = (*BEST, "acceptance_rate", "mean_acceptance_length", "tokens_per_forward")
+
+
+def log(tracker: TrackerConfig, folder: Path, report: dict[str, Any], plots: Sequence[str]) -> None:
+    """Log a report that lies in `folder`, with those plots of it, to the run that it has, or a new one."""
+    if tracker.mode == "disabled":
+        return
+    run = begin_run(
+        tracker,
+        folder,
+        file=run_file(folder),
+        name=f"{report['name']}-report",
+        job_type="report",
+        settings=_settings(report),
+        tell=partial(print_line, error=True),
+        linked=_linked(report),
+    )
+    images = {name: wandb.Image(str(folder / f"{name}.png")) for name in plots}
+    tables = {kind: _table(report[kind]["rows"]) for kind in ("speed", "quality") if report[kind]}
+    run.log({**tables, **images})
+    logged = {"sentence": report["summary"]["sentence"], "warnings": report["warnings"]}
+    run.summary.update(logged | scalars(report))
+    run.finish()
+
+
+def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("settings", "hardware", "versions", "commit")
+    return {
+        kind: {name: report[kind].get(name) for name in names} for kind in ("speed", "quality") if report[kind]
+    }
+
+
+def scalars(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a report by names that W&B groups into sections.
+
+    They are those of each decoder, of the best row of each prompt set as `best/`, and scores.
+    """
+    values = dict[str, Any]()
+    for row in report["speed"]["rows"] if report["speed"] else ():
+        name = label(row).replace(" ", "_")
+        values |= _figures(f"speed/{_place(row)}/{name}", row, LOGGED)
+    for best in report["summary"]["best"]:
+        values |= _figures(f"best/{_place(best)}", best, BEST)
+    for row in report["quality"]["rows"] if report["quality"] else ():
+        place = "/".join(filter(None, (row["benchmark"], row["language"], _heat(row))))
+        values[f"quality/{place}/{row['metric'].replace(' ', '_')}/{row['who']}_{row['decoder']}"] = row[
+            "value"
+        ]
+    return values
+
+
+def _figures(place: str, row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the figures of a row that were measured, an interval as its two ends."""
+    cells = flat({name: row.get(name) for name in names})
+    return {f"{place}/{name}": value for name, value in cells.items() if value is not None}
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return f"{row['prompt_set']}/{row['dtype']}/{_heat(row)}"
+
+
+def _heat(row: Mapping[str, Any]) -> str:
+    """Return the temperature as part of a name: W&B takes a dot for a level."""
+    return f"temperature_{row['temperature']:g}".replace(".", "_")
+
+
+def _linked(report: Mapping[str, Any]) -> Path | None:
+    """Return the file of the run that exported the model that was measured."""
+    folders = [report[kind]["settings"].get("model") for kind in ("speed", "quality") if report[kind]]
+    paths = [Path(folder) for folder in folders if folder]
+    return run_file(paths[0].parent, paths[0].name) if paths else None
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> wandb.Table:
+    plain = [flat(row) for row in rows]
+    columns: list[str | int] = list(dict.fromkeys(name for row in plain for name in row))
+    return wandb.Table(columns=columns, data=[[row.get(str(name)) for name in columns] for row in plain])
+
 
 SCHEMA = 2
 
@@ -50,7 +206,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None, training: Path | N
 
 
 def build(folder: Path, *, setting: str = "out") -> dict[str, Any]:
-    """The report, not written. Raises UserError as `read_parts` does."""
+    """Return the report, not written. Raises UserError as `read_parts` does."""
     parts = read_parts(folder, setting=setting)
     return {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Units to the rows of speed.json. Pure, but for `read`.
+"""UnitStore to the rows of speed.json. Pure, but for `read`.
 
 A partial report is the same function of the units that there are.
 """
@@ -15,10 +15,10 @@ import numpy as np
 from conf.clock import duration
 from infer.config import SOURCES
 from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
-from infer.report.parts import SCHEMAS
-from infer.speed.batches import batch_rows
+from infer.report.write import SCHEMAS
 from infer.speed.config import PEERS
 from infer.speed.statistics import Weighed, estimate, share_intervals, weighted_percentile
+from infer.speed.work import batch_rows
 
 PARTS = ("ms_draft", "ms_forward", "ms_rest", "peak_memory_bytes", "drafted_nodes", "graph_success")
 ORDER = (
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The report of a folder, whether it is finished or not; its header must be there.
+    """Return the report of a folder, whether it is finished or not; its header must be there.
 
     Raises UserError for a damaged file.
     """
@@ -68,11 +68,11 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
     done = [units[name] for name in sorted(units)]
     pairs = _pairs([unit for unit in done if "groups" in unit])
     parts = {_key(part["prompt_set"], part, part): part for unit in done for part in unit.get("parts", [])}
-    kept = {name: value for name, value in header.items() if name != "all"}
+    facts = {name: value for name, value in header.items() if name != "all"}
     rows = [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))]
     return {
         "schema": SCHEMAS["speed"],
-        **kept,
+        **facts,
         "units": {"all": header["all"], "done": len(done)},
         "rows": _paced(rows),
         "batches": batch_rows(done),
@@ -85,7 +85,7 @@ def _key(prompt_set: str, group: Record, way: Record) -> Key:
 
 
 def _order(header: Mapping[str, Any]) -> Any:
-    """The settings' order of sets, types and temperatures; then the decoders'."""
+    """Return the settings' order of sets, types and temperatures; then the decoders'."""
     settings = header["settings"]
     sets, dtypes, temperatures = list(settings["prompts"]), settings["dtypes"], settings["temperatures"]
     return lambda key: (
@@ -99,7 +99,7 @@ def _order(header: Mapping[str, Any]) -> Any:
 
 def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]]]:
     """By row and prompt. Plain decoding is held against its first run on that prompt."""
-    found = dict[Key, dict[str, list[Pair]]]()
+    pairs_by_key = dict[Key, dict[str, list[Pair]]]()
     texts = dict[tuple[Key, str], str]()
     for turn in turns:
         for group, block in _blocks(turn):
@@ -109,8 +109,8 @@ def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]
                 key = _key(turn["prompt_set"], group, run)
                 same = run["text"] == (first if run is plain else plain["text"])
                 pair = Pair(run, plain, same, turn["round"])
-                found.setdefault(key, {}).setdefault(turn["prompt"], []).append(pair)
-    return found
+                pairs_by_key.setdefault(key, {}).setdefault(turn["prompt"], []).append(pair)
+    return pairs_by_key
 
 
 def _blocks(turn: Mapping[str, Any]) -> Iterator[tuple[Record, Sequence[Record]]]:
@@ -194,7 +194,7 @@ def _all(run: Record) -> float:
 
 
 def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
-    """What the forwards came to. A decoder that does not count its forwards has 0 of them.
+    """Return what the forwards came to. A decoder that does not count its forwards has 0 of them.
 
     The acceptance rate is both papers': accepted drafts over the places that were drafted for, which are k in
     every verification of SDSAT (its accept_rate), and else the levels of the tree. The mean acceptance length
@@ -282,15 +282,17 @@ def _sources(runs: Sequence[Record], judged: Sequence[int]) -> dict[str, dict[st
 
 
 def _sameness(key: Key, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """The base model's texts are its own, and compared with nothing."""
+    """Return the base model's texts are its own, and compared with nothing."""
     compared = 0 if key.decoder == "base" else len(pairs)
     identical = sum(pair.same for pair in pairs) if compared else 0
     return {"identical": identical, "compared": compared, "exact": 0 < compared == identical}
 
 
 def _limit_share(row: Record, header: Mapping[str, Any]) -> float | None:
-    """The least time that the row's mean forward could take on this machine, over what it took."""
-    limit = next((one for one in header["limits"] if one["dtype"] == row["dtype"]), None)
+    """Return the least time that the row's mean forward could take on this machine, over what it took."""
+    limit = next(
+        (limit_of_dtype for limit_of_dtype in header["limits"] if limit_of_dtype["dtype"] == row["dtype"]), None
+    )
     if limit is None or row["ms_per_forward"] is None or row["rows_per_forward"] is None:
         return None
     rows, ms = zip(*limit["forward_ms_by_set"][row["prompt_set"]])

@@ -20,7 +20,7 @@ PEERS = {
 
 @dataclass
 class SpeedConfig:
-    """python -m infer.speed: decode prompts plainly and in other ways, pair by pair, and report the difference.
+    """python -m infer.speed: decode prompts plainly and with drafts, in pairs, and report the difference.
 
     The draft model's decoders are there where one is given. Raises ValueError for an unknown decoder, peer or
     type, and for values out of range.
@@ -60,26 +60,26 @@ class SpeedConfig:
     def __post_init__(self) -> None:
         self._check_choices()
         if not self.prompts:
-            raise ValueError("prompts: wanted at least one set, found none")
+            raise ValueError("prompts must have a set, got none")
         if not self.k or min(self.k) < 1:
-            raise ValueError(f"k: wanted numbers of adaptive tokens from 1 on, found {self.k}")
+            raise ValueError(f"k must be numbers of adaptive tokens from 1 on, got {self.k}")
         if self.batches and not 0 < min(self.batches) <= max(self.batches) <= SIDE_BY_SIDE:
             raise ValueError(f"batches must be numbers from 1 to {SIDE_BY_SIDE}, got {self.batches}")
         if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"temperatures: wanted some from 0 on, found {self.temperatures}")
+            raise ValueError(f"temperatures must be from 0 on, got {self.temperatures}")
         check_growth(self)
         check_at_least(self, {"children": 1, "rounds": 1, "max_new_tokens": 2, "threads": 1, "top_k": 0})
         shortest = min(s.max_new_tokens or self.max_new_tokens for s in self.prompts.values())
         if "sdsat" in self.decoders and max(self.k) >= shortest:
             # The first token of a text is no draft's.
-            raise ValueError(f"k: wanted below max_new_tokens={shortest}, found {max(self.k)}")
+            raise ValueError(f"k must be below max_new_tokens={shortest}, got {max(self.k)}")
         if "sdsat" in self.decoders and max(self.temperatures) and max(self.k) > DEEPEST:
             raise ValueError(
                 f"k must be at most {DEEPEST} with temperatures above 0, whose trees are the paper's, "
                 f"got {max(self.k)}"
             )
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: wanted above 0, up to 1, found {self.top_p}")
+            raise ValueError(f"top_p must be above 0, up to 1, got {self.top_p}")
 
     @property
     def has_batches(self) -> bool:
@@ -91,10 +91,10 @@ class SpeedConfig:
         for name, values in known.items():
             for value in getattr(self, name):
                 if value not in values:
-                    raise ValueError(f"{name}: wanted some of {', '.join(values)}, found {value}")
+                    raise ValueError(f"{name} must be some of {', '.join(values)}, got {value}")
         if not self.dtypes:
-            raise ValueError(f"dtypes: wanted some of {', '.join(DTYPES)}, found none")
+            raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}, got none")
         for name in ("decoders", "peers", "dtypes", "k", "temperatures", "batches"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name}: wanted each once, found {values}")
+                raise ValueError(f"{name} must have each value once, got {values}")

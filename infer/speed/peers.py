@@ -8,11 +8,25 @@
 With the library's own attention and cache, in shapes as they come. Greedy they give the tokens of plain
 decoding, up to near-ties, of which our own picks look again in float32. Sampled they draw from the same
 distribution with other random numbers, and so they give other texts.
+
+The peers that a run asks for, by dtype and temperature; and why one is left out, which is told once.
+
+vLLM as a peer: plain decoding, and parallel drafting by our model itself, in vLLM's own engine.
+
+With the target as its own draft model `parallel_drafting` feeds [last token, mask x (K - 1)], which is SDSAT's
+drafting forward with K = k + 1 drafts: the first is the model's own next token, so greedy it is always right,
+and vLLM counts it as drafted and accepted. It needs one adaptive id for all places and no gated adapter. The
+drafting engine holds the weights twice, and its cache too.
+
+Run with vLLM 0.32.0 on a CPU (`python -m tests.drills.serve_vllm`), never on a GPU.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -23,12 +37,17 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from conf.clock import duration
+from conf.errors import visible
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.methods import LOOKED_UP
-from infer.models.checkpoint import eos_ids
+from infer.models import parallel
+from infer.models.checkpoint import Adaptive, eos_ids
 from infer.models.draft import STAND_IN, Draft
+from infer.models.parallel import is_first
+from infer.speed.config import PEERS, SpeedConfig
+from infer.speed.decoders import DecoderSpec, Group
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate prompt lookup", "generate assisted"
 
@@ -42,7 +61,7 @@ def peer_decoders(
     capacity: int,
     seed: int = 0,
 ) -> tuple[dict[str, Decoder], dict[str, str]]:
-    """The library's decoders by name, for texts of up to `capacity` tokens; and of those that cannot be, why.
+    """Return the library's decoders by name for texts up to `capacity` tokens, and why others cannot be.
 
     Prompts are drawn for by `seed_of` them.
     """
@@ -51,13 +70,13 @@ def peer_decoders(
         settings |= {"max_new_tokens": max_new_tokens, **_sampled(sampling)}
         return lambda prompt: _run(lm, draft, prompt, settings, seed_of(prompt, seed))
 
-    found = {GENERATE: decoder(), LOOKUP: decoder(prompt_lookup_num_tokens=LOOKED_UP)}
+    decoders = {GENERATE: decoder(), LOOKUP: decoder(prompt_lookup_num_tokens=LOOKED_UP)}
     if draft is None:
-        return found, {ASSISTED: "wanted a draft model, found none"}
+        return decoders, {ASSISTED: "it needs a draft model, got none"}
     if draft.context < capacity:
-        told = f"wanted a draft model of {capacity} positions, found {draft.context}"
-        return found, {ASSISTED: told}
-    return found | {ASSISTED: decoder(draft)}, {}
+        reason = f"it needs a draft model of {capacity} positions, got {draft.context}"
+        return decoders, {ASSISTED: reason}
+    return decoders | {ASSISTED: decoder(draft)}, {}
 
 
 def _sampled(sampling: Sampling) -> dict[str, Any]:
@@ -131,12 +150,12 @@ class Streamer(BaseStreamer):
         self.steps.append(value.flatten().tolist())
 
     def end(self) -> None:
-        """The text is over."""
+        """Return the text is over."""
 
 
 @contextmanager
 def _counted(lm: PreTrainedModel) -> Iterator[list[int]]:
-    """The rows of each forward."""
+    """Return the rows of each forward."""
     fed = list[int]()
 
     def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -161,8 +180,9 @@ def _as_the_library_has_it(lm: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The draft model with the target's vocabulary, which the library wants, or else goes by way of texts: of
-    ids that it does not have the logits are -inf, and its stand-in is read for them.
+    """Give the draft model the target's vocabulary while the block lasts, as the library requires.
+
+    Ids that it does not have get logits of -inf, and are read as its stand-in.
     """
     lm, wanted = draft.lm, target.config.vocab_size
     own = lm.config.vocab_size
@@ -192,3 +212,215 @@ def _hooked(register: Callable[..., Any], hook: Callable[..., Any]) -> Iterator[
         yield
     finally:
         handle.remove()
+
+
+VLLM = "vllm"
+SHARE = 0.2  # of the GPU's memory, for weights and cache once: our own models lie there too
+COUNTED = ("drafts", "draft_tokens", "accepted_tokens")  # of vLLM's metrics vllm:spec_decode_num_...
+# In 0.32.0 and 0.33.0: vllm-project/vllm issue 55005.
+UNSAMPLED = (
+    "it drafts greedily on a CPU, got a temperature, which vLLM reads there from memory that it has not written"
+)
+
+
+def missing(adaptive: Adaptive | None) -> str | None:
+    """Why there can be no peer; None where there can."""
+    if find_spec("vllm") is None:
+        return "vLLM is not installed"
+    if parallel.place()[1] > 1:
+        return "it needs one process, got more, of which each would serve on its own"
+    if adaptive is None:
+        return "it needs a model with adaptive tokens, got none"
+    if adaptive.gated or len(adaptive.ids) > 1:
+        reason = "an adapter that acts on probes alone" if adaptive.gated else f"{len(adaptive.ids)} of them"
+        return f"it needs one adaptive token in the model's own weights, got {reason}"
+    return None
+
+
+@dataclass(frozen=True)
+class Engines:
+    """An engine by number k of adaptive tokens, 0 of plain decoding; loaded once for all samplings. `undrafted`
+    says why there is none but the plain one.
+    """
+
+    by_k: Mapping[int, Any]
+    undrafted: str | None = None
+
+    def decoders(
+        self, *, sampling: Sampling, max_new_tokens: int, seed: int = 0
+    ) -> tuple[dict[int, Decoder], str | None]:
+        """By k; and why those with drafts are not among them."""
+        settings = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or -1,
+            "top_p": sampling.top_p,
+            "max_tokens": max_new_tokens,
+            "detokenize": False,
+        }
+
+        def decoder(engine: Any) -> Decoder:
+            return lambda prompt: _run_vllm(engine, prompt, {**settings, "seed": seed_of(prompt, seed)})
+
+        right = not sampling.temperature or torch.cuda.is_available()
+        served = {k: decoder(engine) for k, engine in self.by_k.items() if right or not k}
+        return served, None if len(served) == len(self.by_k) else UNSAMPLED
+
+
+def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, capacity: int) -> Engines | str:
+    """Two, for texts of up to `capacity` tokens, that have decoded a prompt, or the plain one alone; or why
+    there are none.
+    """
+    reason = missing(adaptive)
+    if reason:
+        return reason
+    drafting = {
+        "method": "draft_model",
+        "model": model,
+        "num_speculative_tokens": k + 1,
+        "parallel_drafting": True,
+    }
+
+    settings = {"model": model, "dtype": dtype, "max_model_len": capacity}
+    try:
+        plain = _load(settings | {"gpu_memory_utilization": SHARE}, None)
+    except Exception as error:  # whatever vLLM lacks or calls otherwise: the others' figures are not lost
+        return _why(error)
+    try:
+        return Engines({0: plain, k: _load(settings | {"gpu_memory_utilization": 2 * SHARE}, drafting)})
+    except Exception as error:
+        return Engines({0: plain}, undrafted=_why(error))
+
+
+def _why(error: Exception) -> str:
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"vLLM must load the model and decode a prompt, got {type(error).__name__}: {first_line}"
+
+
+def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> Any:
+    """Return an engine that has decoded a prompt."""
+    from vllm import LLM
+
+    engine = LLM(
+        **settings,
+        max_num_seqs=1,
+        enable_prefix_caching=False,  # a prompt is read anew in every round
+        disable_log_stats=False,  # the time to the first token is among them
+        speculative_config=drafting,
+    )
+    _run_vllm(engine, TokenPrompt("try", (0,), frozenset(), "", ""), {"temperature": 0.0, "max_tokens": 2})
+    return engine
+
+
+def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
+    """EOS ends a text as vLLM reads it from the directory. Of drafts vLLM tells the sums, not the steps; the
+    time to the first token is 0 where it does not tell it.
+    """
+    from vllm import SamplingParams
+
+    if prompt.max_new_tokens:
+        settings = {**settings, "max_tokens": prompt.max_new_tokens}
+    params = SamplingParams(**settings, stop_token_ids=sorted(prompt.ends))
+    before, began = _counts(engine), clock()
+    (output,) = engine.generate([{"prompt_token_ids": list(prompt.ids)}], params, use_tqdm=False)
+    seconds = duration(began, clock())
+    tokens = list(output.outputs[0].token_ids)
+    drafts, drafted, accepted = (after - was for was, after in zip(before, _counts(engine)))
+    # The first token is the prompt's. Each other one is a forward's; or a step is two forwards of the same
+    # weights: K + 1 rows are verified, then read again with the last token and K - 1 masks behind them.
+    forwards = 1 + 2 * drafts if drafts else len(tokens)
+    return Run(
+        tokens,
+        seconds,
+        forwards,
+        drafted,
+        accepted,
+        first_seconds=getattr(output.metrics, "first_token_latency", 0.0) or 0.0,
+        first_tokens=1,
+        rows=forwards + 3 * drafted,
+        verifications=drafts,
+        levels=drafted,
+    )
+
+
+def _counts(engine: Any) -> tuple[int, int, int]:
+    """Drafts, tokens in them, and accepted ones, since the engine began."""
+    metrics = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+    drafts, drafted, accepted = (int(metrics.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
+    return drafts, drafted, accepted
+
+
+class Peers:
+    """Of the models of all dtypes, for texts of up to `capacity` tokens; `sampling` is that of a temperature.
+
+    `left_out` says by the name of a peer why it is not there, or not everywhere.
+    """
+
+    def __init__(
+        self,
+        config: SpeedConfig,
+        lms: Mapping[str, PreTrainedModel],
+        drafts: Mapping[str, Draft],
+        adaptive: Adaptive | None,
+        *,
+        sampling: Callable[[float], Sampling],
+        capacity: int,
+    ) -> None:
+        self._config, self._capacity = config, capacity
+        self.left_out = dict[str, str]()
+        self._decoders = dict[Group, dict[DecoderSpec, Decoder]]()
+        for dtype, lm in lms.items():
+            engines = self._serve(dtype, adaptive) if VLLM in config.peers else None
+            for temperature in config.temperatures:
+                drawn = sampling(temperature)
+                own, served = self._library(lm, drafts.get(dtype), drawn), self._served(engines, drawn)
+                self._decoders[Group(dtype, temperature)] = own | served
+
+    def decoders(self, group: Group) -> dict[DecoderSpec, Decoder]:
+        """Of a dtype and a temperature."""
+        return self._decoders[group]
+
+    def _library(
+        self, lm: PreTrainedModel, draft: Draft | None, sampling: Sampling
+    ) -> dict[DecoderSpec, Decoder]:
+        """Return the library's."""
+        config = self._config
+        decoders, reasons = peer_decoders(
+            lm,
+            draft,
+            sampling=sampling,
+            max_new_tokens=config.max_new_tokens,
+            capacity=self._capacity,
+            seed=config.seed,
+        )
+        wanted = [PEERS[name] for name in config.peers]
+        for name, reason in reasons.items():
+            if name in wanted:
+                self._leave_out(name, reason)
+        return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in wanted}
+
+    def _served(self, engines: Engines | None, sampling: Sampling) -> dict[DecoderSpec, Decoder]:
+        """VLLM's."""
+        if engines is None:
+            return {}
+        config = self._config
+        decoders, unsampled = engines.decoders(
+            sampling=sampling, max_new_tokens=config.max_new_tokens, seed=config.seed
+        )
+        if unsampled:
+            self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
+        return {DecoderSpec(VLLM, k): decoder for k, decoder in decoders.items()}
+
+    def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
+        k = adaptive.L if adaptive else 0
+        engines = load_engines(self._config.model, adaptive, k, dtype=dtype, capacity=self._capacity)
+        if isinstance(engines, str):
+            self._leave_out(VLLM, engines)
+            return None
+        if engines.undrafted:
+            self._leave_out(f"{VLLM} with drafts", engines.undrafted)
+        return engines
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        if name not in self.left_out and is_first():
+            getLogger(__name__).warning("peers: %s is left out: %s", name, visible(reason))
+        self.left_out.setdefault(name, reason)

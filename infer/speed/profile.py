@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from infer.drafters.protocol import Drafters, Outcome
+from infer.drafters.outcome import Outcome
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits, Step, decode
+from infer.loop import Drafters, Limits, Step, decode
 from infer.measure.runs import Clock, clock
 
 PROCESS = Path("/proc/self")
@@ -64,16 +64,16 @@ def profile(
     model only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
     """
     before = len(outcomes)
-    found, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
-    behind, told = [spent for _, spent in found[1:]], outcomes[before:]
+    steps, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
+    behind, drafts = [spent for _, spent in steps[1:]], outcomes[before:]
     draft, forward, rest = map(median, zip(*behind)) if behind else (None, None, None)
     return Profile(
         ms_draft=draft,
         ms_forward=forward,
         ms_rest=rest,
         peak_memory_bytes=peak,
-        drafted_nodes=fmean(len(one.graph.tokens) - 1 for one in told) if told else None,
-        graph_success=fmean(one.succeeded for one in told) if told else None,
+        drafted_nodes=fmean(len(outcome.graph.tokens) - 1 for outcome in drafts) if drafts else None,
+        graph_success=fmean(outcome.succeeded for outcome in drafts) if drafts else None,
     )
 
 
@@ -86,13 +86,13 @@ def timed(
     *,
     clock: Clock = clock,
 ) -> list[tuple[Step, Spent]]:
-    """The steps of a text; the first one's draft has the prompt's forward in it."""
-    found, clocked, began = list[tuple[Step, Spent]](), ClockedRunner(runner, clock), clock()
+    """Return the steps of a text; the first one's draft has the prompt's forward in it."""
+    steps, clocked, began = list[tuple[Step, Spent]](), ClockedRunner(runner, clock), clock()
     for (step,) in decode(clocked, [request], drafters, limits, sampling):
         times = (began, clocked.asked, clocked.chosen, clock())
-        found.append((step, Spent(*(1e3 * (after - before) for before, after in zip(times, times[1:])))))
+        steps.append((step, Spent(*(1e3 * (after - before) for before, after in zip(times, times[1:])))))
         began = clock()
-    return found
+    return steps
 
 
 class ClockedRunner(Runner):
@@ -115,8 +115,9 @@ class ClockedRunner(Runner):
 
 
 def peak_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int | None]:
-    """What `work` gives, and the most bytes that were held meanwhile: allocated on a GPU, on a CPU by the whole
-    process. Weights and caches that are there already are counted. None where the system does not tell.
+    """Return the value of `work` and its peak memory in bytes: allocated on a GPU, of the process on a CPU.
+
+    Weights and caches are counted. None where the system does not report it.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -125,6 +126,6 @@ def peak_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int | N
         (PROCESS / "clear_refs").write_text("5")  # forgets the peak so far (proc_pid_clear_refs(5))
     except OSError:
         return work(), None
-    found = work()
+    value = work()
     peak = re.search(r"VmHWM:\s*(\d+) kB", (PROCESS / "status").read_text())
-    return found, 1024 * int(peak[1]) if peak else None
+    return value, 1024 * int(peak[1]) if peak else None

@@ -1,32 +1,118 @@
-"""A run of infer.speed: what is made, checked and told, from the settings to the report."""
+"""A run of infer.speed: what is made, checked and told, from the settings to the report.
 
-from collections.abc import Mapping
+What is read and checked before any weight is: tokenizers, prompts, and whether ids mean the same.
+
+Whether the folder of a run can be had, asked before any weight is read.
+
+What all units of a run share: settings, machine, its physical limit, and what rows cost. Measured first.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from rich.progress import Progress
+from transformers import PreTrainedModel
 
-from conf import LoneError
+from conf import RankLocalError, UserError
 from conf.characters import print_line
 from conf.files import write_json
-from conf.pages import NOT_IDENTICAL
-from conf.sealed import sealed
-from conf.stage import existing, is_finished, made_from, write_manifest
-from infer.hardware import hardware
-from infer.measure.crew import Members, Units, folder, muster
+from conf.pages import ANOTHER, NOT_IDENTICAL
+from conf.sealed import read_result, sealed
+from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_of, write_manifest
+from infer.benchmarks.prompts import TokenPrompt
+from infer.engine.sampling import GREEDY
+from infer.hardware import circumstances, hardware
+from infer.measure.distributed import UnitStore, WorkerGroup, folder, init_workers, rank_local_errors
+from infer.measure.row_times import context_for, measure_costs
 from infer.measure.unfinished import HEADER, UNITS
+from infer.models.checkpoint import is_gated
 from infer.report.rows import label
 from infer.report.terminal import print_report
 from infer.report.write import write
 from infer.speed.aggregate import read
-from infer.speed.bench import Bench
 from infer.speed.config import SpeedConfig
-from infer.speed.header import header
-from infer.speed.place import check_place
-from infer.speed.prepare import Prepared, fingerprint, prepare
+from infer.speed.limit import measure_limit
+from infer.speed.models import ModelPool, Prepared, fingerprint, prepare
 from infer.speed.work import Unit, Worker, units_of
+
+
+def check_place(out: Path, facts: Mapping[str, Any]) -> None:
+    """Raise RankLocalError where `distributed.folder` would refuse the folder; leave nothing behind."""
+    partial = partial_of(out)
+    new = [folder for folder in (partial, *partial.parents) if not folder.exists()]
+    record = partial / BEGUN
+    with rank_local_errors():
+        if record.is_file():
+            _check_threads(read_result(record), facts, partial)
+        with begun(out, facts):
+            if new and list(partial.iterdir()) == [record]:  # while no other run can begin there
+                record.unlink()
+                for folder in new:
+                    with suppress(OSError):  # another run has begun beside it
+                        folder.rmdir()
+
+
+def _check_threads(facts: Mapping[str, Any], requested: Mapping[str, Any], partial: Path) -> None:
+    """Of other threads, torchrun's one among them, it is told how to go on."""
+    machine, now = facts.get("hardware"), requested["hardware"]["threads"]
+    was = machine.get("threads") if isinstance(machine, Mapping) else None
+    if was is not None and was != now:
+        raise UserError(
+            f"out={partial} was begun with {was} thread(s) and must go on with as many, got {now}: "
+            f"give threads={was}, choose another out, or remove the folder",
+            page=ANOTHER,
+        )
+
+
+def header(
+    config: SpeedConfig,
+    prompts: Mapping[str, Sequence[TokenPrompt]],
+    lms: Mapping[str, PreTrainedModel],
+    *,
+    ranks: int,
+    all_: int,
+) -> dict[str, Any]:
+    """speed.json without its rows; `all_` is the number of units."""
+    return {
+        **circumstances(config),
+        "model": Path(config.model).resolve().name,
+        "gated": is_gated(config.model),
+        "ranks": ranks,
+        "all": all_,
+        "limits": [spec for lm in lms.values() if (spec := _limit(lm, prompts, new=config.max_new_tokens))],
+        "costs": [
+            {"dtype": dtype, **_costs(lm, prompts, new=config.max_new_tokens)} for dtype, lm in lms.items()
+        ],
+    }
+
+
+def _limit(
+    lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int
+) -> dict[str, Any] | None:
+    """At the mean context of all texts, and of each set's: what a forward reads of the cache depends on it.
+
+    None for a model whose limit is not known.
+    """
+    limit = measure_limit(lm)
+    if limit is None:
+        return None
+    contexts = {
+        name: mean(len(prompt.ids) + new / 2 for prompt in prompt_set) for name, prompt_set in prompts.items()
+    }
+    sets = {name: limit.told(round(context))["forward_ms"] for name, context in contexts.items()}
+    return limit.told(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
+
+
+def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:
+    longest = max(len(prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
+    costs = measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
+    return {"rows": list(costs.rows), "ms": list(costs.ms)}
+
 
 KIND = "speed"
 RESULT = "speed.json"
@@ -36,61 +122,61 @@ def run(config: SpeedConfig) -> None:
     """Measure and report, unless the folder already holds the measurements."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    members, out = muster(), Path(config.out) / KIND
+    workers, out = init_workers(), Path(config.out) / KIND
     prepared = prepare(config)
-    made = _made(config, prepared)
-    if not is_finished(out, KIND, made):
-        measure(config, prepared, made, members)
-    elif members.first:
+    facts = _made(config, prepared)
+    if not is_finished(out, KIND, facts):
+        measure(config, prepared, facts, workers)
+    elif workers.first:
         print_line(f"speed: {out} is finished: nothing to do")
-    if members.first:
+    if workers.first:
         _report(config)
 
 
-def measure(config: SpeedConfig, prepared: Prepared, made: Mapping[str, Any], members: Members) -> None:
-    """The folder DIR/speed, made by all ranks."""
-    if members.first and prepared.k != config.k:
+def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], workers: WorkerGroup) -> None:
+    """Return the folder DIR/speed, made by all ranks."""
+    if workers.first and prepared.k != config.k:
         print_line(f"speed: of k={config.k} the model's adaptive tokens allow {prepared.k}")
     skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
-    for one in skipped if members.first else ():
-        print_line(f"speed: {one['prompt_set']} is left out: {one['reason']}")
-    begun = _begun(made)
-    if members.first:
+    for entry in skipped if workers.first else ():
+        print_line(f"speed: {entry['prompt_set']} is left out: {entry['reason']}")
+    begun = _begun(facts)
+    if workers.first:
         check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
-    bench = Bench(config, prepared, device=members.device())
-    found = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
-    with folder(Path(config.out) / KIND, begun, members) as partial:
-        if members.first and not (partial / HEADER).is_file():
-            told = header(config, prepared.prompts, bench.lms, ranks=members.world, all_=len(found))
+    bench = ModelPool(config, prepared, device=workers.device())
+    units_by_name = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
+    with folder(Path(config.out) / KIND, begun, workers) as partial:
+        if workers.first and not (partial / HEADER).is_file():
+            shared = header(config, prepared.prompts, bench.lms, ranks=workers.world, all_=len(units_by_name))
             left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
-            write_json(partial / HEADER, sealed({**told, "skipped": skipped, "left_out": left_out}))
-        units, worker = Units(partial / UNITS, list(found)), Worker(config, prepared, bench)
-        _do(units, found, worker, members)
-        members.wait()
-        if members.first:
+            write_json(partial / HEADER, sealed({**shared, "skipped": skipped, "left_out": left_out}))
+        units, worker = UnitStore(partial / UNITS, list(units_by_name)), Worker(config, prepared, bench)
+        _do(units, units_by_name, worker, workers)
+        workers.wait()
+        if workers.first:
             write_json(partial / RESULT, sealed(read(partial)))
-            write_manifest(partial, KIND, made)
+            write_manifest(partial, KIND, facts)
 
 
-def _begun(made: Mapping[str, Any]) -> dict[str, Any]:
-    """What pairs must share to belong together: also the machine, and the threads in use, whoever set them."""
-    settings = {name: value for name, value in made["settings"].items() if name != "threads"}
-    return {**made, "settings": settings, "hardware": hardware()}
+def _begun(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what pairs must share to belong together: also the machine and the threads in use."""
+    settings = {name: value for name, value in facts["settings"].items() if name != "threads"}
+    return {**facts, "settings": settings, "hardware": hardware()}
 
 
-def _do(units: Units, found: Mapping[str, Unit], worker: Worker, members: Members) -> None:
-    left = units.open(members)
-    with Progress(disable=not members.first) as progress:
+def _do(units: UnitStore, units_by_name: Mapping[str, Unit], worker: Worker, workers: WorkerGroup) -> None:
+    left = units.open(workers)
+    with Progress(disable=not workers.first) as progress:
         for name in progress.track(left, description=KIND):
-            units.save(name, worker(found[name]))
+            units.save(name, worker(units_by_name[name]))
 
 
 def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
-    """What the figures are of. The prompts themselves count, not where they were read."""
-    made = made_from(config, _inputs(config), ignore=("tracker",))
+    """Return what the figures are of. The prompts themselves count, not where they were read."""
+    facts = made_from(config, _inputs(config), ignore=("tracker",))
     read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
-    return {**made, "inputs": {**made["inputs"], **read}}
+    return {**facts, "inputs": {**facts["inputs"], **read}}
 
 
 def _inputs(config: SpeedConfig) -> dict[str, str]:
@@ -99,12 +185,12 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 def _report(config: SpeedConfig) -> None:
     """Written and shown; one that shows a lossy decoder fails the run after that, and every later one."""
-    found = write(Path(config.out), config.tracker)
-    print_report(found, ["speed"])
-    lossy = [f"{label(row)} on {row['prompt_set']}" for row in found["speed"]["rows"] if _is_lossy(row)]
+    report = write(Path(config.out), config.tracker)
+    print_report(report, ["speed"])
+    lossy = [f"{label(row)} on {row['prompt_set']}" for row in report["speed"]["rows"] if _is_lossy(row)]
     if lossy:
-        raise LoneError(
-            "float32 outputs: wanted all identical to plain decoding, found differences in " + ", ".join(lossy),
+        raise RankLocalError(
+            "float32 outputs must all be those of plain decoding, got differences in " + ", ".join(lossy),
             page=NOT_IDENTICAL,
         )
 

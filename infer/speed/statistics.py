@@ -53,15 +53,15 @@ def estimate(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> Estimate
     known = [rounds for rounds in prompts if rounds]
     if not known:
         return None
-    values = [one.value for rounds in known for one in rounds]
+    values = [sample.value for rounds in known for sample in rounds]
     low, high = np.quantile(values, (0.25, 0.75)).tolist()
     return Estimate(whole(known), interval(known, seed=seed), (low, high))
 
 
 def whole(prompts: Sequence[Sequence[Weighed]]) -> float:
-    """The weighted harmonic mean of the prompts' medians."""
-    weights = [median(one.weight for one in rounds) for rounds in prompts]
-    return harmonic_mean([median(one.value for one in rounds) for rounds in prompts], weights)
+    """Return the weighted harmonic mean of the prompts' medians."""
+    weights = [median(sample.weight for sample in rounds) for rounds in prompts]
+    return harmonic_mean([median(sample.value for sample in rounds) for rounds in prompts], weights)
 
 
 def interval(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> tuple[float, float] | None:
@@ -72,11 +72,11 @@ def interval(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> tuple[fl
     measured = np.zeros((len(prompts), counts.max(), 2))
     for index, rounds in enumerate(prompts):
         measured[index, : len(rounds)] = rounds
-    generator, found = np.random.default_rng(seed), list[np.ndarray]()
+    generator, means = np.random.default_rng(seed), list[np.ndarray]()
     step = max(1, CHUNK // measured[:, :, 0].size)
     for begin in range(0, RESAMPLES, step):
-        found.append(_resampled(measured, counts, min(step, RESAMPLES - begin), generator))
-    low, high = np.percentile(np.concatenate(found), LEVEL).tolist()
+        means.append(_resampled(measured, counts, min(step, RESAMPLES - begin), generator))
+    low, high = np.percentile(np.concatenate(means), LEVEL).tolist()
     return low, high
 
 
@@ -108,7 +108,7 @@ def weighted_percentile(counts: Mapping[float, int], percent: float) -> float | 
 def _resampled(
     measured: np.ndarray, counts: np.ndarray, times: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """(times,) of `whole`; measured (prompts, rounds, 2), of which prompt p has counts[p]."""
+    """Return (times,) of `whole`; measured (prompts, rounds, 2), of which prompt p has counts[p]."""
     prompts = generator.integers(len(counts), size=(times, len(counts)))
     left = counts[prompts][..., None]
     rounds = (generator.random((*prompts.shape, measured.shape[1])) * left).astype(int)

@@ -1,23 +1,198 @@
-"""The units of a run, and how a rank does one."""
+"""The units of a run, and how a rank does one.
 
-from collections.abc import Iterator, Mapping, Sequence
+A turn: one prompt decoded once in every way, pair by pair; and how it is kept.
+
+A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were
+judged, how many of them stood behind accepted drafts alone, and how many were accepted. `token_ms` counts the
+tokens by their milliseconds. Pure but for the decoders that it calls.
+
+Who runs beside whom. Pure.
+
+    turn 0    A plain B    C plain D    E plain
+    turn 1    B plain A    D plain C    plain E
+    turn 2    B plain C    D plain E    A plain
+    turn 3    C plain B    E plain D    plain A
+
+Every run stands next to one of plain decoding, its pair: what slows the machine for seconds slows both. One
+run of plain decoding serves the two beside it. Of two turns a decoder stands once before plain decoding and
+once behind it, and from turn to turn beside others: neither place nor neighbour is any one's own.
+
+Texts side by side: plain decoding and the default decoder on batches of a set's prompts.
+
+Every size decodes the same texts, in batches. One decoder runs right after the other, in an order that turns
+from round to round. A rate is the tokens of all texts per second, behind the first step of each batch.
+
+Texts with who produced each part: the model itself, its drafts, or a draft behind a merged node.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import product
-from typing import Any, NamedTuple
+from itertools import cycle, islice, pairwise, product
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
-from infer.measure.runs import Decoder, seed_of
-from infer.speed.batches import run_batches
-from infer.speed.bench import Bench, Own
+from infer.loop import decode
+from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.speed.config import SpeedConfig
-from infer.speed.prepare import Prepared
+from infer.speed.decoders import DRAFTED, PLAIN, DecoderSpec, Group
+from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
-from infer.speed.samples import sample, shown
-from infer.speed.units import Group, Way, run_turn
-from infer.speed.ways import DRAFTED
+from infer.speed.statistics import Weighed, estimate
+from infer.text import Output, Text, in_pieces
+
+K = TypeVar("K")
+
+
+def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
+    """Return the order of a turn: the pair of a name is the `plain` of its block."""
+    if not names:
+        return [[plain]]
+    shift = turn // 2 % len(names)
+    rotated = [*names[shift:], *names[:shift]]
+    turns = [[rotated[at], plain, *rotated[at + 1 : at + 2]] for at in range(0, len(names), 2)]
+    return [block[::-1] for block in turns] if turn % 2 else turns
+
+
+def run_turn(
+    decoders: Mapping[Group, Mapping[DecoderSpec, Decoder]], prompt: TokenPrompt, turn: int
+) -> list[dict[str, Any]]:
+    """Return the records of a turn, a group each, in the order in which they ran."""
+    return [
+        {
+            **group._asdict(),
+            "blocks": [
+                [{**way._asdict(), **record(specs[way](prompt))} for way in block]
+                for block in blocks([way for way in specs if way != PLAIN], PLAIN, turn)
+            ],
+        }
+        for group, specs in decoders.items()
+    ]
+
+
+def record(run: Run) -> dict[str, Any]:
+    """Return a run in numbers."""
+    return {
+        "tokens": len(run.tokens),
+        "seconds": run.seconds,
+        "first_tokens": run.first_tokens,
+        "first_seconds": run.first_seconds,
+        "forwards": run.forwards,
+        "rows": run.rows,
+        "drafted": run.drafted,
+        "accepted": run.accepted,
+        "verifications": run.verifications,
+        "levels": run.levels,
+        "judged": by_position(run.depths),
+        "right": by_position(run.accepts),
+        "reached": by_position([min(deep, right + 1) for deep, right in zip(run.depths, run.accepts)]),
+        "proposed": dict(run.proposed),
+        "sources": dict(run.sources),
+        "token_ms": token_milliseconds(run),
+        "text": hashlib.sha256(str(list(run.tokens)).encode()).hexdigest()[:16],
+    }
+
+
+def token_milliseconds(run: Run) -> dict[str, int]:
+    """Count the tokens by their milliseconds, to three digits: a step's time divided by its tokens.
+
+    The first step's are not counted: its time is mostly the prompt's.
+    """
+    counts = Counter[str]()
+    for (_, before), (tokens, after) in pairwise(run.arrivals):
+        counts[f"{1e3 * (after - before) / tokens:.3g}"] += tokens
+    return dict(counts)
+
+
+def by_position(depths: Sequence[int]) -> list[int]:
+    """How many of these depths reach position 1, 2, ... of a draft."""
+    return [sum(depth >= position for depth in depths) for position in range(1, max(depths, default=0) + 1)]
+
+
+KEY = ("prompt_set", "dtype", "temperature", "batch")
+
+
+def run_batches(
+    own: DecoderSetup, prompts: Sequence[TokenPrompt], size: int, *, texts: int, seed: int
+) -> dict[str, Any]:
+    """Decode `texts` prompts, a small set's more than once, `size` side by side; return the record of it."""
+    chosen = list(islice(cycle(prompts), texts))
+    runs = [_run(own, chosen[at : at + size], seed) for at in range(0, texts, size)]
+    tokens, seconds = (sum(run[name] for run in runs) for name in ("tokens", "seconds"))
+    return {"tokens": tokens, "seconds": seconds, "texts": [text for run in runs for text in run["texts"]]}
+
+
+def _run(own: DecoderSetup, prompts: Sequence[TokenPrompt], seed: int) -> dict[str, Any]:
+    """One batch; what comes before the second step is not counted."""
+    requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in prompts]
+    limits = own.limits.of(prompts[0].ends, prompts[0].max_new_tokens)  # those of the whole set
+    texts, first, first_tokens = [list[int]() for _ in prompts], 0.0, 0
+    for steps in decode(own.runner, requests, own.drafters, limits, own.sampling):
+        for step in steps:
+            texts[step.sequence] += step.tokens
+        if not first:
+            first, first_tokens = clock(), sum(map(len, texts))
+    return {
+        "tokens": sum(map(len, texts)) - first_tokens,
+        "seconds": clock() - first,
+        "texts": [hashlib.sha256(str(text).encode()).hexdigest()[:16] for text in texts],
+    }
+
+
+def batch_rows(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each set, dtype and batch, of all rounds."""
+    pairs: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for unit in units:
+        for record in unit.get("batches", []):
+            if record["plain"]["tokens"] and record["auto"]["tokens"]:
+                pairs.setdefault(tuple(record[name] for name in KEY), []).append(
+                    (record["plain"], record["auto"])
+                )
+    return [dict(zip(KEY, key)) | _row(rounds) for key, rounds in sorted(pairs.items())]
+
+
+def _row(rounds: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    ratios = [Weighed(plain["seconds"], _rate(auto) / _rate(plain)) for plain, auto in rounds]
+    speedup = estimate([ratios])
+    assert speedup
+    rate = median(_rate(plain) for plain, _ in rounds)
+    pairs = [pair for plain, auto in rounds for pair in zip(plain["texts"], auto["texts"], strict=True)]
+    return {
+        "rounds": len(rounds),
+        "plain_tokens_per_second": rate,
+        "tokens_per_second": rate * speedup.value,
+        "speedup": speedup.value,
+        "speedup_interval": speedup.interval,
+        "identical": sum(plain == auto for plain, auto in pairs),
+        "compared": len(pairs),
+    }
+
+
+def _rate(run: Mapping[str, Any]) -> float:
+    return run["tokens"] / run["seconds"]
+
+
+def sampled(specs: Collection[DecoderSpec]) -> set[DecoderSpec]:
+    """Return the decoders with sample texts: all of ours, of sdsat the one with the most drafts."""
+    fixed = [way for way in specs if way.decoder == "sdsat"]
+    others = {way for way in specs if way.decoder not in ("sdsat", "base")}
+    return others | ({max(fixed, key=lambda way: way.k)} if fixed else set())
+
+
+def sample(own: DecoderSetup, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list[str]]:
+    """Return the text in pieces of [kind, text], as Step.kinds has them."""
+    output = Output(text.stream(opens=not prompt.before), ends=prompt.ends)
+    limits = replace(own.limits.of((), prompt.max_new_tokens), stop=lambda _: output)
+    request = Request(prompt.ids, seed_of(prompt, seed))
+    steps = (step for (step,) in decode(own.runner, [request], own.drafters, limits, own.sampling))
+    return in_pieces(
+        tokens for step in steps for tokens in zip(step.kinds, output.take(finished=step.finished), strict=True)
+    )
 
 
 class Unit(NamedTuple):
@@ -43,26 +218,26 @@ def units_of(
     prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int, *, batches: bool = False
 ) -> dict[str, Unit]:
     """By name, in the order in which they are done: the rounds of a prompt are as far apart as can be."""
-    found = list[Unit]()
-    for name, some in prompts.items():
-        found += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(some))]
-        found += [Unit(name, round_) for round_ in range(rounds) if batches]
-        found.append(Unit(name))
-    return {unit.name: unit for unit in found}
+    units = list[Unit]()
+    for name, prompt_set in prompts.items():
+        units += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(prompt_set))]
+        units += [Unit(name, round_) for round_ in range(rounds) if batches]
+        units.append(Unit(name))
+    return {unit.name: unit for unit in units}
 
 
 class Worker:
     """Does units; warms up where a set begins."""
 
-    def __init__(self, config: SpeedConfig, prepared: Prepared, bench: Bench) -> None:
+    def __init__(self, config: SpeedConfig, prepared: Prepared, bench: ModelPool) -> None:
         self._config, self._prepared, self._bench = config, prepared, bench
-        self._own = dict[Group, dict[Way, Own]]()
-        self._decoders = dict[Group, dict[Way, Decoder]]()
+        self._own = dict[Group, dict[DecoderSpec, DecoderSetup]]()
+        self._decoders = dict[Group, dict[DecoderSpec, Decoder]]()
         self._set, self._warm = "", False
         self._warm_batches = set[tuple[str, str, int]]()
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        """What is kept of it."""
+        """Return what is kept of it."""
         with self._bench.enough_memory():
             if unit.prompt_set != self._set:
                 self._begin(unit.prompt_set)
@@ -78,10 +253,10 @@ class Worker:
         self._set, self._own, self._warm = name, self._bench.own(name), False
         self._decoders = {
             group: {
-                **{way: own.decoder(self._config.seed) for way, own in ways.items()},
+                **{way: own.decoder(self._config.seed) for way, own in specs.items()},
                 **self._bench.peers.decoders(group),
             }
-            for group, ways in self._own.items()
+            for group, specs in self._own.items()
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
@@ -91,11 +266,11 @@ class Worker:
         """
         if self._warm:
             return
-        longest = max(self._prepared.prompts[self._set], key=lambda one: len(one.ids))
-        for one in dict.fromkeys((longest, prompt)):
-            for ways in self._decoders.values():
-                for decoder in ways.values():
-                    decoder(one)
+        longest = max(self._prepared.prompts[self._set], key=lambda prompt_: len(prompt_.ids))
+        for text in dict.fromkeys((longest, prompt)):
+            for specs in self._decoders.values():
+                for decoder in specs.values():
+                    decoder(text)
         self._warm = True
 
     def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:
@@ -110,17 +285,17 @@ class Worker:
             group = Group(dtype, min(self._config.temperatures))
             with self._bench.batch(self._set, group, size) as own:
                 decoders = list(own.items())
-                for _, one in decoders if (self._set, dtype, size) not in self._warm_batches else ():
-                    run_batches(one, prompts, size, texts=size, seed=seed)
+                for _, setup in decoders if (self._set, dtype, size) not in self._warm_batches else ():
+                    run_batches(setup, prompts, size, texts=size, seed=seed)
                 self._warm_batches.add((self._set, dtype, size))
                 records = {
-                    name: run_batches(one, prompts, size, texts=texts, seed=seed)
-                    for name, one in (reversed(decoders) if round_ % 2 else decoders)
+                    name: run_batches(setup, prompts, size, texts=texts, seed=seed)
+                    for name, setup in (reversed(decoders) if round_ % 2 else decoders)
                 }
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
-        """The sample texts are of the first dtype and the lowest temperature."""
+        """Return the sample texts are of the first dtype and the lowest temperature."""
         self._warm_up(prompt)
         parts = [
             {
@@ -129,8 +304,8 @@ class Worker:
                 **way._asdict(),
                 **asdict(self._profile(prompt, group, way)),
             }
-            for group, ways in self._decoders.items()
-            for way in ways
+            for group, specs in self._decoders.items()
+            for way in specs
         ]
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
         samples = [
@@ -144,11 +319,11 @@ class Worker:
                 "pieces": sample(own, prompt, self._prepared.text, seed=self._config.seed),
             }
             for way, own in self._own[group].items()
-            if way in shown(self._own[group])
+            if way in sampled(self._own[group])
         ]
         return {"parts": parts, "samples": samples}
 
-    def _profile(self, prompt: TokenPrompt, group: Group, way: Way) -> Profile:
+    def _profile(self, prompt: TokenPrompt, group: Group, way: DecoderSpec) -> Profile:
         """Of a peer the memory alone is known."""
         device = self._bench.lms[group.dtype].device
         if way not in self._own[group]:

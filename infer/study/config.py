@@ -41,14 +41,14 @@ class StudyConfig:
     def __post_init__(self) -> None:
         for part in self.parts:
             if part not in PARTS:
-                raise ValueError(f"parts: wanted some of {', '.join(PARTS)}, found {part}")
+                raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {part}")
         if not self.parts:
-            raise ValueError(f"parts: wanted some of {', '.join(PARTS)}, found none")
+            raise ValueError(f"parts must be some of {', '.join(PARTS)}, got none")
         if self.draft.model is None:
-            raise ValueError("draft: wanted a model that drafts, draft=DIR or draft=self:N, found none")
+            raise ValueError("draft must be a model, draft=DIR or draft=self:N, got none")
         if self.draft.adaptive:
             raise ValueError(
-                "draft.adaptive: wanted false, since the study is of drafts level by level, found true"
+                "draft.adaptive must be false, since the study is of drafts level by level, got true"
             )
         check_dtype(self.dtype)
         check_growth(self)
@@ -58,6 +58,6 @@ class StudyConfig:
         check_at_least(self, bounds)
         if "sampling" in self.parts and self.nodes < self.k:
             raise ValueError(
-                f"nodes: wanted at least {self.k} with sampling among parts, where a node's children are "
-                f"verified together, found {self.nodes}"
+                f"nodes must be at least {self.k} with sampling among parts, where a node's children are "
+                f"verified together, got {self.nodes}"
             )

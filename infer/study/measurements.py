@@ -40,8 +40,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.measure.runs import Measured, measure
 from infer.speed.profile import Spent, timed
-from infer.study.bench import Bench, Way
-from infer.study.rates import (
+from infer.study.counts import (
     DraftedRun,
     acceptance_rate,
     accepted_per_step,
@@ -52,6 +51,7 @@ from infer.study.rates import (
     graph_success,
     rank_shares,
 )
+from infer.study.models import StudyDecoder, StudyModels
 from infer.trees.token_graph import TokenGraph
 from infer.trees.tree import Tree
 
@@ -75,38 +75,40 @@ class Key(NamedTuple):
     verify: str | None
 
 
-def measure_methods(bench: Bench) -> list[dict[str, Any]]:
+def measure_methods(models: StudyModels) -> list[dict[str, Any]]:
     """Table 1: the nodes of the study, and as many as pay by measurement; and with lower thresholds, where
     trees are as large as the paper's.
     """
-    ways = dict[Key, Way]()
+    specs = dict[Key, StudyDecoder]()
     for decoding, sampling in DECODINGS.items():
-        ways[Key(decoding, "plain", None, None)] = Way(bench.decode("plain", **sampling))
+        specs[Key(decoding, "plain", None, None)] = StudyDecoder(models.decode("plain", **sampling))
         for budget, nodes in ((FIXED, {}), (MEASURED, {"nodes": None})):
             for method in BY_DRAFT_MODEL:
-                way = Way(bench.decode(method, **sampling, **nodes))
-                ways[Key(decoding, method, budget, "pick")] = way
-            if bench.config.draft.layers != bench.config.self_layers:
-                way = Way(bench.decode("ssd", **sampling, **nodes), own=True)
-                ways[Key(decoding, "self-ssd", budget, "pick")] = way
-    ways[Key("greedy", "tsd", WIDE, "pick")] = Way(bench.decode("tsd", **WIDELY))
-    ways[Key("greedy", "gsd", WIDE, "pick")] = Way(bench.decode("gsd", **WIDELY, tau=1, tau_reading="gram"))
-    return _rows(bench, ways)
+                spec = StudyDecoder(models.decode(method, **sampling, **nodes))
+                specs[Key(decoding, method, budget, "pick")] = spec
+            if models.config.draft.layers != models.config.self_layers:
+                spec = StudyDecoder(models.decode("ssd", **sampling, **nodes), own=True)
+                specs[Key(decoding, "self-ssd", budget, "pick")] = spec
+    specs[Key("greedy", "tsd", WIDE, "pick")] = StudyDecoder(models.decode("tsd", **WIDELY))
+    specs[Key("greedy", "gsd", WIDE, "pick")] = StudyDecoder(
+        models.decode("gsd", **WIDELY, tau=1, tau_reading="gram")
+    )
+    return _rows(models, specs)
 
 
-def measure_sampling(bench: Bench) -> list[dict[str, Any]]:
+def measure_sampling(models: StudyModels) -> list[dict[str, Any]]:
     """Table 2: keyed draws, whose output is plain decoding's, against ratios, whose distribution is."""
     sampling = DECODINGS["top-p"]
-    ways = {Key("top-p", "plain", None, None): Way(bench.decode("plain", **sampling))}
+    specs = {Key("top-p", "plain", None, None): StudyDecoder(models.decode("plain", **sampling))}
     for verify in ("pick", "ratio"):
         for method in BY_DRAFT_MODEL:
-            way = Way(bench.decode(method, **sampling, verify=verify))
-            ways[Key("top-p", method, FIXED, verify)] = way
-    return _rows(bench, ways)
+            spec = StudyDecoder(models.decode(method, **sampling, verify=verify))
+            specs[Key("top-p", method, FIXED, verify)] = spec
+    return _rows(models, specs)
 
 
 def lossy(rows: list[dict[str, Any]]) -> list[str]:
-    """What promised plain decoding's tokens and gave others."""
+    """Return what promised plain decoding's tokens and gave others."""
     return [
         f"{row['decoding']} {row['method']} on {row['prompt_set']}"
         for row in rows
@@ -114,16 +116,16 @@ def lossy(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _rows(bench: Bench, ways: Mapping[Key, Way]) -> list[dict[str, Any]]:
-    decoders, rows = bench.decoders(ways), []
-    for name, prompts in bench.prompts.items():
-        shares = measure(decoders, bench.members.share(prompts), rounds=bench.config.rounds)
-        found = {
-            key: Measured([bench.members.gather(runs) for runs in share.rounds])
+def _rows(models: StudyModels, specs: Mapping[Key, StudyDecoder]) -> list[dict[str, Any]]:
+    decoders, rows = models.decoders(specs), []
+    for name, prompts in models.prompts.items():
+        shares = measure(decoders, models.workers.share(prompts), rounds=models.config.rounds)
+        values = {
+            key: Measured([models.workers.gather(runs) for runs in share.rounds])
             for key, share in shares.items()
         }
-        for key, measured in found.items():
-            plain = found[Key(key.decoding, "plain", None, None)]
+        for key, measured in values.items():
+            plain = values[Key(key.decoding, "plain", None, None)]
             rows.append({"prompt_set": name, **key._asdict(), **_figures(measured, plain)})
     return rows
 
@@ -151,22 +153,25 @@ SETTINGS = (("ssd", 1), ("tsd", 2), ("gsd", 2), ("tsd", 4), ("gsd", 4))
 PARTS = ("draft", "verification", "others")
 
 
-def measure_time(bench: Bench) -> list[dict[str, Any]]:
-    """A row for each of Table 3's."""
-    drafters = {(method, k): bench.drafters(Way(bench.decode(method, k=k))) for method, k in SETTINGS}
-    runner = bench.runner(drafters.values())
-    share = bench.members.share(bench.all_prompts)
+def measure_time(models: StudyModels) -> list[dict[str, Any]]:
+    """Return a row for each of Table 3's."""
+    drafters = {
+        (method, k): models.drafters(StudyDecoder(models.decode(method, k=k))) for method, k in SETTINGS
+    }
+    runner = models.runner(drafters.values())
+    share = models.workers.share(models.all_prompts)
     spent_by = {setting: [list[Spent]() for _ in share] for setting in SETTINGS}
-    for round_ in range(1 + bench.config.rounds):  # the first warms up
+    for round_ in range(1 + models.config.rounds):  # the first warms up
         for index, prompt in enumerate(share):
-            for setting, one in drafters.items():
-                steps = timed(runner, one, Request(prompt.ids), bench.limits())
+            for setting, drafter in drafters.items():
+                steps = timed(runner, drafter, Request(prompt.ids), models.limits())
                 drafted = [spent for step, spent in steps[1:-1] if step.drafted]
                 spent_by[setting][index] += drafted if round_ else []
-    gathered = {setting: bench.members.gather(spent) for setting, spent in spent_by.items()}
-    found = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
+    gathered = {setting: models.workers.gather(spent) for setting, spent in spent_by.items()}
+    spent_by_setting = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
     return [
-        {"method": method, "k": k, "steps": len(rows), **_medians(rows)} for (method, k), rows in found.items()
+        {"method": method, "k": k, "steps": len(rows), **_medians(rows)}
+        for (method, k), rows in spent_by_setting.items()
     ]
 
 
@@ -184,33 +189,33 @@ RANKED = (0.0, 0.1, 0.3, 0.5, 0.7)  # θ_sib of Figure 8
 CHILDREN = 4
 
 
-def measure_ablation(bench: Bench) -> list[dict[str, Any]]:
+def measure_ablation(models: StudyModels) -> list[dict[str, Any]]:
     """GSD against each setting, and TSD against k."""
     rows = []
     for setting, values in VALUES.items():
         for method in ("gsd", "tsd") if setting == "k" else ("gsd",):
             for value in values:
-                if setting == "tau" and value == 0 and bench.config.tau_reading == "gram":
+                if setting == "tau" and value == 0 and models.config.tau_reading == "gram":
                     continue
-                figures = _ablation_figures(bench, bench.decode(method, **{setting: value}))
+                figures = _ablation_figures(models, models.decode(method, **{setting: value}))
                 rows.append({"setting": setting, "value": value, "method": method, **figures})
     return rows
 
 
-def measure_ranks(bench: Bench) -> list[dict[str, Any]]:
+def measure_ranks(models: StudyModels) -> list[dict[str, Any]]:
     """Which child was accepted, by method and by θ_sib of GSD (Figures 7 and 8)."""
-    ways = {("method", method): bench.decode(method) for method in ("ssd", "tsd", "gsd")}
-    ways |= {("theta_sib", str(value)): bench.decode("gsd", theta_sib=value) for value in RANKED}
+    specs = {("method", method): models.decode(method) for method in ("ssd", "tsd", "gsd")}
+    specs |= {("theta_sib", str(value)): models.decode("gsd", theta_sib=value) for value in RANKED}
     rows = []
-    for (by, value), decode in ways.items():
-        counts = counts_of(bench.run(decode))
-        accepted = sum(len(one.ranks) for one in counts)
+    for (by, value), decode in specs.items():
+        counts = counts_of(models.run(decode))
+        accepted = sum(len(step.ranks) for step in counts)
         rows.append({"by": by, "value": value, "accepted": accepted, "shares": rank_shares(counts, CHILDREN)})
     return rows
 
 
-def _ablation_figures(bench: Bench, decode: DecodeConfig) -> dict[str, Any]:
-    runs = bench.run(decode)
+def _ablation_figures(models: StudyModels, decode: DecodeConfig) -> dict[str, Any]:
+    runs = models.run(decode)
     return {
         "acceptance_rate": acceptance_rate(runs),
         "drafted_share": drafted_share(runs),
@@ -222,16 +227,16 @@ def _ablation_figures(bench: Bench, decode: DecodeConfig) -> dict[str, Any]:
 LENGTHS = (1, 2, 3, 4, 5)
 
 
-def measure_recurrence(bench: Bench) -> list[dict[str, Any]]:
+def measure_recurrence(models: StudyModels) -> list[dict[str, Any]]:
     """By n, over the trees of all prompts: TSD's by the paper's settings."""
-    decode = bench.decode("tsd")
+    decode = models.decode("tsd")
 
     def counts(prompt: TokenPrompt) -> list[tuple[int, dict[int, int]]]:
-        """The tokens of each tree, and by n those that recur."""
-        graphs = [outcome.graph for outcome in bench.outcomes(decode, prompt)]
-        return [(len(one.tokens) - 1, {n: len(recurring(one, n)) for n in LENGTHS}) for one in graphs]
+        """Return the tokens of each tree, and by n those that recur."""
+        graphs = [outcome.graph for outcome in models.outcomes(decode, prompt)]
+        return [(len(graph.tokens) - 1, {n: len(recurring(graph, n)) for n in LENGTHS}) for graph in graphs]
 
-    trees = list(chain.from_iterable(bench.each(counts)))
+    trees = list(chain.from_iterable(models.each(counts)))
     tokens = sum(size for size, _ in trees)
     recur = {n: sum(by_length[n] for _, by_length in trees) for n in LENGTHS}
     return [
@@ -241,7 +246,7 @@ def measure_recurrence(bench: Bench) -> list[dict[str, Any]]:
 
 
 def recurring(tree: TokenGraph, n: int) -> set[int]:
-    """The nodes that are part of an n-gram which stands in another branch too; `tree` has no merged nodes."""
+    """Return the nodes of n-grams that stand in another branch too; `tree` has no merged nodes."""
     paths = {node: _ending(tree, node, n) for node in range(1, len(tree.tokens))}
     grams = {end: tuple(tree.tokens[node] for node in path) for end, path in paths.items() if path}
     count, own = Counter(grams.values()), Counter(grams.keys())  # own: those of its path, above and below
@@ -254,13 +259,13 @@ def recurring(tree: TokenGraph, n: int) -> set[int]:
 
 
 def _ending(tree: TokenGraph, node: int, n: int) -> list[int]:
-    """The n nodes of the path that ends there; none where it is shorter."""
-    found = list(islice(_upwards(tree, node), n))
-    return found if len(found) == n else []
+    """Return the n nodes of the path that ends there; none where it is shorter."""
+    path = list(islice(_upwards(tree, node), n))
+    return path if len(path) == n else []
 
 
 def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
-    """A node and those above it, but for the root."""
+    """Return a node and those above it, but for the root."""
     while node > 0:
         yield node
         node = tree.parents[node]
@@ -269,7 +274,7 @@ def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
 TAUS, WIDTHS = (0, 1, 2, 3, 4), (3, 5, 16)
 
 
-def measure_merging(bench: Bench) -> list[dict[str, Any]]:
+def measure_merging(models: StudyModels) -> list[dict[str, Any]]:
     """By out-degree and τ, over all merged nodes of all graphs of GSD.
 
     τ is the authors' (the preceding tokens that must agree), since Table 5 has τ=0. k=16 stands for the table's
@@ -278,9 +283,9 @@ def measure_merging(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for k in WIDTHS:
         for tau in TAUS:
-            found = _divergences(bench, k=k, tau=tau)
-            mean, middle = (fmean(found), median(found)) if found else (None, None)
-            rows.append({"k": k, "tau": tau, "mean_kl": mean, "median_kl": middle, "merged": len(found)})
+            values = _divergences(models, k=k, tau=tau)
+            mean, middle = (fmean(values), median(values)) if values else (None, None)
+            rows.append({"k": k, "tau": tau, "mean_kl": mean, "median_kl": middle, "merged": len(values)})
     return rows
 
 
@@ -293,18 +298,18 @@ def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
 
 
 @torch.inference_mode()
-def _divergences(bench: Bench, *, k: int, tau: int) -> list[float]:
-    decode, draft = bench.decode("gsd", k=k, tau=tau, tau_reading="preceding"), bench.draft
+def _divergences(models: StudyModels, *, k: int, tau: int) -> list[float]:
+    decode, draft = models.decode("gsd", k=k, tau=tau, tau_reading="preceding"), models.draft
 
     def of_prompt(prompt: TokenPrompt) -> list[float]:
-        context, found = list(prompt.ids), list[float]()
-        for outcome in bench.outcomes(decode, prompt):
+        context, values = list(prompt.ids), list[float]()
+        for outcome in models.outcomes(decode, prompt):
             if outcome.graph.merged:
-                found += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
+                values += divergences(log_q(draft.lm, draft.read(context), outcome.graph), outcome.graph)
             context += outcome.tokens
-        return found
+        return values
 
-    return list(chain.from_iterable(bench.each(of_prompt)))
+    return list(chain.from_iterable(models.each(of_prompt)))
 
 
 def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Tensor:

@@ -27,12 +27,12 @@ SETTINGS = {"k": "k, children of a node", "tau": "τ", "theta_prob": "θ_prob", 
 
 
 def plot_methods(rows: Sequence[Row], path: Path) -> None:
-    """Acceptance rate and speedup, a panel for each set of prompts (Table 1)."""
+    """Plot acceptance rate and speedup, a panel for each set of prompts (Table 1)."""
     _bars_by_set(rows, path, lambda row: row["decoding"] + BUDGETS.get(row["budget"], ""))
 
 
 def plot_sampling(rows: Sequence[Row], path: Path) -> None:
-    """The same of keyed draws and of verification by ratio (Table 2)."""
+    """Return the same of keyed draws and of verification by ratio (Table 2)."""
     _bars_by_set(rows, path, lambda row: "by ratio" if row["verify"] == "ratio" else "keyed draws")
 
 
@@ -62,7 +62,7 @@ def plot_recurrence(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_ablation(rows: Sequence[Row], path: Path) -> None:
-    """Acceptance rate, and below it drafted tokens, against each setting (Figure 5)."""
+    """Plot acceptance rate and drafted tokens against each setting (Figure 5)."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     figure = Figure(figsize=(3.2 * len(settings), 5.6), layout="constrained")
     axes = figure.subplots(2, len(settings), squeeze=False, sharex="col", sharey="row")
@@ -106,7 +106,7 @@ def plot_ranks(rows: Sequence[Row], path: Path) -> None:
         mine = [row for row in rows if row["by"] == by]
         names = [METHODS.get(row["value"], str(row["value"])) for row in mine]
         shares = [row["shares"] or [0.0] * CHILDREN for row in mine]
-        groups = {f"child {rank + 1}": [100 * one[rank] for one in shares] for rank in range(CHILDREN)}
+        groups = {f"child {rank + 1}": [100 * share[rank] for share in shares] for rank in range(CHILDREN)}
         _bars(axis, names, groups, {})
         axis.set(title=title, ylabel="accepted drafts, %", ylim=(0, 100))
     axes[0][1].set_xlabel("θ_sib")
@@ -137,9 +137,9 @@ def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -
         mine = [row for row in rows if row["prompt_set"] == name and row["method"] != "plain"]
         methods = list(dict.fromkeys(row["method"] for row in mine))
         for axis, measure in zip(axes[:, column], ("acceptance_rate", "speedup")):
-            found = {(group(row), row["method"]): row[measure] or 0.0 for row in mine}
+            values = {(group(row), row["method"]): row[measure] or 0.0 for row in mine}
             groups = {
-                label: [found.get((label, method), 0.0) for method in methods]
+                label: [values.get((label, method), 0.0) for method in methods]
                 for label in dict.fromkeys(map(group, mine))
             }
             _bars(axis, [METHODS[method] for method in methods], groups, SHADES)
@@ -154,7 +154,7 @@ def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -
 def _bars(
     axis: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], colors: Mapping[str, str]
 ) -> None:
-    """Groups of bars, a name below each group."""
+    """Plot groups of bars, a name below each group."""
     width = 0.8 / len(groups)
     for place, (label, values) in enumerate(groups.items()):
         at = [index - 0.4 + width * (place + 0.5) for index in range(len(names))]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from conf import LoneError
+from conf import RankLocalError
 from conf.characters import print_line
 from conf.files import write_json
 from conf.pages import NOT_IDENTICAL
@@ -16,9 +16,8 @@ from conf.sealed import read_result, sealed
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
-from infer.measure.crew import Members, muster, of_one_model, told_by_its_rank
+from infer.measure.distributed import WorkerGroup, init_workers, of_one_model, rank_local_errors
 from infer.models.parallel import place
-from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
 from infer.study.measurements import (
     lossy,
@@ -30,10 +29,11 @@ from infer.study.measurements import (
     measure_sampling,
     measure_time,
 )
+from infer.study.models import StudyModels
 from infer.study.plots import PLOTS
 from infer.study.tables import print_study
 
-MEASUREMENTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {
     "methods": measure_methods,
     "sampling": measure_sampling,
     "time": measure_time,
@@ -50,61 +50,61 @@ def run(config: StudyConfig) -> None:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    members, made = of_one_model() if config.divide == "model" else muster(), _made(config)
-    if not is_finished(config.out, "study", made):
-        _measured(config, made, members)
-    elif members.first:
+    workers, facts = of_one_model() if config.divide == "model" else init_workers(), _made(config)
+    if not is_finished(config.out, "study", facts):
+        _measured(config, facts, workers)
+    elif workers.first:
         print_line(f"study: {config.out} is finished: nothing to do")
-    if members.first:
+    if workers.first:
         report = read_result(Path(config.out) / "report.json")
         print_study(report)
         _check_identical(report)
 
 
-def _measured(config: StudyConfig, made: dict[str, Any], members: Members) -> None:
-    """The report, measured by all ranks and written by the first."""
-    with _folder(config.out, members) as out:
-        bench = Bench(config, members)
+def _measured(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -> None:
+    """Return the report, measured by all ranks and written by the first."""
+    with _folder(config.out, workers) as out:
+        models = StudyModels(config, workers)
         report: dict[str, Any] = {"schema": 1, **circumstances(config), "processes": place()[1]}
-        with Progress(disable=not members.first) as progress, told_by_its_rank():
+        with Progress(disable=not workers.first) as progress, rank_local_errors():
             parts = [part for part in PARTS if part in config.parts]
             task = progress.add_task("", total=len(parts))
             for part in parts:
                 progress.update(task, description=part)
-                report[part] = MEASUREMENTS[part](bench)
+                report[part] = MEASUREMENTS[part](models)
                 if out:
                     PLOTS[part](report[part], out / f"{part}.png")
                 progress.advance(task)
         if out:
             write_json(out / "report.json", sealed(report))
-            write_manifest(out, "study", made)
+            write_manifest(out, "study", facts)
 
 
 @contextmanager
-def _folder(out: str, members: Members) -> Iterator[Path | None]:
-    """The folder to write, on the first rank; the others have none."""
-    if not members.first:
+def _folder(out: str, workers: WorkerGroup) -> Iterator[Path | None]:
+    """Return the folder to write, on the first rank; the others have none."""
+    if not workers.first:
         yield None
         return
-    with told_by_its_rank(), staged(out) as folder:
+    with rank_local_errors(), staged(out) as folder:
         yield folder
 
 
 def _made(config: StudyConfig) -> dict[str, Any]:
-    """What determines the figures. The problems themselves count, not only where they lie."""
-    made = made_from(config, existing({"model": config.model, "draft.model": config.draft.model}))
+    """Return what determines the figures. The problems themselves count, not only where they lie."""
+    facts = made_from(config, existing({"model": config.model, "draft.model": config.draft.model}))
     problems = {
         f"prompts.{name}": fingerprint_problems(read_problems(name, prompts))
         for name, prompts in config.prompts.items()
     }
-    return {**made, "inputs": {**made["inputs"], **problems}}
+    return {**facts, "inputs": {**facts["inputs"], **problems}}
 
 
 def _check_identical(report: dict[str, Any]) -> None:
-    """A study that shows a lossy method is written, and then fails the run, and every later one."""
-    found = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
-    if found and report["settings"]["dtype"] == "float32":
-        raise LoneError(
-            f"float32 outputs: wanted all identical to plain decoding, found differences in {', '.join(found)}",
+    """Return a study that shows a lossy method is written, and then fails the run, and every later one."""
+    names = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
+    if names and report["settings"]["dtype"] == "float32":
+        raise RankLocalError(
+            f"float32 outputs must all be those of plain decoding, got differences in {', '.join(names)}",
             page=NOT_IDENTICAL,
         )

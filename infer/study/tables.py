@@ -30,12 +30,12 @@ def _table(columns: Mapping[str, Callable[[Row], str]], rows: Sequence[Row]) -> 
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(shown(row) for shown in columns.values()))
+        table.add_row(*(cells(row) for cells in columns.values()))
     return table
 
 
 def _number(name: str, form: str) -> Callable[[Row], str]:
-    """A figure of the row; nothing where there is none."""
+    """Return a figure of the row; nothing where there is none."""
     return lambda row: "" if row[name] is None else format(row[name], form)
 
 

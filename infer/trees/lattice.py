@@ -68,7 +68,7 @@ def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
 
 
 def nucleus_tree(graph: TokenGraph, depth: int, expand: Callable[[int], None]) -> Drafts:
-    """The authors' tree over a graph's candidates (SDSAT §3.4.2), without nodes that have no candidate.
+    """Return the authors' tree over a graph's candidates (SDSAT §3.4.2), without nodes that have no candidate.
 
     `expand` hangs the candidates behind a node under it.
     """

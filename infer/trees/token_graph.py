@@ -37,7 +37,7 @@ class TokenGraph:
     merged: dict[int, int] = field(default_factory=dict)
 
     def add(self, parent: int, token: int, chance: float) -> int:
-        """A node under a parent that is not merged, none of whose children is less likely."""
+        """Add a node under a parent that is not merged; siblings come in falling order of chance."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -60,7 +60,7 @@ class TokenGraph:
             yield children, node
 
     def merge(self, node: int, into: int) -> None:
-        """What follows `into`, now and later, follows `node`, which has no children of its own."""
+        """Merge: let `node`, which has no children, share those of `into`, now and later."""
         self.children[node] = self.children[into]
         self.merged[node] = into
 
@@ -78,7 +78,7 @@ class Drafts:
     nodes: list[int]
 
     def first(self, count: int) -> "Drafts":
-        """The likeliest `count` nodes."""
+        """Return the likeliest `count` nodes."""
         return Drafts(
             self.tokens[:count],
             self.parents[:count],
@@ -88,7 +88,7 @@ class Drafts:
         )
 
     def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
-        """A node of the graph under a node of the tree; `chance` is that of the path to it."""
+        """Add a node of the graph under a node of the tree; `chance` is that of the path to it."""
         self.tokens.append(graph.tokens[node])
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
@@ -96,7 +96,7 @@ class Drafts:
         self.nodes.append(node)
 
     def shared(self, graph: TokenGraph) -> frozenset[int]:
-        """The nodes that a path comes to through a merged node."""
+        """Return the nodes that a path reaches through a merged node."""
         result = set[int]()
         for node in range(1, len(self.nodes)) if graph.merged else ():
             parent = self.parents[node]
@@ -105,7 +105,7 @@ class Drafts:
         return frozenset(result)
 
     def endings(self) -> list[float]:
-        """The chance of each node to be the last accepted one."""
+        """Return the chance of each node to be the last accepted one."""
         chances = list(self.chances)
         for node, parent in enumerate(self.parents[1:], 1):
             chances[parent] -= self.chances[node]
@@ -120,7 +120,7 @@ def unroll(
     calibrated: Callable[[float, int], float] | None = None,
     expand: Callable[[int], None] | None = None,
 ) -> Drafts:
-    """The graph's likeliest paths as a tree, down to `depth`, while node n's chance is above `prices[n - 1]`.
+    """Return the graph's likeliest paths as a tree, while node n's chance is above `prices[n - 1]`.
 
     `calibrated` makes of a node's chance behind its parent, and of its place, how often such drafts were right.
     `expand` hangs a node's children under it when they are first looked for: such a graph has no merged nodes.
@@ -158,8 +158,7 @@ def unroll(
 
 
 def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
-    """The graph as a tree of up to `most` drafts, level by level: of a level the likeliest nodes get their
-    children, all of them or none.
+    """Return the graph as a tree of up to `most` drafts; the likeliest nodes of a level get all their children.
 
     So verification by ratio wants it (ratio.py): what a node's children are, decides neither whether they
     are verified nor which of them. Best first it would, where another copy of them competes.

@@ -22,11 +22,10 @@ import torch
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.ngrams import Ngrams
 from tests.benchmarks.shapes import random_llama
 from tests.infer.ngram_tables import make_table
@@ -68,7 +67,7 @@ def main(sizes: list[str]) -> None:
         costs = prior_costs(lm.device.type)
         auto, every = AutoPolicy(costs, K), AutoPolicy(costs, K)
         methods = {
-            "plain": PlainDrafter,
+            "plain": Drafter,
             "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K)),
             "one-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K, "all")),
             "auto": partial(AdaptiveDrafter, [7], auto),
@@ -80,7 +79,7 @@ def main(sizes: list[str]) -> None:
                 runner = Runner(lm, capacity=PROMPT + NEW, max_rows=64)
                 prompt = torch.randint(0, VOCABULARY, (PROMPT,), generator=torch.Generator().manual_seed(1))
                 request = [Request(prompt.tolist())]
-                drafters, inside = Each(new), runner._target
+                drafters, inside = Drafters(new), runner._target
                 propose, observe = Clock(drafters.propose), Clock(drafters.observe)
                 drafters.propose, drafters.observe = propose, observe  # type: ignore[method-assign]
                 inside.decoder, inside.head = decoder, head = Clock(inside.decoder), Clock(inside.head)

@@ -5,8 +5,8 @@
                                         [--shape 15M|110M|1.1B ...] [--table FILE]
 
 Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own clock, on which other
-processes leave little trace. Every run stands beside one of plain decoding (infer/speed/pairs.py), and a row's
-speedup is that of the pairs, with its 95 % interval (infer/speed/statistics.py); beside it stands that over the
+processes leave little trace. Every run stands beside one of plain decoding (infer/speed/work.py), and a row's
+speedup is that of the pairs, with its 95 % interval (infer/speed/aggregate.py); beside it stands that over the
 paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which drafting
 cannot pay: `auto` has to fall back there. `--shape` adds models of other sizes with random weights: their texts
 are what they are, but L(q) is that of such a size. The n-grams are those of the model directory's table, or of
@@ -28,15 +28,14 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs, prior_costs
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams, load_text
 from infer.ngrams import Ngrams, NgramTable
-from infer.speed.pairs import blocks
 from infer.speed.statistics import Weighed, estimate
+from infer.speed.work import blocks
 from tests.benchmarks.shapes import SIZES, random_llama
 
 PLAIN = "plain"
@@ -63,8 +62,8 @@ def compare(
     limits = Limits(args.new, eos_ids(lm))
     told = time.thread_time if lm.device.type == "cpu" else clock
     decoders = {
-        name: loop_decoder(runner, Each(new), limits, sampling, clock=told)
-        for name, new in {PLAIN: PlainDrafter, **chosen}.items()
+        name: loop_decoder(runner, Drafters(new), limits, sampling, clock=told)
+        for name, new in {PLAIN: Drafter, **chosen}.items()
     }
     return pairs(decoders, prompts, rounds=args.rounds)
 

@@ -9,9 +9,9 @@ The published code wants Transformers 4.36.2 and NumPy below 2. It runs in a pro
 given; PyTorch is the version that runs here. Nothing of its code is in this project.
 
 Greedy, without an end of text: every text has the same number of tokens. Both processes have one thread, timed
-on a CPU by its own clock, and take turns: every run stands beside one of the baseline (infer/speed/pairs.py),
+on a CPU by its own clock, and take turns: every run stands beside one of the baseline (infer/speed/work.py),
 which is first the published plain decoding and then the published decoder at its best k. Ratios are those of
-the pairs, with their 95 % interval (infer/speed/statistics.py). In float32 all texts must be those of the
+the pairs, with their 95 % interval (infer/speed/aggregate.py). In float32 all texts must be those of the
 published plain decoding, or the command fails; in bfloat16 they are counted. The last line is JSON.
 """
 
@@ -32,9 +32,8 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import load_adaptive, load_model, load_ngrams, load_text
 from infer.ngrams import Ngrams, NgramTable
@@ -111,7 +110,7 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
     lm, adaptive = load_model(args.model, dtype=dtype), load_adaptive(args.model)
     capacity = longest + args.new
     costs = prior_costs(lm.device.type)
-    makers: dict[str, Any] = {"plain": PlainDrafter}
+    makers: dict[str, Any] = {"plain": Drafter}
     table = NgramTable(args.table) if args.table else load_ngrams(args.model)
     ngrams = Ngrams(table, lm.config.vocab_size, weights=adaptive.ngrams)
     makers["adaptive only"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L))
@@ -120,7 +119,7 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
     runner = Runner(lm, capacity=capacity, max_rows=64)
     timer = time.thread_time if lm.device.type == "cpu" else clock
     return {
-        f"ours, {name}": loop_decoder(runner, Each(new), Limits(args.new, []), clock=timer)
+        f"ours, {name}": loop_decoder(runner, Drafters(new), Limits(args.new, []), clock=timer)
         for name, new in makers.items()
     }
 

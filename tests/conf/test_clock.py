@@ -15,8 +15,8 @@ from infer.gpu_check.timing import in_turns
 from infer.loop import Step
 from infer.measure import row_times
 from infer.measure.row_times import measure_costs
-from infer.speed.device import bandwidth
-from infer.view.summary import Summary
+from infer.speed.limit import bandwidth
+from infer.view.live import Summary
 from tests.conftest import tiny_llama
 
 
@@ -69,5 +69,5 @@ def test_a_bandwidth_is_measured_over_some_ticks(monkeypatch: pytest.MonkeyPatch
     """How many calls make a burst was said by a single one, which took no time."""
     real = time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: int(100 * real()) / 100)
-    monkeypatch.setattr("infer.speed.device.SECONDS", 0.05)
+    monkeypatch.setattr("infer.speed.limit.SECONDS", 0.05)
     assert all(rate > 0 for rate in bandwidth(torch.device("cpu"), size=2**20).values())

@@ -92,7 +92,7 @@ def test_a_file_that_is_mounted_is_refused_before_any_work(
 def test_a_name_without_room_for_the_unfinished_file_is_refused_before_any_work(tmp_path: Path) -> None:
     """A name of 250 bytes was told as too long when the text had been decoded."""
     with pytest.raises(
-        UserError, match="^html=.*: wanted a folder that can be written, found File name too long"
+        UserError, match="^html=.* must be in a folder that can be written, got File name too long"
     ):
         file_to_write("html", f"{tmp_path}/{'y' * 250}")
     assert not list(tmp_path.iterdir())

@@ -70,12 +70,12 @@ def test_a_set_by_a_name_of_its_own_comes_beside_the_others_or_instead() -> None
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("prompts=humanevil,mbpp", "prompts: wanted some of alpaca, gsm8k, humaneval, infilling, "),
-        ("prompts=humanevil", "xsum, found humanevil"),
+        ("prompts=humanevil,mbpp", "prompts must be some of alpaca, gsm8k, humaneval, infilling, "),
+        ("prompts=humanevil", "xsum, got humanevil"),
         ("prompts.mine.cont=3", "unknown setting 'prompts.mine.cont': did you mean 'prompts.mine.count'?"),
         ("prompts.humaneval.pth=3", "did you mean 'prompts.humaneval.path'?"),
         ("prompts.mine.count=x", "prompts.mine.count must be a whole number, got 'x'"),
-        ("prompts.mine.kind=zip", "prompts.kind: wanted one of humaneval, mbpp, "),
+        ("prompts.mine.kind=zip", "prompts.kind must be one of humaneval, mbpp, "),
     ],
 )
 def test_a_mistaken_set_of_prompts_is_named_in_one_sentence(override: str, message: str) -> None:
@@ -125,10 +125,10 @@ def test_no_bare_value_is_none_at_all() -> None:
     [
         (["draft=d", "draft.adaptiv=true"], "unknown setting 'draft.adaptiv': did you mean 'draft.adaptive'?"),
         (["drafts=d"], "unknown setting 'drafts': did you mean 'draft'?"),
-        (["draft="], "draft: wanted a model directory or self:N, found nothing"),
+        (["draft="], "draft must be a model directory or self:N, got nothing"),
         (["draft=d", "draft.adaptive=maybe"], "draft.adaptive must be true or false, got 'maybe'"),
-        (["draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or draft.dtype"),
-        (["draft=self:0"], "draft=self:0: wanted self:N with a number N of layers from 1 on"),
+        (["draft.adaptive=true"], "draft must be a model with draft.adaptive or draft.dtype"),
+        (["draft=self:0"], "draft must be self:N with N layers from 1 on, got self:0"),
     ],
 )
 def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message: str) -> None:
@@ -145,11 +145,11 @@ def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message
         ("++stepz=3", "unknown setting 'stepz': did you mean 'steps'?"),
         ("+foo=1", "unknown setting 'foo': --help lists the settings"),
         ("+objective.ww=1", "unknown setting 'objective.ww': did you mean 'objective.w'?"),
-        ("+objective=basics", "objective: wanted one of basic, branch, causal, dual, found basics"),
+        ("+objective=basics", "objective must be one of basic, branch, causal, dual, got basics"),
         ("hydra.verbose=true", "unknown setting 'hydra.verbose': --help lists the settings"),
         ("~stepz", "unknown setting 'stepz': did you mean 'steps'?"),
-        ("~steps", "steps: wanted a value as steps=VALUE, found ~steps, and it cannot be left out"),
-        ("~objective", "objective: wanted a value as objective=VALUE, found ~objective, and it cannot be left"),
+        ("~steps", "steps must be given as steps=VALUE, got ~steps, and it cannot be left out"),
+        ("~objective", "objective must be given as objective=VALUE, got ~objective, and it cannot be left"),
     ],
 )
 def test_hydra_s_signs_hide_no_mistake(override: str, message: str) -> None:
@@ -188,14 +188,14 @@ def test_a_library_s_own_settings_may_be_added_and_left_out() -> None:
         (["steps=ten"], "steps must be a whole number, got 'ten'"),  # were OmegaConf's words, with its types
         (["objective.w=x"], "objective.w must be a number, got 'x'"),
         (["out=x/${nothing}"], "out must refer to settings as ${NAME}, got ${nothing}, which is none"),
-        (["objective.L=0"], "objective.L: wanted at least 1, found 0"),
-        (["steps=0"], "steps: wanted at least 1, found 0"),
-        (["seed=-1"], "seed: wanted at least 0, found -1"),  # was NumPy's error, of the first step
-        (["experiment=nothing"], "experiment: wanted one of deepseek_coder_1b_l5, demo, "),
-        (["objective="], "objective: wanted one of basic, branch, causal, dual, found none"),
-        (["objective=null"], "objective: wanted one of basic, branch, causal, dual, found null"),
-        (["steps=[1"], "steps: wanted a value such as 3, true, [1,2] or a word, found [1"),
-        (["tracker.mode=loud"], "tracker.mode: wanted offline, online or disabled, found loud"),
+        (["objective.L=0"], "objective.L must be at least 1, got 0"),
+        (["steps=0"], "steps must be at least 1, got 0"),
+        (["seed=-1"], "seed must be at least 0, got -1"),  # was NumPy's error, of the first step
+        (["experiment=nothing"], "experiment must be one of deepseek_coder_1b_l5, demo, "),
+        (["objective="], "objective must be one of basic, branch, causal, dual, got none"),
+        (["objective=null"], "objective must be one of basic, branch, causal, dual, got null"),
+        (["steps=[1"], "steps must be a value such as 3, true, [1,2] or a word, got [1"),
+        (["tracker.mode=loud"], "tracker.mode must be offline, online or disabled, got loud"),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message: str) -> None:
@@ -208,15 +208,15 @@ def test_a_wrong_setting_is_named_in_one_sentence(overrides: list[str], message:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimizer.lr=nan", "optimizer.lr: wanted a finite number, found nan"),
-        ("objective.w=inf", "objective.w: wanted a finite number, found inf"),
-        ("deepspeed.mine={x:[-inf]}", "deepspeed.mine.x: wanted a finite number, found -inf"),
-        ("steps=1" + 30 * "0", "steps: wanted a number of up to 63 bits, found 1000"),
+        ("optimizer.lr=nan", "optimizer.lr must be a finite number, got nan"),
+        ("objective.w=inf", "objective.w must be a finite number, got inf"),
+        ("deepspeed.mine={x:[-inf]}", "deepspeed.mine.x must be a finite number, got -inf"),
+        ("steps=1" + 30 * "0", "steps must be a number of up to 63 bits, got 1000"),
         ("optimizer.clip=1" + 400 * "0", "setting 'optimizer.clip': int too large to convert to float"),
-        ("model.compile=8", "model.compile: wanted true or false, found 8"),
-        ("lora.targets=[{a:1}]", "lora.targets: wanted a list of single values, found {'a': 1} in it"),
-        ("steps=null", "steps: wanted a value, found null"),
-        ("steps=3,4", "steps: wanted one value, found 3,4"),
+        ("model.compile=8", "model.compile must be true or false, got 8"),
+        ("lora.targets=[{a:1}]", "lora.targets must be a list of single values, got {'a': 1} in it"),
+        ("steps=null", "steps must be a value, got null"),
+        ("steps=3,4", "steps must be one value, got 3,4"),
     ],
 )
 def test_no_value_arrives_that_nothing_can_go_on_with(override: str, message: str) -> None:
@@ -240,7 +240,7 @@ def test_a_sentence_is_one_line_whatever_it_quotes() -> None:
     """A value's line end split the sentence, and its escape codes reached the terminal."""
     with pytest.raises(UserError) as error:
         settings("train", TrainConfig, ["experiment=demo", "objective.name=a\nb\x1b[31m\udcff"])
-    assert str(error.value).endswith(r"found a\nb\x1b[31m\udcff")
+    assert str(error.value).endswith(r"got a\nb\x1b[31m\udcff")
 
 
 def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> None:

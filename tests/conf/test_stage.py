@@ -77,15 +77,15 @@ def test_a_result_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="found no such folder"):
+    with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
     with pytest.raises(UserError, match=r"data\.path=.*found no manifest\.json"):
         read_manifest(tmp_path, "shards", "data.path")
     (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(UserError, match="wanted a JSON object"):
+    with pytest.raises(UserError, match="must be a JSON object"):
         read_manifest(tmp_path, "shards", "data.path")
     write_manifest(tmp_path, "model", {})
-    with pytest.raises(UserError, match="wanted kind 'shards', found kind 'model'"):
+    with pytest.raises(UserError, match="must be of kind 'shards', got kind 'model'"):
         read_manifest(tmp_path, "shards", "data.path")
 
 
@@ -98,7 +98,7 @@ def test_a_folder_becomes_visible_whole_or_not_at_all(tmp_path: Path) -> None:
         assert not list(partial.iterdir())
         (partial / "other").write_text("x")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(UserError, match="wanted a new or empty folder"), staged(out):
+    with pytest.raises(UserError, match="must be a new or empty folder"), staged(out):
         pass
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_ends_while_another_begins_is_left_alone(
         return os.open(out, os.O_RDONLY)
 
     monkeypatch.setattr("conf.stage.lock", ends_before)
-    with pytest.raises(UserError, match="wanted a new or empty folder"), staged(out):
+    with pytest.raises(UserError, match="must be a new or empty folder"), staged(out):
         pass
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "shard"]
 
@@ -140,9 +140,9 @@ def test_a_run_that_ends_while_another_begins_is_left_alone(
 @pytest.mark.parametrize("out", ["", ".", "/", "..", "model/.."])
 def test_a_folder_without_a_name_is_refused(out: str) -> None:
     """out= and out=. were tracebacks: "PosixPath('.') has an empty name"."""
-    with pytest.raises(UserError, match=f"^out={out}: wanted a folder by its name, found"):
+    with pytest.raises(UserError, match=f"^out={out} must name a folder, got"):
         is_finished(out, "shards", {})
-    with pytest.raises(UserError, match="wanted a folder by its name"), staged(out):
+    with pytest.raises(UserError, match="must name a folder"), staged(out):
         pass
 
 
@@ -151,10 +151,10 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "speed"):
-        told = f"^out={out}: wanted a new or empty folder, found the file {file}$"
+        told = f"^out={out} must be a new or empty folder, got the file {file}$"
         with pytest.raises(UserError, match=told):
             is_finished(out, "shards", {})
-        with pytest.raises(UserError, match="found the file"), staged(out):
+        with pytest.raises(UserError, match="got the file"), staged(out):
             pass
     assert file.read_text() == "mine"
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})
@@ -247,7 +247,7 @@ def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
     """A text was decoded, and then its page found no place."""
     tmp_path.chmod(0o555)
-    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html: wanted a folder that can be written, found"):
+    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html must be in a folder that can be written"):
         file_to_write("html", f"{tmp_path}/x.html")
     tmp_path.chmod(0o755)
     assert file_to_write("html", f"{tmp_path}/x.html") == tmp_path / "x.html"

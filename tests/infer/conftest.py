@@ -50,7 +50,7 @@ def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def known_costs(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What rows cost is not measured for every report, and never written to the user's home."""
     costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
-    monkeypatch.setattr("infer.speed.header.measure_costs", lambda *args, **kwargs: costs)
+    monkeypatch.setattr("infer.speed.run.measure_costs", lambda *args, **kwargs: costs)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 

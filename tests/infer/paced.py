@@ -28,15 +28,13 @@ from torch import nn
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.pick import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
-from infer.speed.units import PLAIN, Way
-from infer.trees.layout import lay_out
-from infer.trees.tree import Tree
+from infer.speed.decoders import PLAIN, DecoderSpec
+from infer.trees.tree import Tree, lay_out
 
 CHANCES = (0.9, 0.8, 0.7, 0.85, 0.5, 0.6, 0.4)  # a_1, a_2, ...
 RIGHT = tuple(accumulate(CHANCES, mul))  # A_1, A_2, ...
@@ -98,11 +96,11 @@ def decoders(
     seconds: Callable[[int], float],
     prompt: float,
     clock: Clock,
-) -> dict[Way, Decoder]:
+) -> dict[DecoderSpec, Decoder]:
     """Plain decoding and the paper's two forwards."""
-    drafters = {PLAIN: Each(PlainDrafter)}
+    drafters = {PLAIN: Drafters(Drafter)}
     for k in ks:
-        drafters[Way("sdsat", k)] = Each(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
+        drafters[DecoderSpec("sdsat", k)] = Drafters(partial(AdaptiveDrafter, (PROBE,), FixedPolicy(k)))
     return {
         way: loop_decoder(
             PacedRunner(wait, seconds, prompt),  # type: ignore[arg-type]

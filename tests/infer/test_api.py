@@ -184,54 +184,54 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
     wanted = outcomes(model, "import os\n", DecodeConfig("plain", max_new_tokens=30))
     for decode in (DecodeConfig(), DecodeConfig("plain"), DecodeConfig("prompt_lookup")):
         assert outcomes(base, "import os\n", replace(decode, max_new_tokens=30)) == wanted
-    with pytest.raises(UserError, match="decode.method=sdsat: .* found no adaptive.json"):
+    with pytest.raises(UserError, match="decode.method=sdsat .* got no adaptive.json"):
         generate(base, "x", DecodeConfig("sdsat"))
-    with pytest.raises(UserError, match="wanted a model trained for infilling"):
+    with pytest.raises(UserError, match="needs a model trained for infilling"):
         generate(base, Infill("a", "b"))
 
 
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        ({"temperature": -0.1}, r"decode.temperature: wanted 0 .*or at least 1e-30, found -0.1"),
-        ({"temperature": float("nan")}, r"decode.temperature: wanted 0 .*or at least 1e-30, found nan"),
-        ({"temperature": 1.0, "top_p": 0.0}, "decode.top_p: wanted a share above 0, up to 1, found 0.0"),
-        ({"temperature": 1.0, "top_p": 1.1}, "decode.top_p: wanted a share above 0, up to 1, found 1.1"),
-        ({"temperature": 1.0, "top_k": -1}, "decode.top_k: wanted at least 0"),
-        ({"top_p": 0.9}, "decode.temperature: wanted above 0 with decode.top_k or decode.top_p, found 0"),
-        ({"k": 0}, "decode.k: wanted at least 1, found 0"),
+        ({"temperature": -0.1}, r"decode.temperature must be 0 .*or at least 1e-30, got -0.1"),
+        ({"temperature": float("nan")}, r"decode.temperature must be 0 .*or at least 1e-30, got nan"),
+        ({"temperature": 1.0, "top_p": 0.0}, "decode.top_p must be a share above 0, up to 1, got 0.0"),
+        ({"temperature": 1.0, "top_p": 1.1}, "decode.top_p must be a share above 0, up to 1, got 1.1"),
+        ({"temperature": 1.0, "top_k": -1}, "decode.top_k must be at least 0"),
+        ({"top_p": 0.9}, "decode.temperature must be above 0 with decode.top_k or decode.top_p, got 0"),
+        ({"k": 0}, "decode.k must be at least 1, got 0"),
         (
             {"method": "sdsd"},
-            "decode.method: wanted one of plain, sdsat, ngrams, prompt_lookup, ssd, tsd, gsd, found sdsd",
+            "decode.method must be one of plain, sdsat, ngrams, prompt_lookup, ssd, tsd, gsd, got sdsd",
         ),
-        # What ends in "found " says nothing.
-        ({"method": ""}, "decode.method: wanted one of .* gsd, found none$"),
-        ({"probes": "0"}, "decode.probes: wanted auto, root, all or a number of nodes from 1 on, found 0"),
+        # What ends in "got " says nothing.
+        ({"method": ""}, "decode.method must be one of .* gsd, got none$"),
+        ({"probes": "0"}, "decode.probes must be auto, root, all or a number of nodes from 1 on, got 0"),
         (
             {"method": "sdsat", "width": 4},
-            "decode.nodes, decode.width: wanted decode.probes=root, all or a number",
+            "decode.nodes and decode.width need decode.probes=root, all or a number",
         ),
-        ({"max_new_tokens": 0}, "decode.max_new_tokens: wanted at least 1, found 0"),
-        ({"min_new_tokens": 300}, "decode.min_new_tokens: wanted at most decode.max_new_tokens=256"),
-        ({"repetition_penalty": 0.0}, "decode.repetition_penalty: wanted above 0, found 0.0"),
-        ({"seed": 2**63}, "decode.seed: wanted a number of up to 63 bits"),
-        ({"stop": ["x", ""]}, "decode.stop: wanted texts, found an empty one"),
-        ({"stop": "ab"}, "decode.stop: wanted a list of texts, found 'ab'"),
-        ({"stop": [3]}, r"decode.stop: wanted a list of texts, found \[3\]"),
+        ({"max_new_tokens": 0}, "decode.max_new_tokens must be at least 1, got 0"),
+        ({"min_new_tokens": 300}, "decode.min_new_tokens must be at most decode.max_new_tokens=256"),
+        ({"repetition_penalty": 0.0}, "decode.repetition_penalty must be above 0, got 0.0"),
+        ({"seed": 2**63}, "decode.seed must be a number of up to 63 bits"),
+        ({"stop": ["x", ""]}, "decode.stop must be texts, got an empty one"),
+        ({"stop": "ab"}, "decode.stop must be a list of texts, got 'ab'"),
+        ({"stop": [3]}, r"decode.stop must be a list of texts, got \[3\]"),
         (
             {"method": "prompt_lookup", "nodes": 3},
-            "decode.nodes, decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them",
+            "decode.nodes, decode.width, decode.tree and decode.probes need decode.method=sdsat",
         ),
-        ({"method": "plain", "probes": "all"}, "decode.probes: wanted decode.method=sdsat .* found plain"),
-        ({"method": "plain", "tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat .* found plain"),
-        ({"method": "gsd", "tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat with them, found gsd"),
+        ({"method": "plain", "probes": "all"}, "decode.probes need decode.method=sdsat.* got plain"),
+        ({"method": "plain", "tree": "paper"}, "decode.tree and .* need decode.method=sdsat.* got plain"),
+        ({"method": "gsd", "tree": "paper"}, "decode.tree and .* need decode.method=sdsat, got gsd"),
         (
             {"method": "gsd", "tau": 0},
             "decode.tau must be at least 1 .* got 0. Set decode.tau_reading=preceding",
         ),
         (
             {"method": "tsd", "tau_reading": "preceding"},
-            "decode.tau_reading: wanted decode.method=gsd .* found tsd",
+            "decode.tau_reading needs decode.method=gsd.* got tsd",
         ),
         ({"tau_reading": "both"}, "decode.tau_reading must be gram or preceding, got both"),
         ({"tree": ""}, "decode.tree must be lattice or paper, got nothing"),
@@ -239,8 +239,8 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({**PAPER, "width": 1}, "decode.width must be at least 4 with decode.tree=paper, got 1"),
         ({**PAPER, "nodes": 16}, "decode.nodes must be unset with decode.tree=paper, .* got 16"),
         ({**PAPER, "k": 14}, "decode.k must be 1 to 13 with decode.tree=paper, got 14"),
-        ({"method": "ssd", "theta_sib": 0.5}, r"decode.theta_sib: wanted decode.method=tsd\|gsd.* found ssd"),
-        ({"draft_rows": 4097}, "decode.draft_rows: wanted at most 4096, found 4097"),
+        ({"method": "ssd", "theta_sib": 0.5}, r"decode.theta_sib needs decode.method=tsd\|gsd.* got ssd"),
+        ({"draft_rows": 4097}, "decode.draft_rows must be at most 4096, got 4097"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
@@ -252,11 +252,11 @@ def test_settings_out_of_range_are_named(chosen: dict, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("draft", "chosen", "sentence"),
     [
-        ("self:1", {"width": 4, "probes": "root"}, "decode.width, .* wanted decode.method=sdsat .* found gsd"),
-        ("self:1", {"tree": "paper"}, "decode.tree, .* wanted decode.method=sdsat .* found gsd"),
-        (None, {"tau": 3}, r"decode.tau: wanted decode.method=ssd\|tsd\|gsd with it, found sdsat"),
-        (None, {"depth": 3, "theta_prob": 0.4}, r"decode.depth: wanted decode.method=ssd\|.* found sdsat"),
-        (None, {"width": 4}, "decode.nodes, decode.width: wanted decode.probes=root, all or a number"),
+        ("self:1", {"width": 4, "probes": "root"}, "decode.width, .* need decode.method=sdsat.* got gsd"),
+        ("self:1", {"tree": "paper"}, "decode.tree and .* need decode.method=sdsat.* got gsd"),
+        (None, {"tau": 3}, r"decode.tau needs decode.method=ssd\|tsd\|gsd, got sdsat"),
+        (None, {"depth": 3, "theta_prob": 0.4}, r"decode.depth needs decode.method=ssd\|.* got sdsat"),
+        (None, {"width": 4}, "decode.nodes and decode.width need decode.probes=root, all or a number"),
         (None, {"probes": "root", "tree": "paper"}, "decode.width must be at least 4 .* got 1"),
     ],
 )
@@ -278,7 +278,7 @@ def test_nodes_need_no_method_beside_a_draft_model(model_dir: Path) -> None:
 def test_k_beyond_the_diverse_ids_is_refused(model: Model) -> None:
     diverse = replace(model.adaptive, ids=(6, 7))  # type: ignore[type-var]
     other = replace(model, adaptive=diverse, methods=type(model.methods)(model.lm, diverse))
-    with pytest.raises(UserError, match="decode.k: wanted 1 to 2 adaptive tokens, found 3"):
+    with pytest.raises(UserError, match="decode.k must be 1 to 2 adaptive tokens, got 3"):
         generate(other, "x", DecodeConfig(k=3))
 
 
@@ -310,9 +310,7 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
     those of a tree that was too large the sentence said nothing, and it named the wrong settings.
     """
     endless = replace(model, context=2**50)
-    with pytest.raises(
-        UserError, match=r"out of memory: wanted [\d,]+\.\d\d GiB for the cache of 1 x .* lower"
-    ):
+    with pytest.raises(UserError, match=r"out of memory for [\d,]+\.\d\d GiB for the cache of 1 x .* lower"):
         generate(endless, "x", DecodeConfig("plain", max_new_tokens=2**40))
 
     def full(*args: object, **kwargs: object) -> None:
@@ -321,15 +319,15 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
     steps = generate(model, "x", DecodeConfig("plain"))
     monkeypatch.setattr("infer.engine.runner.Runner.forward", full)
     tree = DecodeConfig("sdsat", k=3, probes="root", nodes=2**22, width=2, max_new_tokens=8)
-    sentence = r"wanted [1-9]\.\d\d GiB .* 1 x 10 tokens and 4194305 rows of drafts .* decode.nodes"
+    sentence = r"for [1-9]\.\d\d GiB .* 1 x 10 tokens and 4194305 rows of drafts .* decode.nodes"
     with pytest.raises(UserError, match=sentence):
         next(generate(model, "x", tree))
-    with pytest.raises(UserError, match="out of memory: wanted 0.00 GiB for the cache of 1 x 258 tokens"):
+    with pytest.raises(UserError, match="out of memory for 0.00 GiB for the cache of 1 x 258 tokens"):
         next(steps)
     monkeypatch.setattr("infer.api.load_model", full)
-    with pytest.raises(UserError, match="out of memory: wanted the weights of .* GiB on disk, in float32"):
+    with pytest.raises(UserError, match="out of memory for the weights of .* GiB on disk, in float32"):
         load(model_dir, "float32")
-    with pytest.raises(UserError, match="dtype: wanted one of float32, bfloat16, float16, found int8"):
+    with pytest.raises(UserError, match="dtype must be one of float32, bfloat16, float16, got int8"):
         load(model_dir, "int8")
 
 
@@ -360,7 +358,7 @@ def test_k_that_was_not_given_fits_the_context(model: Model) -> None:
     for chosen in ({"method": "prompt_lookup"}, {"method": "sdsat", "probes": "root"}, {"method": "sdsat"}):
         assert outcomes(model, [near, [20, 30]], DecodeConfig(max_new_tokens=left, **chosen)) == wanted  # type: ignore[arg-type]
     with pytest.raises(
-        UserError, match=f"decode.k: wanted at most the {left} tokens that the context has left, found 3"
+        UserError, match=f"decode.k must be at most the {left} tokens that the context has left, got 3"
     ):
         generate(model, near, DecodeConfig("prompt_lookup", k=3, max_new_tokens=left))
 
@@ -371,6 +369,6 @@ def test_what_has_no_fixed_shapes_is_not_compiled(model: Model, monkeypatch: pyt
     check_compile(model.lm, True)
     monkeypatch.setattr(type(model.lm), "_can_compile_fullgraph", False)
     with pytest.raises(
-        UserError, match="compile=true: wanted a whole model that takes fixed shapes, found llama"
+        UserError, match="compile=true: the model must be whole and take fixed shapes, got llama"
     ):
         check_compile(model.lm, True)

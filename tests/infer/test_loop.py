@@ -14,15 +14,13 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.pick import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, Step, decode
+from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.ngrams import Ngrams
-from infer.trees.layout import lay_out
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out
 from tests.conftest import tiny_llama
 
 A = 90  # the adaptive id of these tests
@@ -74,7 +72,7 @@ def lookup(k: int) -> Maker:
 
 
 def run(runner, new: Maker, prompt: Sequence[int], n: int, eos: Collection[int] = ()) -> list[Step]:
-    return [step for (step,) in decode(runner, [Request(prompt)], Each(new), Limits(n, eos))]
+    return [step for (step,) in decode(runner, [Request(prompt)], Drafters(new), Limits(n, eos))]
 
 
 def tokens_of(steps: list[Step]) -> list[int]:
@@ -119,7 +117,7 @@ def test_without_probes_under_the_paths_end_a_forward_makes_new_drafts() -> None
 
 def test_plain_decoding_is_one_token_per_forward() -> None:
     runner = ScriptedRunner(lambda j: True)
-    assert tokens_of(run(runner, PlainDrafter, [1, 2], 10)) == list(range(3, 13))
+    assert tokens_of(run(runner, Drafter, [1, 2], 10)) == list(range(3, 13))
     assert runner.forwards == 10
     assert runner.dropped == 2 - 1 + 10  # the last emitted token is never fed
 
@@ -129,7 +127,7 @@ def test_plain_decoding_is_one_token_per_forward() -> None:
 def test_limits_and_eos_within_an_accepted_draft_cut_as_plain_decoding_does(
     n: int, eos: Collection[int]
 ) -> None:
-    plain = run(ScriptedRunner(lambda j: True), PlainDrafter, [1, 2], n, eos)
+    plain = run(ScriptedRunner(lambda j: True), Drafter, [1, 2], n, eos)
     for k in (1, 3, 7):
         for probes in ("root", "all", 2):
             drafted = run(ScriptedRunner(lambda j: True), sdsat(k, probes), [1, 2], n, eos)
@@ -140,7 +138,7 @@ def test_limits_and_eos_within_an_accepted_draft_cut_as_plain_decoding_does(
 
 
 def test_a_prompt_that_ends_with_eos_is_still_continued() -> None:
-    assert tokens_of(run(ScriptedRunner(lambda j: True), PlainDrafter, [1, 2], 3, eos=[2])) == [3, 4, 5]
+    assert tokens_of(run(ScriptedRunner(lambda j: True), Drafter, [1, 2], 3, eos=[2])) == [3, 4, 5]
 
 
 def test_no_row_lies_beyond_the_last_token() -> None:
@@ -203,11 +201,11 @@ def test_drafting_changes_no_token(prompts, k, model, kv_heads, sampling, method
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     runner = Runner(lm, capacity=52, max_rows=new().max_rows, batch=4)
     found: list[list[int]] = [[] for _ in prompts]
-    for steps in decode(runner, requests, Each(new), Limits(n, [1]), sampling):
+    for steps in decode(runner, requests, Drafters(new), Limits(n, [1]), sampling):
         for step in steps:
             found[step.sequence] += step.tokens
     for request, tokens in zip(requests, found):
-        alone = decode(runner, [request], Each(PlainDrafter), Limits(n, [1]), sampling)
+        alone = decode(runner, [request], Drafters(Drafter), Limits(n, [1]), sampling)
         assert tokens_of([step for (step,) in alone]) == tokens
 
 
@@ -222,8 +220,12 @@ def test_the_librarys_processors_act_as_in_plain_decoding(prompt, k, method, pen
     for processors in (None, LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])):
         request = [Request(prompt, processors=processors)]
         plain, drafted = (
-            [token for (step,) in decode(runner, request, Each(new), Limits(30, [1])) for token in step.tokens]
-            for new in (PlainDrafter, MAKERS[method](k))
+            [
+                token
+                for (step,) in decode(runner, request, Drafters(new), Limits(30, [1]))
+                for token in step.tokens
+            ]
+            for new in (Drafter, MAKERS[method](k))
         )
         assert drafted == plain
         library = lm.generate(
@@ -241,14 +243,14 @@ def test_sampled_text_depends_on_the_seed() -> None:
     runner = Runner(tiny_llama(), capacity=60, max_rows=1)
     found = set()
     for seed in (1, 2, 1, 3):
-        steps = decode(runner, [Request([5, 6], seed)], Each(PlainDrafter), Limits(20), Sampling(1.0))
+        steps = decode(runner, [Request([5, 6], seed)], Drafters(Drafter), Limits(20), Sampling(1.0))
         found.add(tuple(token for (step,) in steps for token in step.tokens))
     assert len(found) == 3
 
 
 def test_k_beyond_the_diverse_ids_is_refused() -> None:
     assert AdaptiveDrafter([A], FixedPolicy(13)).max_rows == 14
-    with pytest.raises(ValueError, match="wanted 1 to 2 adaptive tokens, found 3"):
+    with pytest.raises(ValueError, match="must be 1 to 2 adaptive tokens, got 3"):
         AdaptiveDrafter([A, A + 1], FixedPolicy(3))
     with pytest.raises(ValueError, match="at least 1"):
         AdaptiveDrafter([A], FixedPolicy(0))

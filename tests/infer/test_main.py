@@ -13,9 +13,8 @@ from conf import run
 from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view.live import View
-from infer.view.page import write_page
-from infer.view.summary import Summary
+from infer.view.coloured import write_page
+from infer.view.live import Summary, View
 from tests.told import error
 
 STEPS = [
@@ -160,7 +159,7 @@ def test_a_mistaken_model_is_told_without_torch() -> None:
         [sys.executable, "-c", f"{code}print(told, 'torch' in sys.modules)"], capture_output=True, text=True
     )
     assert answer.stdout.strip() == "[2, 2, 2, 2, 2, 2] False", answer.stderr
-    assert answer.stderr.count("error: model=absent: wanted a Transformers model directory, found no such") == 6
+    assert answer.stderr.count("error: model=absent must be a Transformers model directory, got no such") == 6
 
 
 def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -194,35 +193,35 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
     ("arguments", "sentence"),
     [
         (["prompt=x", "infill.suffix=y"], "prompt must be given once, got prompt and infill. Leave"),
-        (["infill.prefix=x", "infill.order=mps"], "infill.order: wanted psm or spm, found mps"),
-        (["prompt=x", "decode=tree"], "decode: wanted one of gsd, ngrams, nucleus, "),
+        (["infill.prefix=x", "infill.order=mps"], "infill.order must be psm or spm, got mps"),
+        (["prompt=x", "decode=tree"], "decode must be one of gsd, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
-        (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p: wanted a share above 0"),
-        (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html: wanted a file in a folder"),
-        (["prompt=x", "html=/"], "html=/: wanted a file in a folder that exists, found a folder"),
-        (["prompt=x", "threads=0"], "threads: wanted at least 1, found 0"),
-        (["prompt=" + "x y " * 400], "prompt: wanted fewer tokens than the model's context of 512"),
-        (["prompt=x", "decode.max_new_tokens=512"], "decode.max_new_tokens=512: wanted prompt and the new"),
-        (["prompt=\udcff"], "prompt: wanted text in UTF-8"),
-        (["prompt=x", "dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
-        (["prompt=x", "device=tpu"], "device=tpu"),
+        (["prompt=x", "decode.temperature=1", "decode.top_p=2"], "decode.top_p must be a share above 0"),
+        (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html must be a file in a folder"),
+        (["prompt=x", "html=/"], "html=/ must be a file in a folder that exists, got a folder"),
+        (["prompt=x", "threads=0"], "threads must be at least 1, got 0"),
+        (["prompt=" + "x y " * 400], "prompt must have fewer tokens than the model's context of 512"),
+        (["prompt=x", "decode.max_new_tokens=512"], "decode.max_new_tokens must be at most"),
+        (["prompt=\udcff"], "prompt must be text in UTF-8"),
+        (["prompt=x", "dtype=int8"], "dtype must be one of float32, bfloat16, float16, got int8"),
+        (["prompt=x", "device=tpu"], "device must be one of cpu, got tpu"),
         (
             ["prompt=x", "draft=/nowhere (1)"],
-            "draft=/nowhere (1): wanted a Transformers model directory, found",
+            "draft=/nowhere (1) must be a Transformers model directory, got",
         ),
-        (["prompt=x", "draft=self:2"], "draft=self:2: wanted fewer layers than the model's 2"),
+        (["prompt=x", "draft=self:2"], "draft must have fewer layers than the model's 2, got self:2"),
         (
             ["prompt=x", "draft=self:1", "decode.width=4", "decode.probes=root"],
-            "decode.width, decode.tree, decode.probes: wanted decode.method=sdsat with them, found gsd",
+            "decode.width, decode.tree and decode.probes need decode.method=sdsat, got gsd",
         ),
-        (["prompt=x", "decode.tau=3"], "decode.tau: wanted decode.method=ssd|tsd|gsd with it, found sdsat"),
-        (["prompt=x", "draft=self:1", "decode=sdsat"], "draft=self:1: wanted decode=ssd|tsd|gsd with it"),
+        (["prompt=x", "decode.tau=3"], "decode.tau needs decode.method=ssd|tsd|gsd, got sdsat"),
+        (["prompt=x", "draft=self:1", "decode=sdsat"], "draft=self:1 needs decode=ssd|tsd|gsd"),
         (
             ["prompt=x", "draft=self:1", "draft.adaptive=true", "decode=gsd", "decode.tau=3"],
-            "decode.tau: wanted none with draft.adaptive=true, which draws all in one forward, found 3",
+            "decode.tau must be unset with draft.adaptive=true, which draws all in one forward, got 3",
         ),
-        (["prompt=x", "draft=self:1", "decode=gsd", "decode.k=17"], "decode.k: wanted at most the 16 children"),
-        (["prompt=x", "draft.adaptive=true"], "draft: wanted a model that drafts, for draft.adaptive or"),
+        (["prompt=x", "draft=self:1", "decode=gsd", "decode.k=17"], "decode.k must be at most the 16 children"),
+        (["prompt=x", "draft.adaptive=true"], "draft must be a model with draft.adaptive or"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],
 )
@@ -240,4 +239,4 @@ def test_sdsat_without_adaptive_json_says_what_is_missing(base_dir: Path, monkey
     assert "1.00 tokens per forward" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         infer(monkeypatch, f"model={base_dir}", "prompt=x", "decode=sdsat")
-    assert "found no adaptive.json in its directory (decode=plain" in capsys.readouterr().err
+    assert "got no adaptive.json in its directory (decode=plain" in capsys.readouterr().err

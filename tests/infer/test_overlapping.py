@@ -26,7 +26,8 @@ from infer.drafters.costs import Costs
 from infer.engine.families import check_tree
 from infer.engine.reading import Candidates
 from infer.engine.sampling import Sampling
-from infer.portable.kept import kept_for
+from infer.loop import Verified
+from infer.portable.custom_generate import state_of
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS
 from tests.infer.engine.test_families import tiny
@@ -109,7 +110,8 @@ def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
         for _ in range(100):
             tree = drafter.propose([1], 99)
             sizes.append(len(tree.tokens))
-            drafter.observe(tree, [0], 19, Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16), sizes[-1], 1e-3)
+            answers = Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16)
+            drafter.observe(Verified(tree, [0], 19, answers, sizes[-1], 1e-3))
         return sizes
 
     sizes = [size for sizes in in_threads([rows] * THREADS) for size in sizes]
@@ -143,11 +145,11 @@ def test_first_calls_that_overlap_keep_one_state_of_a_model(monkeypatch: pytest.
         time.sleep(0.05)
         check_tree(lm)
 
-    monkeypatch.setattr("infer.portable.kept.check_tree", slowly)
+    monkeypatch.setattr("infer.portable.custom_generate.check_tree", slowly)
 
     def first() -> int:
         together.wait()
-        return id(kept_for(lm))
+        return id(state_of(lm))
 
     assert len(set(in_threads([first] * THREADS))) == len(tried) == 1
 

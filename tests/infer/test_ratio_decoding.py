@@ -182,11 +182,9 @@ def test_by_its_settings(model_dir: Path, base_dir: Path) -> None:
     for method in ("ssd", "tsd", "gsd"):
         steps = list(generate(model, [5, 6, 7], DecodeConfig(method, **sampled)))
         assert sum(len(step.tokens) for step in steps) <= 12 and any(step.drafted for step in steps)
-    with pytest.raises(
-        UserError, match=r"decode.verify=ratio: wanted decode.method=ssd\|tsd\|gsd.*found plain"
-    ):
+    with pytest.raises(UserError, match=r"decode.verify=ratio needs decode.method=ssd\|tsd\|gsd.*got plain"):
         list(generate(load(base_dir, "float32"), [5], DecodeConfig(**sampled)))
-    with pytest.raises(UserError, match="decode.verify=ratio: wanted .* token by token, found draft.adaptive"):
+    with pytest.raises(UserError, match="decode.verify=ratio needs .* token by token, got draft.adaptive"):
         adaptive = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
         list(generate(adaptive, [5], DecodeConfig(**sampled)))
 
@@ -194,8 +192,8 @@ def test_by_its_settings(model_dir: Path, base_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"verify": "both"}, "decode.verify: wanted pick or ratio, found both"),
-        ({"verify": "ratio"}, "decode.temperature: wanted above 0 with decode.verify=ratio, found 0"),
+        ({"verify": "both"}, "decode.verify must be pick or ratio, got both"),
+        ({"verify": "ratio"}, "decode.temperature must be above 0 with decode.verify=ratio, got 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict, message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer.engine.ratio import draw, law
+from infer.engine.pick import draw, law
 
 V, DEPTH, N = 6, 3, 100_000
 

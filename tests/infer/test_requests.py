@@ -12,18 +12,18 @@ from infer.requests import Prompt
 from tests.infer.test_api import outcomes
 
 MISTAKES: list[tuple[Prompt | Sequence[Prompt], dict, str]] = [
-    ("", {}, "prompt: wanted a text or token ids, found it empty"),
-    ([], {}, "prompt: wanted a text or token ids, found it empty"),
-    (["x", ""], {}, r"prompts\[1\]: wanted a text or token ids, found it empty"),
-    (Infill(), {}, "prompt: wanted a prefix or a suffix, found both empty"),
-    ("\udcff", {}, "prompt: wanted text in UTF-8, found bytes that are none"),
-    (["x"] * 9, {}, "prompts: wanted 1 to 8 side by side, found 9"),
-    ([3, 400], {}, "prompt: wanted ids of the model's vocabulary, 0 to 399, found 400"),
-    ([[3], [-1]], {}, r"prompts\[1\]: wanted ids of the model's vocabulary, 0 to 399, found -1"),
-    ([9] * 512, {}, "prompt: wanted fewer tokens than the model's context of 512, found 512"),
-    ([9] * 500, {}, r"max_new_tokens=256: .* context of 512, found 500 \+ 256 \(at most 12 are left\)"),
-    ([9] * 508, {"max_new_tokens": 4, "method": "prompt_lookup", "k": 5}, "decode.k: wanted at most the 4 "),
-    ([9] * 508, {"max_new_tokens": 4, "k": 5, "probes": "all"}, "decode.k: wanted at most the 4 tokens"),
+    ("", {}, "prompt must be a text or token ids, got nothing"),
+    ([], {}, "prompt must be a text or token ids, got nothing"),
+    (["x", ""], {}, r"prompts\[1\] must be a text or token ids, got nothing"),
+    (Infill(), {}, "prompt must have a prefix or a suffix, got neither"),
+    ("\udcff", {}, "prompt must be text in UTF-8, got other bytes"),
+    (["x"] * 9, {}, "prompts must be 1 to 8 side by side, got 9"),
+    ([3, 400], {}, "prompt must be ids of the model's vocabulary, 0 to 399, got 400"),
+    ([[3], [-1]], {}, r"prompts\[1\] must be ids of the model's vocabulary, 0 to 399, got -1"),
+    ([9] * 512, {}, "prompt must have fewer tokens than the model's context of 512, got 512"),
+    ([9] * 500, {}, r"max_new_tokens must be at most 12 .* context of 512, got 256"),
+    ([9] * 508, {"max_new_tokens": 4, "method": "prompt_lookup", "k": 5}, "decode.k must be at most the 4 "),
+    ([9] * 508, {"max_new_tokens": 4, "k": 5, "probes": "all"}, "decode.k must be at most the 4 tokens"),
 ]
 
 
@@ -48,24 +48,24 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
     assert outcomes(model, (text for text in "ab"), decode, seeds=(seed for seed in (0, 0))) == two
     assert outcomes(model, torch.tensor([[20, 30], [20, 30]]), decode) == one * 2
     for wrong, sentence in [
-        (3, "prompt: wanted a text, an Infill or token ids, found int"),
-        (None, "prompt: .* found NoneType"),
-        (torch.tensor(3), "prompt: .* found Tensor"),
-        (b"ab", "prompt: .* found bytes"),
-        ({"input_ids": [3]}, "prompt: .* found dict"),
-        (["x", None], r"prompts\[1\]: wanted a text, an Infill or token ids, found NoneType"),
-        ([1.5, 2.0], "prompt: wanted token ids, whole numbers, found 1.5"),
-        ([3, "x"], "prompt: wanted token ids, whole numbers, found 'x'"),
+        (3, "prompt must be a text, an Infill or token ids, got int"),
+        (None, "prompt .* got NoneType"),
+        (torch.tensor(3), "prompt .* got Tensor"),
+        (b"ab", "prompt .* got bytes"),
+        ({"input_ids": [3]}, "prompt .* got dict"),
+        (["x", None], r"prompts\[1\] must be a text, an Infill or token ids, got NoneType"),
+        ([1.5, 2.0], "prompt must be token ids, whole numbers, got 1.5"),
+        ([3, "x"], "prompt must be token ids, whole numbers, got 'x'"),
         # None, the mark for "nothing strange", was taken as that: a TypeError of int() came.
-        ([3, None], "prompt: wanted token ids, whole numbers, found None"),
-        (["x", torch.tensor([0.5])], r"prompts\[1\]: wanted token ids, whole numbers, found 0.5"),
+        ([3, None], "prompt must be token ids, whole numbers, got None"),
+        (["x", torch.tensor([0.5])], r"prompts\[1\] must be token ids, whole numbers, got 0.5"),
     ]:
         with pytest.raises(UserError, match=sentence):
             generate(model, wrong, decode)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"seeds: wanted one .* for each of 2 prompts, found \[1\]"):
+    with pytest.raises(UserError, match=r"seeds must be one .* for each of 2 prompts, got \[1\]"):
         generate(model, ["x", "y"], seeds=[1])
     for seeds in (5, [1.5], [-1], "1", [], [1, 2]):
-        with pytest.raises(UserError, match="seeds: wanted one of up to 63 bits for each of 1 prompts, found"):
+        with pytest.raises(UserError, match="seeds must be one of up to 63 bits for each of 1 prompts, got"):
             generate(model, "x", decode, seeds=seeds)  # type: ignore[arg-type]
 
 
@@ -82,19 +82,19 @@ def test_settings_of_every_type(model: Model) -> None:
     }
     assert outcomes(model, [20, 30], DecodeConfig("sdsat", **given)) == plain  # type: ignore[arg-type]
     for wrong, sentence in [
-        ({"k": 2.5}, "decode.k: wanted a whole number, found 2.5"),
-        ({"max_new_tokens": "5"}, "decode.max_new_tokens: wanted a whole number, found '5'"),
-        ({"max_new_tokens": None}, "decode.max_new_tokens: wanted a whole number, found None"),
-        ({"max_new_tokens": True}, "decode.max_new_tokens: wanted a whole number, found True"),
-        ({"temperature": [1]}, r"decode.temperature: wanted a number, found \[1\]"),
-        ({"temperature": 10**400}, r"decode.temperature: wanted 0 .*or at least 1e-30, found inf"),
-        ({"tree": 1}, "decode.tree: wanted a text, found 1"),
-        ({"stop": "end"}, "decode.stop: wanted a list of texts, found 'end'"),
-        ({"method": 3}, "decode.method: wanted a text, found 3"),
+        ({"k": 2.5}, "decode.k must be a whole number, got 2.5"),
+        ({"max_new_tokens": "5"}, "decode.max_new_tokens must be a whole number, got '5'"),
+        ({"max_new_tokens": None}, "decode.max_new_tokens must be a whole number, got None"),
+        ({"max_new_tokens": True}, "decode.max_new_tokens must be a whole number, got True"),
+        ({"temperature": [1]}, r"decode.temperature must be a number, got \[1\]"),
+        ({"temperature": 10**400}, r"decode.temperature must be 0 .*or at least 1e-30, got inf"),
+        ({"tree": 1}, "decode.tree must be a text, got 1"),
+        ({"stop": "end"}, "decode.stop must be a list of texts, got 'end'"),
+        ({"method": 3}, "decode.method must be a text, got 3"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             DecodeConfig(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="infill.prefix: wanted a text, found 5"):
+    with pytest.raises(ValueError, match="infill.prefix must be a text, got 5"):
         Infill(5)  # type: ignore[arg-type]
 
 

@@ -17,9 +17,8 @@ from data_prep.encode.encoder import Encoder
 from data_prep.vocab import Vocab, load_tokenizer
 from infer import Infill
 from infer.models.checkpoint import load_text
-from infer.output import Output
 from infer.requests import ids_of
-from infer.text import Text
+from infer.text import Output, Text
 
 
 @pytest.fixture(scope="module", params=["demo", "codellama"])
@@ -117,7 +116,7 @@ def test_a_tokenizer_that_makes_the_library_panic_is_refused(
     catches: a traceback, and a thread that was gone. Training's data and an export read the same files.
     """
     folder = damaged(model_dir, tmp_path / "model", **PANICS[case])
-    with pytest.raises(UserError, match="tokenizer(.json: wanted| must encode and decode every text, got)"):
+    with pytest.raises(UserError, match="tokenizer(.json must be| must encode and decode every text, got)"):
         text = load_text(folder)
         stream = text.stream(opens=True)
         "".join(map(stream, text.encode("def f(e):\n  e"))) + stream.rest()
@@ -146,21 +145,21 @@ def test_a_stop_string_over_many_tokens() -> None:
 
 
 def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="wanted a model trained for infilling"):
+    with pytest.raises(UserError, match="needs a model trained for infilling"):
         load_text(base_dir).infill(Infill("a", "b"))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="wanted a tokenizer at .*tokenizer.json, found none"):
+    with pytest.raises(UserError, match="must have a tokenizer at .*tokenizer.json, got none"):
         load_text(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="wanted a tokenizers file, found"):
+    with pytest.raises(UserError, match="must be a tokenizers file, got"):
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="wanted a model's JSON, found list"):
+    with pytest.raises(UserError, match="must be a model's JSON, got list"):
         load_text(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "adaptive.json").write_text('{"adaptive_ids": [6], "L": 3, "infilling": {"pre": 2}}')
-    with pytest.raises(UserError, match="wanted pre, suf, mid, eot in infilling, found no suf"):
+    with pytest.raises(UserError, match="infilling must have pre, suf, mid, eot, got no suf"):
         load_text(tmp_path)
 
 
@@ -178,7 +177,7 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(shared_data: Path,
 def test_a_tokenizer_that_cannot_spell_within_the_rows_is_told(base_dir: Path, tmp_path: Path) -> None:
     shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
     (tmp_path / "config.json").write_text('{"vocab_size": 280}')
-    with pytest.raises(UserError, match="wanted a spelling of .* within the model's rows"):
+    with pytest.raises(UserError, match="must spell .* within the model's rows"):
         load_text(tmp_path).encode("def import return self")
 
 
@@ -192,5 +191,5 @@ def test_a_text_of_no_token_is_told() -> None:
     """It was an IndexError."""
     words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     words.pre_tokenizer = WhitespaceSplit()
-    with pytest.raises(UserError, match=r"^prompts\[1\]: wanted a text of at least one token, found ' '$"):
+    with pytest.raises(UserError, match=r"^prompts\[1\] must be a text of at least one token, got ' '$"):
         ids_of(" ", "prompts[1]", text=Text(words), rows=1)

@@ -203,5 +203,6 @@ def by_library(folder: Path, model: Model) -> list[list[int]] | None:
 def refused(error: UserError) -> str:
     """A refusal is one line that says something."""
     told = str(error)
-    assert "\n" not in told and "found" in told and not told.rstrip().endswith("found"), repr(told)
+    said = [word for word in (" found ", " got ") if word in f"{told} "]
+    assert "\n" not in told and said and not told.rstrip().endswith(("found", "got")), repr(told)
     return "refused"

@@ -82,13 +82,13 @@ SCORED = ("benchmark", "language", "who", "decoder", "metric", "value", "problem
 
 def run(rng: random.Random, folder: Path) -> str:
     """One file of a benchmark, one damaged record, or one damaged table."""
-    ways: list[Callable[[random.Random, Path], str]] = [
+    specs: list[Callable[[random.Random, Path], str]] = [
         *12 * [by_rows],
         *6 * [by_report],
         by_resuming,
         by_costs,
     ]
-    return rng.choice(ways)(rng, folder)
+    return rng.choice(specs)(rng, folder)
 
 
 def by_rows(rng: random.Random, folder: Path) -> str:

@@ -58,7 +58,7 @@ def test_a_row_of_a_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     name = laid_out(tmp_path / "e", "humaneval-cpp", prompt=[CPP], test=[CPP, CPP | {"prompt": None}])
     here = replace(KINDS["multipl_e"], datasets=lambda _: [Dataset(name, "humaneval-cpp")])
     monkeypatch.setitem(KINDS, "multipl_e", here)
-    with pytest.raises(UserError, match="humaneval-cpp, row 2: wanted JSON with a text 'prompt'"):
+    with pytest.raises(UserError, match="humaneval-cpp, row 2 must be JSON with a text 'prompt'"):
         read_problems("multipl_e", BenchmarkConfig())
 
 
@@ -85,7 +85,7 @@ def test_a_line_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("infer.benchmarks.rows._load", lambda dataset: over.wait(60))
     monkeypatch.setattr("infer.benchmarks.rows.PATIENCE", 0.1)
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"gsm8k from the hub, found TimeoutError: no answer in 0\.1 s: give"):
+    with pytest.raises(UserError, match=r"gsm8k must come from the hub, got TimeoutError: .* Give"):
         read_problems("gsm8k", PromptSetConfig())
     over.set()
     assert time.monotonic() - began < 10

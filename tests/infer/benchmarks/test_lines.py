@@ -44,5 +44,5 @@ def test_an_archive_of_no_bytes_is_refused(tmp_path: Path, suffix: str) -> None:
     """It was a file of no rows, which a folder of several benchmarks lost without a word."""
     (tmp_path / f"a.jsonl{suffix}").write_bytes(b"")
     (tmp_path / "b.jsonl").write_text(json.dumps({"content": "a\nb\nc\n"}))
-    with pytest.raises(UserError, match=f"a.jsonl{suffix}: wanted .* found an archive of no bytes"):
+    with pytest.raises(UserError, match=f"a.jsonl{suffix} must be .* got an archive of no bytes"):
         read_problems("mine", BenchmarkConfig(kind="lines", path=str(tmp_path)))

@@ -30,13 +30,13 @@ def test_humaneval_comes_with_its_package(text: Text) -> None:
 
 def test_wrong_prompt_files_are_named(tmp_path: Path, text: Text) -> None:
     path = tmp_path / "prompts.jsonl"
-    with pytest.raises(UserError, match=r"prompts\.mine\.path=.*wanted a file"):
+    with pytest.raises(UserError, match=r"prompts\.mine\.path=.* must be a file"):
         load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
     path.write_text('{"prompt": "x"}\n{"prompt"\n')
-    with pytest.raises(UserError, match="line 2: wanted JSON, found"):
+    with pytest.raises(UserError, match="line 2 must be JSON, got"):
         load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
     path.write_text('{"prompt": "x"}\n')
-    with pytest.raises(UserError, match="wanted 10 prompts, found 1 that fit"):
+    with pytest.raises(UserError, match="must be at most 1, the prompts of 1 that fit, got 10"):
         load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
 
 
@@ -69,7 +69,7 @@ def test_categories_are_taken_in_turn_while_they_last(
     assert all(limit is None or len(prompt.ids) <= limit for prompt in fitting)
     if count > len(fitting):
         with pytest.raises(
-            UserError, match=rf"prompts\.q\.count: wanted {count} prompts, found {len(fitting)} that"
+            UserError, match=rf"prompts\.q\.count must be at most {len(fitting)}, the prompts .* got {count}"
         ):
             load(count)
         return
@@ -101,7 +101,7 @@ def test_an_infilling_ends_at_eot_and_tells_what_stands_around_it(tmp_path: Path
 def test_a_model_without_infilling_is_told_of(tmp_path: Path, text: Text) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
-    with pytest.raises(UserError, match=r"prompts\.infilling: infill: wanted a model trained for infilling"):
+    with pytest.raises(UserError, match=r"prompts\.infilling: infill needs a model trained for infilling"):
         load_prompts("infilling", PromptSetConfig(path=str(path)), text, seed=0)
 
 
@@ -133,13 +133,9 @@ def test_infillings_are_not_truncated(tmp_path: Path, infilling_text: Text) -> N
 
 def test_no_prompts_left_after_length_filters(data_folder: Path, text: Text) -> None:
     config = PromptSetConfig(path=str(data_folder / "held_out.jsonl"), key="content", count=None, max_tokens=1)
-    with pytest.raises(
-        UserError, match="prompts.mine: wanted at least one prompt that fits max_tokens=1, found none"
-    ):
+    with pytest.raises(UserError, match="prompts.mine must have a prompt that fits max_tokens=1, got none"):
         load_prompts("mine", config, text, seed=0)
-    with pytest.raises(
-        UserError, match="prompts.mine.count: wanted 5 prompts, found 0 that fit max_tokens=1 of"
-    ):
+    with pytest.raises(UserError, match="prompts.mine.count must be at most 0, .* max_tokens=1, got 5"):
         config.count = 5
         load_prompts("mine", config, text, seed=0)
 

@@ -33,33 +33,33 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
         (
             "humaneval",
             "{}\n",
-            "a.jsonl, line 1: wanted JSON with a text 'task_id', found the fields of nothing",
+            "a.jsonl, line 1 must be JSON with a text 'task_id', got the fields of nothing",
         ),
         (
             "humaneval",
             '{"task_id": 3}\n',
-            "a.jsonl, line 1: wanted JSON with a text 'task_id', found task_id=3",
+            "a.jsonl, line 1 must be JSON with a text 'task_id', got task_id=3",
         ),
-        ("humaneval", "[{}, 3]", "a.jsonl, entry 2: wanted a JSON object, found int"),
-        ("humaneval", "\n\n{\n", "a.jsonl, line 3: wanted JSON, found"),
-        ("humaneval", "[{", "a.jsonl: wanted a JSON list, found"),
-        ("humaneval", "", "benchmarks.humaneval: wanted at least one problem, found none in /"),
-        ("humaneval", b"\xff\xfe", "a.jsonl: wanted a readable file, found 'utf-8' codec"),
-        ("multipl_e", json.dumps(CPP | {"stop_tokens": [1]}), "a list of texts 'stop_tokens', found"),
+        ("humaneval", "[{}, 3]", "a.jsonl, entry 2 must be a JSON object, got int"),
+        ("humaneval", "\n\n{\n", "a.jsonl, line 3 must be JSON, got"),
+        ("humaneval", "[{", "a.jsonl must be a JSON list, got"),
+        ("humaneval", "", "benchmarks.humaneval must have a problem, got none in /"),
+        ("humaneval", b"\xff\xfe", "a.jsonl must be a readable file, got 'utf-8' codec"),
+        ("multipl_e", json.dumps(CPP | {"stop_tokens": [1]}), "a list of texts 'stop_tokens', got"),
         (
             "multipl_e",
             json.dumps(CPP | {"tests": "// no main"}),
-            "line 1: wanted tests of cpp that can be told to end",
+            "line 1 must have tests of cpp that say where they end",
         ),
-        ("multipl_e", json.dumps(CPP | {"language": ["cpp"]}), r"a text 'language', found language=\['cpp'\]"),
-        ("multipl_e", json.dumps(CPP | {"canonical_solution": 3}), "a text 'canonical_solution', found"),
-        ("infilling", json.dumps(LINE | {"language": {}}), "a text 'language', found language={}"),
-        ("mbpp", json.dumps(task(11) | {"test_setup_code": 3}), "a text 'test_setup_code', found"),
-        ("mbpp", json.dumps(task("x")), "a whole number 'task_id', found task_id='x'"),  # type: ignore[arg-type]
+        ("multipl_e", json.dumps(CPP | {"language": ["cpp"]}), r"a text 'language', got language=\['cpp'\]"),
+        ("multipl_e", json.dumps(CPP | {"canonical_solution": 3}), "a text 'canonical_solution', got"),
+        ("infilling", json.dumps(LINE | {"language": {}}), "a text 'language', got language={}"),
+        ("mbpp", json.dumps(task(11) | {"test_setup_code": 3}), "a text 'test_setup_code', got"),
+        ("mbpp", json.dumps(task("x")), "a whole number 'task_id', got task_id='x'"),  # type: ignore[arg-type]
         (
             "infilling",
             json.dumps(LINE | {"suffix": None}),
-            "a text 'suffix', found the fields task_id, prompt,",
+            "a text 'suffix', got the fields task_id, prompt,",
         ),
     ],
 )
@@ -75,14 +75,14 @@ def test_a_malformed_row_is_named_by_file_and_line(
 
 
 def test_an_example_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="wanted task 2, which is shown as an example, found none"):
+    with pytest.raises(UserError, match="must have task 2, which is shown as an example, got none"):
         judged("mbpp", lines(tmp_path / "a.jsonl", task(11)), shots=3)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
 def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:20])
-    with pytest.raises(UserError, match=f"{name}: wanted a readable file, found"):
+    with pytest.raises(UserError, match=f"{name} must be a readable file, got"):
         judged("humaneval", str(tmp_path / name))
 
 
@@ -92,31 +92,31 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
         (
             "humaneval",
             {"order": "psm"},
-            r"prompts.humaneval.order: wanted it of kind infilling.* only, found kind humaneval",
+            r"prompts.humaneval.order needs kind infilling.*, got kind humaneval",
         ),
         (
             "humaneval",
             {"shots": 0},
-            "prompts.humaneval.shots: wanted it of kind mbpp only, found kind humaneval",
+            "prompts.humaneval.shots needs kind mbpp, got kind humaneval",
         ),
         (
             "humaneval",
             {"key": "a"},
-            "prompts.humaneval.key: wanted it of kind jsonl only, found kind humaneval",
+            "prompts.humaneval.key needs kind jsonl, got kind humaneval",
         ),
         (
             "mbpp",
             {"languages": ["py"]},
-            r"prompts.mbpp.languages: wanted it of kind multipl_e, infilling.* only, found kind mbpp",
+            r"prompts.mbpp.languages needs kind multipl_e, infilling.*, got kind mbpp",
         ),
-        ("gsm8k", {"share": 0.5}, "prompts.gsm8k.share: wanted it of kind jsonl only, found kind gsm8k"),
+        ("gsm8k", {"share": 0.5}, "prompts.gsm8k.share needs kind jsonl, got kind gsm8k"),
         (
             "humaneval",
             {"path": "none.jsonl"},
-            "prompts.humaneval.path=none.jsonl: wanted a file .*found no such",
+            "prompts.humaneval.path=none.jsonl must be a file .*got no such",
         ),
-        ("humanevil", {}, "prompts.humanevil: wanted prompts.humanevil.path=FILE, or .*humaneval, mbpp"),
-        ("xsum", {}, "prompts.xsum.path: wanted a file, found none given: give it as prompts.xsum.path=FILE"),
+        ("humanevil", {}, "prompts.humanevil needs prompts.humanevil.path=FILE, or .*humaneval, mbpp"),
+        ("xsum", {}, "prompts.xsum.path must be a file, got none. Give prompts.xsum.path=FILE"),
     ],
 )
 def test_settings_that_a_kind_does_not_have(name: str, settings: dict[str, Any], message: str) -> None:
@@ -126,25 +126,25 @@ def test_settings_that_a_kind_does_not_have(name: str, settings: dict[str, Any],
 
 
 def test_a_benchmark_of_no_kind_a_folder_without_files_and_a_language_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"benchmarks\.mine\.kind: wanted one of humaneval, mbpp, .*found none"):
+    with pytest.raises(UserError, match=r"benchmarks\.mine\.kind must be one of humaneval, mbpp, .*got none"):
         judged("mine", "a.jsonl")
-    with pytest.raises(UserError, match=r"benchmarks\.multipl_e\.path=.*found a folder without them"):
+    with pytest.raises(UserError, match=r"benchmarks\.multipl_e\.path=.*got a folder without them"):
         judged("multipl_e", str(tmp_path))
     path = lines(tmp_path / "a.jsonl", CPP)
-    with pytest.raises(UserError, match=r"multipl_e\.languages: wanted some of cpp, found cobol"):
+    with pytest.raises(UserError, match=r"multipl_e\.languages must be some of cpp, got cobol"):
         judged("multipl_e", path, languages=["cobol", "cpp"])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "zip"}, "prompts.kind: wanted one of humaneval, mbpp"),
-        ({"order": "left"}, "prompts.order: wanted spm or psm, found left"),
-        ({"shots": 4}, "prompts.shots: wanted 0 to 3, found 4"),
-        ({"languages": []}, "prompts.languages: wanted some, found none"),
-        ({"share": 0.0}, "prompts.share: wanted a share above 0"),
-        ({"count": 0}, "prompts.count: wanted at least 1, found 0"),
-        ({"max_tokens": 0}, "prompts.max_tokens: wanted at least 1, found 0"),
+        ({"kind": "zip"}, "prompts.kind must be one of humaneval, mbpp"),
+        ({"order": "left"}, "prompts.order must be spm or psm, got left"),
+        ({"shots": 4}, "prompts.shots must be 0 to 3, got 4"),
+        ({"languages": []}, "prompts.languages must name a language, got none"),
+        ({"share": 0.0}, "prompts.share must be a share above 0"),
+        ({"count": 0}, "prompts.count must be at least 1, got 0"),
+        ({"max_tokens": 0}, "prompts.max_tokens must be at least 1, got 0"),
         ({"truncate": 1}, "prompts.truncate: must be at least 2 tokens, got 1"),
         ({"truncate": 512, "max_tokens": 9}, "prompts.truncate: must be null where max_tokens=9 .* got 512"),
     ],

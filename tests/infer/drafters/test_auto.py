@@ -11,9 +11,9 @@ from infer.drafters.auto import AutoPolicy, Calibration
 from infer.drafters.costs import Costs, prior_costs, slopes
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY
+from infer.loop import Verified
 from infer.ngrams import Ngrams
-from infer.trees.layout import extent
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, extent
 
 FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
 STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards
@@ -62,7 +62,7 @@ class Text:
                 [self._token(first - 1 + j) if self._rng.random() < accepted else WRONG, 4] for j in range(k)
             ]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
-        self._drafter.observe(self.tree, path, choice, answers, rows, ms / 1e3)
+        self._drafter.observe(Verified(self.tree, path, choice, answers, rows, ms / 1e3))
 
     def write(self, n: int, costs: Costs, accepted: float) -> float:
         """The text's next n tokens; return their number per plain forward's time."""
@@ -254,3 +254,14 @@ def test_a_slow_first_shape_does_not_end_drafting() -> None:
         text.observe(rows, CPU(rows) * (30 if rows > 1 else 1), 0.9)
     text.write(600, CPU, 0.9)
     assert text.write(1000, CPU, 0.9) > 3
+
+
+def test_trials_of_probes_are_paid_from_a_budget() -> None:
+    """Where n-grams drafted well and eight probes cost two tokens, they were tried 49 times in 1,000 tokens."""
+    costs, tried = Costs((1, 2, 64), (10.0, 10.0, 165.0)), 0
+    text = Text(AutoPolicy(costs, 8), periodic)
+    while len(text.tokens) < 1000:
+        tree = text.propose(99)
+        tried += bool(tree.probed)
+        text.observe(len(tree.tokens), costs(len(tree.tokens)), 0.0)
+    assert 4 <= tried <= 16

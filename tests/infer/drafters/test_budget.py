@@ -7,14 +7,21 @@ import pytest
 from infer.drafters.auto import FIRST, PUT_ASIDE
 from infer.drafters.budget import AutoBudget
 from infer.drafters.costs import Costs
+from infer.loop import Verified
 from infer.trees.growth import Growth, Rules
 from infer.trees.token_graph import TokenGraph
+from infer.trees.tree import Tree
 
 DEPTH, STEPS = 10, 1500
 CHAIN = Rules(k=1, depth=DEPTH, theta_prob=0.0, tau=None)
 TARGET = Costs((1, 8, 64), (10.0, 10.2, 12.0))
 DRAFT = Costs((1, 64), (1.0, 1.2))
 DRAFTED, OTHER = 1, 2  # tokens
+
+
+def verified(tokens: list[int], rows: int, seconds: float) -> Verified:
+    *accepted, choice = tokens
+    return Verified(Tree.chain(0, accepted), range(len(tokens)), choice, None, rows, seconds)
 
 
 def fixed_rate(right: float, depth: int, draft: Costs) -> float:
@@ -40,7 +47,7 @@ def simulated(said: float, right: float, draft: Costs) -> tuple[int, float, floa
         ms = TARGET(rows) + levels * draft(1)
         drafting = 1e-3 * levels * draft(1)
         graph = growth.graph if levels else None
-        budget.learn(graph, text[: accepted + 1], rows, [1] * levels, 1e-3 * ms, drafting)
+        budget.learn(graph, verified(text[: accepted + 1], rows, 1e-3 * ms), [1] * levels, drafting)
         emitted.append(emitted[-1] + accepted + 1)
         spent.append(spent[-1] + ms)
     half = STEPS // 2
@@ -79,7 +86,7 @@ def test_a_measured_budget_verifies_what_pays_and_stops_where_nothing_does() -> 
     for _ in range(1000):
         steps[dear.drafting] += 1
         if dear.drafting:
-            dear.learn(graph, [3], 1, [1] * 10, 0.02, 0.01)
+            dear.learn(graph, verified([3], 1, 0.02), [1] * 10, 0.01)
         else:
-            dear.learn(None, [3], 1, [], 0.01, 0.0)
+            dear.learn(None, verified([3], 1, 0.01), [], 0.0)
     assert 6 <= steps[True] <= 6 + 0.01 * 1000 + 3  # now and then it tries again

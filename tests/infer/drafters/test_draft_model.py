@@ -13,16 +13,14 @@ from transformers import PreTrainedModel
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, DraftModelDrafters, LevelDrafters, ProbeDrafters
-from infer.drafters.protocol import Drafters, Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers
 from infer.trees.growth import Rules
 from infer.trees.token_graph import TokenGraph
-from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.engine.test_runner import by_library
 from tests.infer.trees import literal
@@ -88,7 +86,7 @@ def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, 
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     found, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
     for request, tokens in zip(requests, found):
-        assert [tokens] == texts(lm, [request], Each(PlainDrafter), Limits(n, [1]), sampling)[0]
+        assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, [1]), sampling)[0]
 
 
 @dataclass
@@ -173,12 +171,13 @@ class Reader:
             self.read.append(before + fed[0])
         return trees
 
-    def observe(self, b: int, tree: Tree, path: Sequence[int], *rest) -> None:
+    def observe(self, b: int, result: Verified) -> None:
+        path = result.path
         pending = self.drafters._pending[b]
         if pending:
             fed = [node for node in path[1:] if pending.drafts.nodes[node] in pending.rows]
             self.wanted.append(len(path) - len(fed))  # the path less its root, and the target's own token
-        self.drafters.observe(b, tree, path, *rest)
+        self.drafters.observe(b, result)
 
 
 @pytest.mark.parametrize("prompt", [[5, 17, 3], [*range(2, 42)]])
@@ -206,7 +205,7 @@ def test_ids_that_the_draft_model_lacks_are_read_and_never_proposed() -> None:
     drafters = drafters_of(Draft(short, 50, CONTEXT), "gsd", FixedBudget(12))
     request = Request([5, 96, 70, 3])
     found, _ = texts(lm, [request], drafters, Limits(40, []))
-    assert found == texts(lm, [request], Each(PlainDrafter), Limits(40, []))[0]
+    assert found == texts(lm, [request], Drafters(Drafter), Limits(40, []))[0]
 
 
 class Never(FixedBudget):
@@ -221,11 +220,11 @@ def test_a_draft_model_that_rested_reads_on_and_drafts_as_if_it_had_not() -> Non
     drafters = drafters_of(draft, "gsd", Never(12))
     context = [5, 17, 3]
     drafters.start([Request(context)], GREEDY)
-    (text,), _ = texts(lm, [Request(context)], Each(PlainDrafter), Limits(50, []))
+    (text,), _ = texts(lm, [Request(context)], Drafters(Drafter), Limits(50, []))
     for token in text:
         (tree,) = drafters.propose([context], [60])
         assert tree.drafted == 0
-        drafters.observe(0, tree, [0], token, None, 1, 0.0)
+        drafters.observe(0, Verified(tree, [0], token, None, 1, 0.0))
         context = [*context, token]
     drafters._budget = FixedBudget(12)
     (tree,) = drafters.propose([context], [9])
@@ -256,4 +255,4 @@ def test_first_layers_share_the_text_of_the_whole_model() -> None:
     request = Request([5, 17, 3], 4)
     for sampling in (GREEDY, Sampling(1.0)):
         found, _ = texts(lm, [request], drafters, Limits(40, []), sampling)
-        assert found == texts(lm, [request], Each(PlainDrafter), Limits(40, []), sampling)[0]
+        assert found == texts(lm, [request], Drafters(Drafter), Limits(40, []), sampling)[0]

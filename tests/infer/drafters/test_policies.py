@@ -6,6 +6,8 @@ from infer.drafters.auto import MOST, Learners, Policies
 from infer.drafters.budget import AutoBudget
 from infer.drafters.costs import Costs, prior_costs
 from infer.engine.sampling import Sampling
+from infer.loop import Verified
+from infer.trees.tree import Tree
 
 COSTS = Costs((1, 64), (1.0, 2.0))
 
@@ -66,6 +68,6 @@ def test_a_new_policy_begins_with_what_another_learned() -> None:
     auto = partial(policies.auto, sources=frozenset(), batch=1, capacity=100)
     first = auto(3, sampling=Sampling(1.0), load=lambda: [prior_costs("cpu")])
     for rows in [1] * 4 + [8] * 40:
-        first.learn(None, [1], rows, 0.01 * rows)
+        first.learn(None, Verified(Tree.chain(0), [0], 1, None, rows, 0.01 * rows))
     second = auto(5, sampling=Sampling(0.5), load=list)
     assert second.tables == first.tables and second.tables[0](8) > 3

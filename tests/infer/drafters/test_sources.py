@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from infer.config import DecodeConfig
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, Step, decode
+from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.methods import Methods
 from infer.models.checkpoint import Adaptive
 from infer.ngrams import NgramTable
@@ -65,7 +64,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
     folder, own = tmp_path_factory.mktemp("tables"), list[list[int]]()
     for seed in (0, 1):
         for first in range(2, 40):
-            (text,), _ = texts_of(model_of(seed), [Request([first])], Each(PlainDrafter), Sampling())
+            (text,), _ = texts_of(model_of(seed), [Request([first])], Drafters(Drafter), Sampling())
             own.append([first, *text])
     return {
         "own": make_table(folder / "own", own, order=4, vocabulary=V),
@@ -109,7 +108,7 @@ def test_no_source_of_drafts_changes_a_token(
     requests = [Request(prompt, n, processors) for n, prompt in enumerate(prompts)]
     texts, steps = texts_of(lm, requests, drafters, sampling, static=static)
     for request, text in zip(requests, texts):
-        assert texts_of(lm, [request], Each(PlainDrafter), sampling)[0] == [text]
+        assert texts_of(lm, [request], Drafters(Drafter), sampling)[0] == [text]
     allowed = set(given.get("sources") or {"ngrams": SOURCES[1:], "prompt_lookup": SOURCES[1:2]}[method])
     for step in steps:
         assert len(step.proposed) == step.drafted and len(step.sources) == step.accepted
@@ -136,7 +135,7 @@ def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
         ({"sources": ["trie"]}, "decode.sources must be some of adaptive, text, ngrams, each once, got"),
         ({"sources": []}, "decode.sources must be some of"),
         ({"sources": ["text", "text"]}, "decode.sources must be some of .* each once"),
-        ({"sources": "text"}, "decode.sources: wanted a list of texts, found 'text'"),
+        ({"sources": "text"}, "decode.sources must be a list of texts, got 'text'"),
         (
             {"method": "ngrams", "sources": ["adaptive"]},
             "decode.sources must be some of text, ngrams, each once",

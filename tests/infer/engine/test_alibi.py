@@ -11,8 +11,7 @@ from transformers import BloomForCausalLM
 from infer.engine.attention import biased, leave_to_masks
 from infer.engine.forward import context_length
 from infer.engine.runner import Runner
-from infer.trees.layout import key_positions, lay_out, mask
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, key_positions, lay_out, mask
 from tests.infer.engine.test_families import PROMPTS, tiny
 from tests.infer.engine.test_runner import by_library, logits_of
 from tests.infer.trees.test_tree import path_to, trees

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import PreTrainedModel
 
-from infer.engine.attention import view_of
+from infer.engine.attention import ProbeGate, view_of
 from infer.engine.families import check_tree
 from infer.engine.forward import windows
-from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.gate import GatedLinear
 from tests.infer.engine.test_families import FAMILIES, tiny
 
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])

@@ -12,13 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from conf import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.budget import FixedBudget
-from infer.drafters.protocol import Drafter, Each
 from infer.engine.attention import band
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import load_model
 from infer.trees.tree import Tree
 from tests.infer.drafters import test_draft_model as by_draft
@@ -184,7 +183,7 @@ def texts(
 ) -> list[list[int]]:
     runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
     found: list[list[int]] = [[] for _ in requests]
-    for steps in decode(runner, requests, Each(new), Limits(30, eos=[1])):
+    for steps in decode(runner, requests, Drafters(new), Limits(30, eos=[1])):
         for step in steps:
             found[step.sequence] += step.tokens
     return found
@@ -201,7 +200,7 @@ def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_trees_do_not_suit_is_refused_by_name_before_its_weights_are_read(kind: str) -> None:
     settings, reason = REFUSED[kind]
-    with pytest.raises(UserError, match=rf"wanted a causal model .*found {kind}.*{reason}"):
+    with pytest.raises(UserError, match=rf"must be a causal model .*got {kind}.*{reason}"):
         check_family(AutoConfig.for_model(kind, **settings))
 
 
@@ -240,7 +239,7 @@ def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
     (logits,) = logits_of(runner, [Tree.chain(7)])
     torch.testing.assert_close(logits[0], by_library(lm, [*PROMPTS[0], 7]), rtol=1e-4, atol=1e-4)
     tiny("cohere").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=rf"^model={tmp_path}: wanted a causal model .* found cohere"):
+    with pytest.raises(UserError, match=rf"^model={tmp_path} must be a causal model .* got cohere"):
         load_model(tmp_path, dtype="float32", device="cpu")
 
 

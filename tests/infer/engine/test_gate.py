@@ -10,11 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
-from infer.engine.gate import DENSE, GatedEmbedding, GatedLinear, ProbeGate
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import DENSE, GatedEmbedding, GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree
 from tests.infer.engine.test_families import FAMILIES, tiny
@@ -94,7 +94,7 @@ def test_every_way_of_drafting_writes_the_base_models_text(rank: int, static: bo
     base, gated = tiny("llama"), gate_model(tiny("llama"), adapter)
 
     def texts(lm: PreTrainedModel, prompts: list[list[int]], new: Callable[[], Drafter]) -> list[list[int]]:
-        drafters = Each(new)
+        drafters = Drafters(new)
         runner = Runner(lm, capacity=64, max_rows=64, batch=len(prompts), static=static)
         found = [list[int]() for _ in prompts]
         for steps in decode(runner, [Request(prompt) for prompt in prompts], drafters, Limits(30)):
@@ -102,13 +102,13 @@ def test_every_way_of_drafting_writes_the_base_models_text(rank: int, static: bo
                 found[step.sequence] += step.tokens
         return found
 
-    plain = [texts(base, [prompt], PlainDrafter)[0] for prompt in PROMPTS]
+    plain = [texts(base, [prompt], Drafter)[0] for prompt in PROMPTS]
     policies = [
         FixedPolicy(3),
         FixedPolicy(3, "all"),
         FixedPolicy(3, 2),
         FixedPolicy(3, "all", nodes=6, width=2),
     ]
-    for new in (PlainDrafter, *(partial(AdaptiveDrafter, [90], policy) for policy in policies)):
+    for new in (Drafter, *(partial(AdaptiveDrafter, [90], policy) for policy in policies)):
         assert [texts(gated, [prompt], new)[0] for prompt in PROMPTS] == plain
         assert texts(gated, PROMPTS, new) == plain

@@ -129,11 +129,11 @@ def test_in_a_narrow_type_the_top_logits_are_exact(bias: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 1e-39}, "temperature: wanted 0 .*or at least 1e-30, found 1e-39"),
-        ({"temperature": -0.1}, r"temperature: wanted 0 .*or at least 1e-30, found -0.1"),
-        ({"top_k": -1}, "top_k: wanted at least 0"),
-        ({"top_p": 0.0}, "top_p: wanted a share above 0, up to 1, found 0.0"),
-        ({"top_p": 1.1}, "top_p: wanted a share"),
+        ({"temperature": 1e-39}, "temperature must be 0 .*or at least 1e-30, got 1e-39"),
+        ({"temperature": -0.1}, r"temperature must be 0 .*or at least 1e-30, got -0.1"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"top_p": 0.0}, "top_p must be a share above 0, up to 1, got 0.0"),
+        ({"top_p": 1.1}, "top_p must be a share"),
     ],
 )
 def test_impossible_distributions_are_refused(settings: dict, message: str) -> None:

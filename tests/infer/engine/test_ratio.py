@@ -14,13 +14,11 @@ from scipy import stats
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from infer.engine.pick import Logits, probabilities
-from infer.engine.ratio import draw, law
+from infer.engine.pick import Logits, draw, law, probabilities
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.trees.layout import lay_out
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, lay_out
 from tests.conftest import tiny_llama
 
 Row = list[Fraction]

@@ -15,17 +15,15 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
-from infer.drafters.protocol import Drafter, Each, PlainDrafter
 from infer.engine.attention import biased
-from infer.engine.forward import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.engine.gate import GatedLinear
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, Step, decode
+from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
+from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.models.gated import gate_model
-from infer.trees.layout import key_positions, lay_out, mask
-from infer.trees.tree import Tree
+from infer.trees.tree import Tree, key_positions, lay_out, mask
 from tests.conftest import tiny_llama
 from tests.infer.gated import write_adapter
 from tests.infer.trees.test_tree import trees
@@ -44,7 +42,7 @@ def steps(
     **way: bool,
 ) -> list[list[Step]]:
     runner = Runner(lm, capacity=75, max_rows=new().max_rows, batch=len(requests), **way)
-    return list(decode(runner, requests, Each(new), Limits(70, eos=[1]), sampling))
+    return list(decode(runner, requests, Drafters(new), Limits(70, eos=[1]), sampling))
 
 
 def requests(n: int, processors: LogitsProcessorList | None = None) -> list[Request]:
@@ -66,7 +64,7 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
             decode(
                 runner,
                 [Request(PROMPT, seed)],
-                Each(partial(AdaptiveDrafter, [90], policy)),
+                Drafters(partial(AdaptiveDrafter, [90], policy)),
                 Limits(380),
                 Sampling(0.7),
             )
@@ -101,7 +99,7 @@ def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.
     [Sampling(), Sampling(0.8, top_k=10, top_p=0.95), Sampling(1.0, top_p=0.9), Sampling(0.7, top_k=3)],
     ids=["greedy", "top_k", "top_p", "few"],
 )
-@pytest.mark.parametrize("new", [PlainDrafter, TWO_FORWARDS, A_TREE], ids=["plain", "two forwards", "tree"])
+@pytest.mark.parametrize("new", [Drafter, TWO_FORWARDS, A_TREE], ids=["plain", "two forwards", "tree"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_step_by_step_both_ways_do_the_same(n: int, new: Callable[[], Drafter], sampling: Sampling) -> None:
     """Batches that shrink, caches that outgrow a bucket, rows that fill up."""
@@ -116,7 +114,7 @@ def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
     lm = tiny_llama(seed=3).to(dtype)
     tokens = [
         [t for (step,) in steps(lm, new, requests(1), Sampling(), static=True) for t in step.tokens]
-        for new in (PlainDrafter, TWO_FORWARDS)
+        for new in (Drafter, TWO_FORWARDS)
     ]
     assert tokens[0] == tokens[1]
 
@@ -127,7 +125,7 @@ def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrained
     graphs = runner._forward._graphs  # type: ignore[attr-defined]
 
     def text(temperature: float) -> list[list[Step]]:
-        return list(decode(runner, requests(1), Each(TWO_FORWARDS), Limits(9), Sampling(temperature)))
+        return list(decode(runner, requests(1), Drafters(TWO_FORWARDS), Limits(9), Sampling(temperature)))
 
     first = text(0.5)
     for number in range(SAMPLINGS + 3):

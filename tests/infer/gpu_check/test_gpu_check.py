@@ -57,7 +57,9 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
         return texts
 
     short.setattr(parity, "_texts", wrong)
-    with pytest.raises(UserError, match=r"found \d+ of 51 that differ, the first tree, greedy, float32"):
+    with pytest.raises(
+        UserError, match=r"got others in \d+ of 51 that differ, the first tree, greedy, float32"
+    ):
         check(tmp_path / "check.json")
     report = json.loads((tmp_path / "check.json").read_text())
     assert {row["decoder"] for row in report["parity"] if not row["passed"]} == {"tree"}
@@ -111,11 +113,11 @@ def test_a_compiler_that_fails_leaves_graphs_without_it(tmp_path: Path, short: p
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="device=cuda: wanted a CUDA device, found none"):
+        with pytest.raises(UserError, match="device=cuda needs a CUDA device, got none"):
             check(tmp_path / "check.json", "device=cuda")
-    with pytest.raises(UserError, match="wanted a file in a folder that exists, found a folder"):
+    with pytest.raises(UserError, match="must be a file in a folder that exists, got a folder"):
         check(tmp_path)
-    with pytest.raises(UserError, match="shapes: wanted some of .*found 70b"):
+    with pytest.raises(UserError, match="shapes must be some of .*got 70b"):
         check(tmp_path / "check.json", "shapes=[70b]")
 
 
@@ -128,5 +130,5 @@ def test_a_place_that_cannot_be_is_told_before_anything_is_measured(
     for out in (tmp_path / "file" / "check.json", tmp_path / "file" / "deeper" / "check.json"):
         with pytest.raises(UserError, match=f"^out={out}: must be a path that the system can open, got"):
             check(out)
-        with pytest.raises(UserError, match=f"^out={out}: wanted a file in a folder that exists, found no"):
+        with pytest.raises(UserError, match=f"^out={out} must be a file in a folder that exists, got no"):
             main(GpuCheckConfig(str(out), device="cpu"))

@@ -14,7 +14,7 @@ from rich.console import Console
 from conf import UserError, run
 from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
-from infer.drafters.protocol import Fate, Outcome
+from infer.drafters.outcome import Fate, Outcome
 from infer.graph.__main__ import main
 from infer.graph.picture import layout, write_picture
 from infer.graph.run import choose
@@ -52,7 +52,7 @@ def test_a_node_fares_as_the_best_of_its_copies() -> None:
 def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Model) -> None:
     file = io.StringIO()
     outcome = outcome_of([0, 3], nodes=4)
-    print_graph(Console(file=file, width=30), outcome, model.text, before="x\x1b[2J\n", told="told")
+    print_graph(Console(file=file, width=30), outcome, model.text, before="x\x1b[2J\n", caption="told")
     a, one, red, car = (repr(model.text.stream(opens=False)(id)) for id in range(21, 25))
     assert file.getvalue().splitlines() == [
         "told",
@@ -87,7 +87,7 @@ def test_the_first_draft_with_merges_is_shown_else_the_one_of_most_nodes() -> No
     large.graph.add(5, 26, 0.1)
     assert choose([small, merged, large], None) == 1 and choose([small, large, small], None) == 1
     assert choose([small, merged, large], 3) == 2
-    with pytest.raises(UserError, match="step: wanted one of the text's 2 drafts, found 3"):
+    with pytest.raises(UserError, match="step must be one of the text's 2 drafts, got 3"):
         choose([small, large], 3)
 
 
@@ -166,18 +166,18 @@ def test_it_is_printed_and_drawn(
     [
         (
             ["decode=plain"],
-            "decode.method: wanted sdsat, ssd, tsd or gsd, whose drafts are graphs, found plain",
+            "decode.method must be sdsat, ssd, tsd or gsd, whose drafts are graphs, got plain",
         ),
-        (["decode=prompt_lookup"], "found prompt_lookup"),
-        (["step=0"], "step: wanted the number of a draft, from 1 on, found 0"),
-        (["step=900"], "step: wanted one of the text's "),
-        (["decode.max_new_tokens=1"], "decode.max_new_tokens: wanted a text long enough for drafts"),
-        (["out=graph.pdf"], "out: wanted a file that ends in .svg or .png, found graph.pdf"),
-        (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg: wanted a file in a folder that exists"),
-        (["decode=gsd"], "decode.method=gsd: wanted a draft model (draft=DIR or draft=self:N), found none"),
-        (["draft=self:1", "decode=sdsat"], "draft=self:1: wanted decode=ssd|tsd|gsd with it, found sdsat"),
-        (["decode.tau=3"], "decode.tau: wanted decode.method=ssd|tsd|gsd with it, found sdsat"),
-        (["dtype=int8"], "dtype: wanted one of float32, bfloat16, float16, found int8"),
+        (["decode=prompt_lookup"], "got prompt_lookup"),
+        (["step=0"], "step must be the number of a draft, from 1 on, got 0"),
+        (["step=900"], "step must be one of the text's "),
+        (["decode.max_new_tokens=1"], "decode.max_new_tokens must give a text long enough for drafts"),
+        (["out=graph.pdf"], "out must be a file that ends in .svg or .png, got graph.pdf"),
+        (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg must be a file in a folder that exists"),
+        (["decode=gsd"], "decode.method=gsd needs a draft model, got none"),
+        (["draft=self:1", "decode=sdsat"], "draft=self:1 needs decode=ssd|tsd|gsd, got sdsat"),
+        (["decode.tau=3"], "decode.tau needs decode.method=ssd|tsd|gsd, got sdsat"),
+        (["dtype=int8"], "dtype must be one of float32, bfloat16, float16, got int8"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],
 )
@@ -193,9 +193,7 @@ def test_a_mistake_is_one_line_and_code_2(
 def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         show(monkeypatch, f"model={base_dir}", "prompt=def f(x):")
-    assert (
-        "wanted a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
-    )
+    assert "needs a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
 
 
 def test_a_picture_is_whole_or_as_before(model_dir: Path, tmp_path: Path, monkeypatch) -> None:
@@ -223,5 +221,5 @@ def test_a_picture_is_there_whole_or_not_at_all(tmp_path: Path, model: Model) ->
     path = tmp_path / "graph.svg"
     path.write_text("the last one")
     with largest_file(2000), pytest.raises(OSError, match="File too large"):
-        write_picture(path, outcome_of([0, 1, 3]), model.text, told="")
+        write_picture(path, outcome_of([0, 1, 3]), model.text, caption="")
     assert [one.name for one in tmp_path.iterdir()] == ["graph.svg"] and path.read_text() == "the last one"

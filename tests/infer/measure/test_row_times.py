@@ -8,7 +8,7 @@ from infer.drafters.costs import ROWS
 from infer.engine.pick import candidates, pick
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.measure.row_times import Bench, context_for, measure_costs, rising
+from infer.measure.row_times import StepTimer, context_for, measure_costs, rising
 from tests.conftest import tiny_llama
 from tests.infer.engine.test_families import tiny
 
@@ -70,7 +70,7 @@ def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
     sampling: Sampling, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a pick looks at all tokens it is made for the path alone: plain decoding makes as many."""
-    hands, bench = Hands(), Bench(tiny_llama(), batch=1, context=128, sampling=sampling)
+    hands, bench = Hands(), StepTimer(tiny_llama(), batch=1, context=128, sampling=sampling)
     bench._clock = hands
     monkeypatch.setattr("infer.engine.reading.pick", hands.after(5.0, pick))
     monkeypatch.setattr(Runner, "forward", hands.after(10.0, Runner.forward))
@@ -81,7 +81,7 @@ def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
 
 def test_fixed_shapes_of_all_rows_have_the_same_columns() -> None:
     """From 48 rows on a forward was measured over more columns of the cache: `auto` found its rows too dear."""
-    bench = Bench(tiny_llama(), batch=1, context=256, static=True)
+    bench = StepTimer(tiny_llama(), batch=1, context=256, static=True)
     for q in ROWS:
         bench.step(q)
     assert {shape.columns for shape in bench._runner._forward._graphs[GREEDY]} == {256}  # type: ignore[attr-defined]

@@ -14,11 +14,10 @@ from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.drafters.protocol import Each
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, decode
+from infer.loop import Drafters, Limits, decode
 from infer.models import draft as draft_models
 from infer.models import parallel
 from infer.models.checkpoint import load_model
@@ -40,7 +39,7 @@ def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in PROMPTS]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
     new = partial(AdaptiveDrafter, [90], policy)
-    for steps in decode(runner, requests, Each(new), Limits(24, eos=[1]), sampling):
+    for steps in decode(runner, requests, Drafters(new), Limits(24, eos=[1]), sampling):
         for step in steps:
             found[step.sequence] += step.tokens
     return found

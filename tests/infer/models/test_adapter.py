@@ -50,5 +50,5 @@ def test_a_gated_adapter_that_a_gate_cannot_close_is_refused(
 def test_an_adapter_that_cannot_be_merged_is_one_sentence(model_dir: Path, tmp_path: Path) -> None:
     """Peft's NotImplementedError came through."""
     folder = adapted(model_dir, tmp_path / "model", gated=False, alora_invocation_tokens=[5])
-    with pytest.raises(UserError, match="wanted a LoRA adapter of this model, found aLoRA"):
+    with pytest.raises(UserError, match="must be a LoRA adapter of this model, got aLoRA"):
         load_model(folder, dtype="float32")

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from conf import UserError, settings
 from infer import DecodeConfig, DraftConfig, generate, load
 from infer.config import InferConfig
-from infer.draft_methods import ROWS as ROWS_IN_A_STEP
 from infer.drafters.draft_model import UNREAD
 from infer.engine.runner import Runner
+from infer.methods import ROWS as ROWS_IN_A_STEP
 from infer.models.draft import STAND_IN, Draft, rows_of_both
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
@@ -36,10 +36,10 @@ def test_ids_are_compared_piece_by_piece(target: dict[int, str], draft: dict[int
     differing = [id for id in shared if target[id] != draft[id]]
     if differing:
         id = differing[0]
-        with pytest.raises(ValueError, match=f"whose id {id} is '{target[id]}', found '{draft[id]}'"):
+        with pytest.raises(ValueError, match=f"whose id {id} is '{target[id]}', got '{draft[id]}'"):
             rows_of_both(target, draft)
     elif not shared:
-        with pytest.raises(ValueError, match="found none of them"):
+        with pytest.raises(ValueError, match="got none of them"):
             rows_of_both(target, draft)
     else:
         rows = rows_of_both(target, draft)
@@ -99,7 +99,7 @@ def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: P
     with_pieces(draft, "<mine>")
     with pytest.raises(
         UserError,
-        match=rf"^draft={draft}: wanted .* of the model, whose id 400 is '<adaptive>', found '<mine>'$",
+        match=rf"^draft={draft} must have .* of the model, whose id 400 is '<adaptive>', got '<mine>'$",
     ):
         load(target, "float32", draft=draft)
 
@@ -107,9 +107,7 @@ def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: P
 def test_as_many_ids_do_not_make_them_the_same(model_dir: Path, base_dir: Path, tmp_path: Path) -> None:
     draft = copied(base_dir, tmp_path / "draft")
     spell_otherwise(draft)
-    with pytest.raises(
-        UserError, match="the token ids of the model, whose id 300 is '.+', found '.+'$"
-    ) as told:
+    with pytest.raises(UserError, match="the token ids of the model, whose id 300 is '.+', got '.+'$") as told:
         load(model_dir, "float32", draft=str(draft))
     assert "\n" not in str(told.value)
 
@@ -129,8 +127,8 @@ def test_a_larger_draft_is_warned_of(model_dir: Path, base_dir: Path, tmp_path: 
     model = load(model_dir, "float32", draft=draft)
     (told,) = caplog.messages
     assert model.draft
-    sizes = f"{model.lm.num_parameters():,}, found {model.draft.lm.num_parameters():,}"
-    assert told.startswith(f"draft={draft}: wanted fewer parameters than the model's {sizes}, ")
+    sizes = f"{model.lm.num_parameters():,}, got {model.draft.lm.num_parameters():,}"
+    assert told.startswith(f"draft={draft} must have fewer parameters than the model's {sizes}, ")
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -138,18 +136,18 @@ def without(name: str) -> Callable[[Path], None]:
 
 
 MISTAKES: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
-    (shutil.rmtree, {}, "draft={}: wanted a Transformers model directory, found no such directory"),
-    (without("tokenizer.json"), {}, "draft={}: wanted a tokenizer at {}/tokenizer.json, found none"),
-    (without("model.safetensors"), {}, "draft={}: wanted a causal model with weights, found "),
+    (shutil.rmtree, {}, "draft={} must be a Transformers model directory, got no such directory"),
+    (without("tokenizer.json"), {}, "draft={} must have a tokenizer at {}/tokenizer.json, got none"),
+    (without("model.safetensors"), {}, "draft={} must be a causal model with weights, got "),
     (
         lambda folder: tiny("cohere", vocab_size=ROWS).save_pretrained(folder),
         {},
-        "draft={}: wanted a causal model whose attention follows a tree, found cohere",
+        "draft={} must be a causal model whose attention follows a tree, got cohere",
     ),
     (
         lambda folder: None,
         {"adaptive": True},
-        "draft={}: wanted a model fine-tuned with adaptive tokens, found no adaptive.json",
+        "draft={} must be fine-tuned with adaptive tokens, got no adaptive.json",
     ),
 ]
 
@@ -177,7 +175,7 @@ def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: P
 
     monkeypatch.setattr("infer.models.draft.load_model", full)
     with pytest.raises(
-        UserError, match=f"wanted the weights of {base_dir}, .* in float32 .* take draft.dtype=bfloat16"
+        UserError, match=f"for the weights of {base_dir}, .* in float32 .* take draft.dtype=bfloat16"
     ):
         load(model_dir, "float32", draft=base_dir)
 
@@ -185,16 +183,16 @@ def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: P
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"model": ""}, "draft: wanted a model directory or self:N, found nothing"),
+        ({"model": ""}, "draft must be a model directory or self:N, got nothing"),
         (
             {"adaptive": True},
-            "draft: wanted a model that drafts, for draft.adaptive or draft.dtype, found none",
+            "draft must be a model with draft.adaptive or draft.dtype, got none",
         ),
-        ({"dtype": "float32"}, "draft: wanted a model that drafts, for .* found none"),
-        ({"model": "d", "dtype": "int8"}, r"draft.dtype: wanted one of float32, bfloat16, float16, found int8"),
+        ({"dtype": "float32"}, "draft must be a model with .* got none"),
+        ({"model": "d", "dtype": "int8"}, r"draft.dtype must be one of float32, bfloat16, float16, got int8"),
         (
             {"model": "self:1", "dtype": "float32"},
-            "draft.dtype: wanted none with draft=self:1, .* found float32",
+            "draft.dtype must be unset with draft=self:1, .* got float32",
         ),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:40],
@@ -207,19 +205,19 @@ def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any],
 @pytest.mark.parametrize(
     ("adaptive", "chosen", "sentence"),
     [
-        (False, {"method": "gsd", "k": 17}, "decode.k: wanted at most the 16 children .* found 17"),
-        (False, {"method": "tsd", "k": 17}, "decode.k: wanted at most the 16 children .* found 17"),
-        (False, {"nodes": 513}, "decode.nodes: wanted at most the 512 positions of the model, found 513"),
+        (False, {"method": "gsd", "k": 17}, "decode.k must be at most the 16 children .* got 17"),
+        (False, {"method": "tsd", "k": 17}, "decode.k must be at most the 16 children .* got 17"),
+        (False, {"nodes": 513}, "decode.nodes must be at most the 512 positions of the model, got 513"),
         (
             False,
             {"nodes": 3, "temperature": 1.0, "verify": "ratio"},
-            "decode.nodes: wanted at least decode.k=4 with decode.verify=ratio, .* found 3",
+            "decode.nodes must be at least decode.k=4 with decode.verify=ratio, .* got 3",
         ),
-        (True, {"method": "tsd"}, "decode.method: wanted gsd or ssd with draft.adaptive=true, .* found tsd"),
-        (True, {"theta_prob": 0.4}, "decode.theta_prob: wanted none with draft.adaptive=true, .* found 0.4"),
-        (True, {"theta_sib": 0.0}, "decode.theta_sib: wanted none with draft.adaptive=true, .* found 0.0"),
-        (True, {"tau": 3}, "decode.tau: wanted none with draft.adaptive=true, .* found 3"),
-        (True, {"draft_rows": 9}, "decode.draft_rows: wanted none with draft.adaptive=true, .* found 9"),
+        (True, {"method": "tsd"}, "decode.method must be gsd or ssd with draft.adaptive=true, .* got tsd"),
+        (True, {"theta_prob": 0.4}, "decode.theta_prob must be unset with draft.adaptive=true, .* got 0.4"),
+        (True, {"theta_sib": 0.0}, "decode.theta_sib must be unset with draft.adaptive=true, .* got 0.0"),
+        (True, {"tau": 3}, "decode.tau must be unset with draft.adaptive=true, .* got 3"),
+        (True, {"draft_rows": 9}, "decode.draft_rows must be unset with draft.adaptive=true, .* got 9"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )

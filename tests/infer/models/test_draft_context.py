@@ -7,9 +7,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.budget import FixedBudget
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.reading import Request
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft
 from tests.conftest import tiny_llama
@@ -49,4 +48,4 @@ def check(lm, draft: Draft, method: str, prompts: list[list[int]], n: int, **run
     found, accepted = texts(lm, requests, drafters_of(draft, method, FixedBudget(12), **runner), Limits(n, []))
     assert accepted > 5
     for request, tokens in zip(requests, found):
-        assert [tokens] == texts(lm, [request], Each(PlainDrafter), Limits(n, []))[0]
+        assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, []))[0]

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
 from infer import DraftConfig, Model, load
+from infer.engine.attention import ProbeGate
 from infer.engine.families import check_tree
-from infer.engine.gate import GatedLinear, ProbeGate
+from infer.engine.gate import GatedLinear
 from infer.engine.runner import Runner
 from infer.models.checkpoint import load_model
 from infer.models.draft import first_layers
@@ -68,12 +69,12 @@ def test_the_model_itself_drafts(model: Model, model_dir: Path) -> None:
 
 def test_as_many_layers_as_the_model_has_are_no_draft(model_dir: Path, base_dir: Path) -> None:
     for layers in (2, 80):
-        with pytest.raises(UserError, match=f"draft=self:{layers}: wanted fewer layers than the model's 2"):
+        with pytest.raises(UserError, match=f"draft must have fewer layers .* 2, got self:{layers}"):
             load(model_dir, "float32", draft=f"self:{layers}")
     for mistaken in ("self:", "self:0", "self:-1", "self:half"):
-        with pytest.raises(UserError, match=f"draft={mistaken}: wanted self:N with a number N of layers"):
+        with pytest.raises(UserError, match=f"draft must be self:N .* got {mistaken}"):
             load(model_dir, "float32", draft=mistaken)
-    with pytest.raises(UserError, match=r"draft\.adaptive=true: wanted a model .* found no adaptive.json"):
+    with pytest.raises(UserError, match=r"draft\.adaptive=true needs a model .* got no adaptive.json"):
         load(base_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
 
 
@@ -104,6 +105,6 @@ def test_an_adapter_of_adaptive_tokens_without_adaptive_json_is_refused(
     load_model(folder, dtype="float32", device="cpu")
     (folder / "adaptive.json").unlink()
     with pytest.raises(
-        UserError, match="model: wanted adaptive.json, since the adapter trained adaptive tokens"
+        UserError, match="model must have adaptive.json, since the adapter trained adaptive tokens"
     ):
         load_model(folder, dtype="float32", device="cpu")

@@ -46,7 +46,7 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
     found = json.loads(line)
     refused = found.pop("refused")  # rank 1 alone ran out of memory, and rank 0 says so
-    assert refused.startswith(f"out of memory: wanted the weights of {tmp_path / 'draft'},")
+    assert refused.startswith(f"out of memory for the weights of {tmp_path / 'draft'},")
     assert found == outputs(str(tmp_path))
     assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
     assert any(found["gated"][1])
@@ -69,12 +69,12 @@ def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert (processes(), is_first()) == (2, False)
     (tmp_path / "config.json").touch()
-    with pytest.raises(UserError, match="device=cpu: wanted none under torchrun, .* 2 processes"):
+    with pytest.raises(UserError, match="device must be unset under torchrun, .* 2 processes one, got cpu"):
         load_model(tmp_path, dtype="float32", device="cpu")
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(UserError, match="4 heads and 2 key-value heads, found 4"):
+    with pytest.raises(UserError, match="4 heads and 2 key-value heads, got 4"):
         plan(LlamaConfig(num_attention_heads=4, num_key_value_heads=2), 4)
-    with pytest.raises(UserError, match="found mamba, which has no tensor parallel plan"):
+    with pytest.raises(UserError, match="got mamba, which has no tensor parallel plan"):
         plan(MambaConfig(), 2)

@@ -100,19 +100,19 @@ def test_a_base_with_another_tokenizer_is_refused(
     first, second = sorted(pieces, key=pieces.get)[300:302]
     pieces[first], pieces[second] = pieces[second], pieces[first]
     (other / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=f"base={other}: wanted the token ids of the model, whose id 300 is"):
+    with pytest.raises(UserError, match=f"base={other} must have the token ids of the model, whose id 300 is"):
         quality.run(run(f"base={other}"))
-    with pytest.raises(UserError, match=f"base={tmp_path}/none: wanted a Transformers model directory"):
+    with pytest.raises(UserError, match=f"base={tmp_path}/none must be a Transformers model directory"):
         quality.run(run(f"base={tmp_path}/none"))
     tiny_llama().save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match=f"base={tmp_path}/bare: wanted a tokenizer"):
+    with pytest.raises(UserError, match=f"base={tmp_path}/bare must have a tokenizer"):
         quality.run(run(f"base={tmp_path}/bare"))
 
 
 def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
     run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
 ) -> None:
-    """It was given them, and the run died half way in "prompts[0]: wanted ids of the model's vocabulary"."""
+    """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
     base = tmp_path / "older"
     shutil.copytree(base_dir, base)
     ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
@@ -136,8 +136,8 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
         ("batch=9", "batch must be from 1 to 8, got 9"),
         ("samples=5", "k must be at most samples=5, got 10"),
         ("temperature=0", "temperature of sampled answers must be above 0, got 0"),
-        ("dtype=int8", "dtype: wanted one of float32, bfloat16, float16, found int8"),
-        ("benchmarks=humanevil", "benchmarks: wanted some of .*, found humanevil"),
+        ("dtype=int8", "dtype must be one of float32, bfloat16, float16, got int8"),
+        ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
 def test_mistaken_settings_are_told_in_a_sentence(

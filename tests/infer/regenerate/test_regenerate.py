@@ -20,11 +20,10 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.shards import Shards
 from infer.api import Model, generate
-from infer.measure.crew import Units
+from infer.measure.distributed import UnitStore
 from infer.regenerate import run as stage
 from infer.regenerate.config import RegenerateConfig
-from infer.regenerate.run import KIND, content
-from infer.regenerate.source import PLAIN, Source
+from infer.regenerate.run import KIND, PLAIN, Source, content
 
 Run = Callable[..., RegenerateConfig]
 
@@ -130,15 +129,15 @@ def _rank(config: RegenerateConfig, rank: int, port: int) -> None:
 
 def _killed(config: RegenerateConfig) -> None:
     """A run that is killed when it has kept two units."""
-    save, kept = Units.save, []
+    save, kept = UnitStore.save, []
 
-    def kill(self: Units, name: str, value: Any) -> None:
+    def kill(self: UnitStore, name: str, value: Any) -> None:
         if len(kept) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, name, value)
         kept.append(name)
 
-    Units.save = kill  # type: ignore[method-assign]
+    UnitStore.save = kill  # type: ignore[method-assign]
     stage.run(config)
 
 
@@ -187,11 +186,11 @@ def test_half_of_a_character_is_no_text(model: Model) -> None:
         (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise it"),
         (["decode=gsd"], r"decode\.method must be plain, .* or sdsat, got gsd\. .* use decode=plain"),
         (["decode.stop=[a]"], r"decode\.stop must be empty, got \['a'\]"),
-        (["batch=0"], "batch: wanted at least 1, found 0"),
+        (["batch=0"], "batch must be at least 1, got 0"),
         (["documents=100000"], r"documents must be at most \d+, got 100000: .*Lower documents or prefix_min"),
         (["prefix_min=500", "prefix_max=500"], "documents must be at most 0, got 11"),
         (["decode.max_new_tokens=505"], r"max_new_tokens must be at most 50\d for a prefix .* of 512, got 505"),
-        (["data.path=absent"], "data.path=absent: wanted a folder of kind 'shards', found no such folder"),
+        (["data.path=absent"], "data.path=absent must be a folder of kind 'shards', got no such folder"),
     ],
 )
 def test_what_cannot_be_continued_is_one_sentence(run: Run, overrides: list[str], message: str) -> None:

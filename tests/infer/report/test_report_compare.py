@@ -65,9 +65,9 @@ def test_two_folders_of_one_name_are_told_apart(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"second": "absent"}, "compare=absent: wanted a report's folder, found no such folder"),
-        ({"second": "."}, "wanted a report's folder, with what infer.speed or infer.quality left in it"),
-        ({"out": "first"}, "wanted a folder for the comparison alone, found another result in it"),
+        ({"second": "absent"}, "compare=absent must be a report's folder, got no such folder"),
+        ({"second": "."}, "must be a report's folder, with what infer.speed or infer.quality left in it"),
+        ({"out": "first"}, "must be a folder for the comparison alone, got another result in it"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
@@ -85,4 +85,4 @@ def test_another_schema_is_refused(folders: tuple[Path, Path], tmp_path: Path, m
     fixture.write_parts(tmp_path / "old", speed=fixture.speed(sets=("humaneval",)) | {"schema": 1})
     with pytest.raises(SystemExit):
         command(monkeypatch, f"compare={folders[0]},{tmp_path / 'old'}", f"out={tmp_path / 'c'}")
-    assert "wanted a speed report of schema 4, found schema 1" in capsys.readouterr().err
+    assert "must be a speed report of schema 4, got schema 1" in capsys.readouterr().err

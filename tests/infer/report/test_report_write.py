@@ -213,15 +213,15 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "sentence"),
     [
-        (lambda folder: None, "wanted a report's folder, with what infer.speed or infer.quality left in it"),
-        (lambda folder: (folder / ".speed.partial").mkdir(), "found neither"),
+        (lambda folder: None, "must be a report's folder, with what infer.speed or infer.quality left in it"),
+        (lambda folder: (folder / ".speed.partial").mkdir(), "got neither"),
         (
             lambda folder: fixture.write_parts(folder, speed=fixture.speed() | {"schema": 5}),
-            "speed.json: wanted a speed report of schema 4, found schema 5",
+            "speed.json must be a speed report of schema 4, got schema 5",
         ),
         (
             lambda folder: fixture.write_parts(folder, speed={"schema": 4, "rows": [{"decoder": "plain"}]}),
-            "speed.json: wanted prompt_set in every row, found a row without it",
+            "speed.json must have prompt_set in every row, got a row without it",
         ),
         (
             lambda folder: (
@@ -229,7 +229,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("quality/quality.json")
                 .write_text("{")
             ),
-            "quality.json: wanted a JSON object, found",
+            "quality.json must be a JSON object, got",
         ),
         (
             lambda folder: (
@@ -237,7 +237,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("speed/manifest.json")
                 .write_text('{"kind": "study"}')
             ),
-            "wanted kind 'speed', found kind 'study'",
+            "must be of kind 'speed', got kind 'study'",
         ),
     ],
 )
@@ -253,7 +253,7 @@ def test_the_folders_to_compare_are_two() -> None:
     for given in ("a,b", "[a, b]"):
         assert settings("report", ReportConfig, ["out=c", f"compare={given}"]).compared == ["a", "b"]
     for given in ("a", "a,b,c", ","):
-        with pytest.raises(UserError, match="compare: wanted two reports' folders as A,B, found"):
+        with pytest.raises(UserError, match="compare must be two reports' folders as A,B, got"):
             settings("report", ReportConfig, ["out=c", f"compare={given}"])
 
 
@@ -385,7 +385,7 @@ def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder: (folder / "manifest.json").unlink(), "found no manifest.json in it"),
+        (lambda folder: (folder / "manifest.json").unlink(), "got no manifest.json in it"),
         (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl: must be the log of a training"),
     ],
 )

@@ -17,7 +17,7 @@ Main = Callable[..., dict[str, Any]]
 @pytest.fixture
 def given(model_dir: Path, base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Two texts, one round, one decoder of each kind."""
-    monkeypatch.setattr("infer.speed.device.SECONDS", 0.01)
+    monkeypatch.setattr("infer.speed.limit.SECONDS", 0.01)
     texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
     lines = [json.dumps({"text": text}) for text in texts]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")

@@ -13,11 +13,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from infer.gpu_check.models import random_model
-from infer.gpu_check.shapes import SHAPES
-from infer.speed import device
-from infer.speed.device import bandwidth, measure_limit, seconds_of
-from infer.speed.limit import Limit, Needs, Speeds
+from infer.gpu_check.shapes import SHAPES, random_model
+from infer.speed import limit as device
+from infer.speed.limit import Limit, Needs, Speeds, bandwidth, measure_limit, seconds_of
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 

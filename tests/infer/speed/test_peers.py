@@ -7,10 +7,9 @@ from transformers import LlamaForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.config import DraftConfig
-from infer.drafters.protocol import Each, PlainDrafter
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Limits
+from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, loop_decoder
 from infer.models.draft import Draft, _narrow_head, load_draft
 from infer.speed.peers import ASSISTED, GENERATE, LOOKUP, peer_decoders
@@ -45,7 +44,7 @@ def drafts(lm: LlamaForCausalLM) -> dict[str, Draft]:
 
 
 def plain(lm: LlamaForCausalLM) -> Decoder:
-    return loop_decoder(Runner(lm, capacity=CAPACITY, max_rows=1), Each(PlainDrafter), Limits(NEW, {1}))
+    return loop_decoder(Runner(lm, capacity=CAPACITY, max_rows=1), Drafters(Drafter), Limits(NEW, {1}))
 
 
 def peers(lm: LlamaForCausalLM, draft: Draft | None = None, sampling: Sampling = GREEDY) -> dict[str, Decoder]:
@@ -118,8 +117,8 @@ def test_no_token_is_cut_off_where_none_is_asked_to_be(lm: LlamaForCausalLM) -> 
 
 def test_a_peer_that_cannot_be_is_left_out_with_the_reason(lm: LlamaForCausalLM) -> None:
     found, reasons = peer_decoders(lm, None, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
-    assert found.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: "wanted a draft model, found none"}
+    assert found.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: "it needs a draft model, got none"}
     short = Draft(tiny_llama(), 97, 40)
     found, reasons = peer_decoders(lm, short, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
     assert found.keys() == {GENERATE, LOOKUP}
-    assert reasons == {ASSISTED: "wanted a draft model of 64 positions, found 40"}
+    assert reasons == {ASSISTED: "it needs a draft model of 64 positions, got 40"}

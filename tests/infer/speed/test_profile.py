@@ -13,12 +13,12 @@ from transformers import LlamaForCausalLM
 
 from infer import Model
 from infer.config import DecodeConfig, DraftConfig
-from infer.draft_methods import DraftMethods
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.protocol import Each, Outcome, PlainDrafter
+from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
-from infer.loop import Limits, decode
+from infer.loop import Drafter, Drafters, Limits, decode
+from infer.methods import DraftMethods
 from infer.models.draft import load_draft
 from infer.speed import profile as module
 from infer.speed.profile import peak_memory, profile, timed
@@ -47,18 +47,18 @@ class Watchmaker:
 
 def test_each_part_has_the_time_of_its_verbs(llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Watchmaker()
-    for kind, verb, ms in ((PlainDrafter, "propose", 3), (Runner, "forward", 50), (Runner, "commit", 7)):
+    for kind, verb, ms in ((Drafter, "propose", 3), (Runner, "forward", 50), (Runner, "commit", 7)):
         monkeypatch.setattr(kind, verb, clock.slowed(getattr(kind, verb), ms))
-    monkeypatch.setattr(PlainDrafter, "observe", clock.slowed(PlainDrafter.observe, 2))
+    monkeypatch.setattr(Drafter, "observe", clock.slowed(Drafter.observe, 2))
     monkeypatch.setattr(Runner, "prefill", clock.slowed(Runner.prefill, 1000))
     runner = Runner(llama, capacity=64, max_rows=1)
-    steps = timed(runner, Each(PlainDrafter), REQUEST, Limits(5), clock=clock)
+    steps = timed(runner, Drafters(Drafter), REQUEST, Limits(5), clock=clock)
     assert [pytest.approx(spent) for _, spent in steps] == [(1003, 50, 9), *[(3, 50, 9)] * 3, (3, 50, 7)]
 
 
 def test_a_profiled_text_is_the_text_on_the_runner_that_is_there(llama: LlamaForCausalLM) -> None:
     runner = Runner(llama, capacity=64, max_rows=8)
-    drafters = Each(partial(AdaptiveDrafter, [7], FixedPolicy(3)))
+    drafters = Drafters(partial(AdaptiveDrafter, [7], FixedPolicy(3)))
     texts = [
         [step.tokens for step, _ in timed(runner, drafters, REQUEST, LIMITS)],
         [step.tokens for (step,) in decode(runner, [REQUEST], drafters, LIMITS)],
@@ -68,7 +68,7 @@ def test_a_profiled_text_is_the_text_on_the_runner_that_is_there(llama: LlamaFor
 
 def test_a_text_of_one_step_has_no_parts(llama: LlamaForCausalLM) -> None:
     runner = Runner(llama, capacity=64, max_rows=1)
-    found = profile(runner, Each(PlainDrafter), REQUEST, Limits(1), device=CPU)
+    found = profile(runner, Drafters(Drafter), REQUEST, Limits(1), device=CPU)
     assert (found.ms_draft, found.ms_forward, found.ms_rest) == (None, None, None)
     assert found.drafted_nodes is None and found.graph_success is None
 

@@ -14,10 +14,9 @@ from infer.config import DecodeConfig, InferConfig
 from infer.measure.runs import seed_of
 from infer.speed import run as speed
 from infer.speed.aggregate import ORDER, read
-from infer.speed.bench import Own
 from infer.speed.config import PEERS, SpeedConfig
-from infer.speed.units import PLAIN, Way
-from infer.speed.ways import ways
+from infer.speed.decoders import PLAIN, DecoderSpec, specs
+from infer.speed.models import DecoderSetup
 from infer.speed.work import Worker
 from infer.view.coloured import KINDS
 from tests.infer.speed.conftest import Main
@@ -55,12 +54,12 @@ def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
         assert row["exact"] or row["temperature"] > 0
         assert row["forwards"] > 0 and row["rows_per_forward"] >= 1 and row["peak_memory_bytes"] != 0
     assert [message for message in caplog.messages if message.startswith("peers")] == [
-        "peers: vllm is left out: wanted vLLM, found it not installed"
+        "peers: vllm is left out: vLLM is not installed"
     ]
-    assert report["left_out"] == [{"peer": "vllm", "reason": "wanted vLLM, found it not installed"}]
-    assert "left out: vllm: wanted vLLM" in capsys.readouterr().out
+    assert report["left_out"] == [{"peer": "vllm", "reason": "vLLM is not installed"}]
+    assert "left out: vllm: vLLM is not installed" in capsys.readouterr().out
     page = (Path(report["settings"]["out"]) / "index.html").read_text(encoding="utf-8")
-    assert "<dt>vllm</dt><dd>wanted vLLM, found it not installed</dd>" in page
+    assert "<dt>vllm</dt><dd>vLLM is not installed</dd>" in page
 
 
 def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +121,9 @@ def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch:
     """Its shapes were captured in a counted run, which the median of two rounds does not pass over."""
     ids, texts = [], ["x", "y", "def long(n):\n    return n + 1\n", "z"]
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    turn, real = Worker._turn, Own.decoder
+    turn, real = Worker._turn, DecoderSetup.decoder
 
-    def noted(self: Own, seed: int) -> Any:
+    def noted(self: DecoderSetup, seed: int) -> Any:
         return lambda prompt: (ids.append(len(prompt.ids)), real(self, seed)(prompt))[1]
 
     def begun(self: Worker, *args: Any) -> Any:
@@ -132,7 +131,7 @@ def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch:
         ids.append(None)
         return found
 
-    monkeypatch.setattr(Own, "decoder", noted)
+    monkeypatch.setattr(DecoderSetup, "decoder", noted)
     monkeypatch.setattr(Worker, "_turn", begun)
     run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
     first = ids[: ids.index(None)]
@@ -155,9 +154,7 @@ def test_a_lossy_decoder_fails_the_run_and_every_later_one(
     monkeypatch.setattr(Worker, "__call__", spoiled)
     short = ("temperatures=[0]", "decoders=[sdsat]", "base=null", "draft=null")
     for _ in range(2):
-        with pytest.raises(
-            UserError, match="float32 outputs: wanted all identical .* sdsat .paper. k=2 on mine"
-        ):
+        with pytest.raises(UserError, match="float32 outputs must all be .* sdsat .paper. k=2 on mine"):
             run(*short)
         assert (tmp_path / "report" / "speed" / "manifest.json").is_file()
         monkeypatch.setattr(speed, "measure", None)
@@ -173,11 +170,13 @@ def test_sampled_sdsat_is_the_nucleus_preset(given: list[str]) -> None:
     """What the report measures is what `decode=nucleus` gives."""
     config = settings("speed", SpeedConfig, [*given, "k=[5]", "temperatures=[0.2]"])
     asked = ["model=m", "prompt=x", "decode=nucleus", "decode.max_new_tokens=12"]
-    assert ways(config, 0.2)[Way("sdsat", 5)] == settings("infer", InferConfig, asked).decode
-    greedy = ways(config, 0.0)
+    assert specs(config, 0.2)[DecoderSpec("sdsat", 5)] == settings("infer", InferConfig, asked).decode
+    greedy = specs(config, 0.0)
     assert greedy[PLAIN] == DecodeConfig("plain", max_new_tokens=12)
-    assert greedy[Way("sdsat", 5)] == DecodeConfig("sdsat", ["adaptive"], k=5, probes="root", max_new_tokens=12)
-    assert Way("tsd") not in greedy and Way("gsd probes") not in greedy
+    assert greedy[DecoderSpec("sdsat", 5)] == DecodeConfig(
+        "sdsat", ["adaptive"], k=5, probes="root", max_new_tokens=12
+    )
+    assert DecoderSpec("tsd") not in greedy and DecoderSpec("gsd probes") not in greedy
 
 
 def test_sampled_acceptance_is_accepted_drafts_over_k(run: Main, model: Model) -> None:
@@ -210,7 +209,7 @@ def test_a_draft_models_rows_have_the_graphs_settings(given: list[str]) -> None:
     """Tables 6 to 9 of GSD need k=4, tau=1, theta_prob=0.4, theta_sib=0.1: no report could have them."""
     growth = ["children=4", "theta_prob=0.4", "theta_sib=0.1", "tau=1", "tau_reading=preceding"]
     config = settings("speed", SpeedConfig, [*given, "decoders=[ssd,tsd,gsd]", *growth])
-    rows = {way.decoder: decode for way, decode in ways(config, 0.0).items()}
+    rows = {way.decoder: decode for way, decode in specs(config, 0.0).items()}
     assert rows["ssd"] == DecodeConfig("ssd", theta_prob=0.4, max_new_tokens=12)
     assert rows["tsd"] == DecodeConfig("tsd", k=4, theta_prob=0.4, theta_sib=0.1, max_new_tokens=12)
     assert (rows["gsd"].tau, rows["gsd"].tau_reading) == (1, "preceding")
@@ -223,7 +222,7 @@ def test_the_papers_experiment_is_the_papers_protocol(given: list[str]) -> None:
     config = settings("speed", SpeedConfig, ["model=m", "out=o", "experiment=paper"])
     sets = {name: (s.first, s.count, s.max_new_tokens, s.order) for name, s in config.prompts.items()}
     assert sets == {"humaneval": (0.5, None, 512, None), "infilling": (0.03, None, 50, "spm")}
-    assert [way.k for way in ways(config, 0.0)] == list(range(14))
+    assert [way.k for way in specs(config, 0.0)] == list(range(14))
     assert (config.dtypes, config.temperatures, config.rounds) == (["float16"], [0], 1)
 
 
@@ -233,7 +232,7 @@ def test_each_set_has_its_own_number_of_new_tokens(run: Main, tmp_path: Path) ->
     )
     assert {row["tokens"] for row in report["rows"][1:]} == {14}  # plain decoding is run in every block
     assert all(row["exact"] for row in report["rows"] if row["decoder"] != "base")
-    with pytest.raises(UserError, match="prompts.mine.max_new_tokens=600: wanted"):
+    with pytest.raises(UserError, match="prompts.mine.max_new_tokens must be at most 500"):
         run("prompts.mine.max_new_tokens=600", f"out={tmp_path / 'other'}")
 
 
@@ -252,7 +251,11 @@ def test_texts_side_by_side(run: Main) -> None:
 
 @pytest.mark.parametrize(
     ("batches", "sentence"),
-    [("[0]", "batches must be numbers from 1 to 8"), ("[9]", "from 1 to 8, got"), ("[1,1]", "batches: wanted")],
+    [
+        ("[0]", "batches must be numbers from 1 to 8"),
+        ("[9]", "from 1 to 8, got"),
+        ("[1,1]", "batches must have each value once"),
+    ],
 )
 def test_batches_out_of_range_are_refused(given: list[str], batches: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):

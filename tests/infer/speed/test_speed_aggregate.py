@@ -1,4 +1,4 @@
-"""Units to rows: who is held against whom, what is partial, and what is not known."""
+"""UnitStore to rows: who is held against whom, what is partial, and what is not known."""
 
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from infer.loop import Step
 from infer.measure.runs import Run, run_of
 from infer.speed.aggregate import aggregate
-from infer.speed.units import record
+from infer.speed.work import record
 
 HEADER = {
     "settings": {"prompts": {"b": {}, "a": {}}, "dtypes": ["float32"], "temperatures": [1.0, 0.0]},

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from infer.speed.aggregate import aggregate
-from infer.speed.units import Group, Way, run_turn
+from infer.speed.decoders import DecoderSpec, Group
+from infer.speed.work import run_turn
 from tests.infer.paced import decoders, expected, prompts
 
 GROUP, KS, PROMPT = Group("float32", 0.0), (1, 3, 7), 0.25
@@ -36,13 +37,13 @@ class FakeClock:
 @pytest.fixture(scope="module")
 def report() -> dict:
     clock = FakeClock()
-    ways = decoders(KS, 1000, wait=clock.wait, seconds=seconds, prompt=PROMPT, clock=clock)
+    specs = decoders(KS, 1000, wait=clock.wait, seconds=seconds, prompt=PROMPT, clock=clock)
     units = {
         f"fake-{round_}-{index}": {
             "prompt_set": "fake",
             "prompt": prompt.id,
             "round": round_,
-            "groups": run_turn({GROUP: ways}, prompt, round_ + index),
+            "groups": run_turn({GROUP: specs}, prompt, round_ + index),
         }
         for round_ in range(2)
         for index, prompt in enumerate(prompts(2))
@@ -90,11 +91,11 @@ def test_a_machine_that_slows_down_changes_no_speedup() -> None:
     """Half the speed from the middle on: rates fall, and the pairs do not see it."""
     clock, pace = FakeClock(), [1.0]
     wait = lambda seconds: clock.wait(pace[0] * seconds)  # noqa: E731
-    ways = decoders((3,), 400, wait=wait, seconds=seconds, prompt=PROMPT, clock=clock)
+    specs = decoders((3,), 400, wait=wait, seconds=seconds, prompt=PROMPT, clock=clock)
     units = {}
     for round_ in range(4):
         pace[0] = 1.0 if round_ < 2 else 2.0
-        groups = run_turn({GROUP: ways}, prompts(1)[0], round_)
+        groups = run_turn({GROUP: specs}, prompts(1)[0], round_)
         units[str(round_)] = {"prompt_set": "fake", "prompt": "fake/0", "round": round_, "groups": groups}
     plain, row = aggregate(units, HEADER)["rows"]
     assert row["speedup"] == pytest.approx(expected(3, seconds, PROMPT)["speedup"], rel=0.02)
@@ -106,7 +107,7 @@ def test_a_chain_of_drafts_ends_where_the_text_does() -> None:
     """An id that ends the text within an accepted draft: what lay behind it was not judged."""
     clock = FakeClock()
     make = partial(decoders, (7,), wait=clock.wait, seconds=seconds, prompt=PROMPT, clock=clock)
-    way = Way("sdsat", 7)
+    way = DecoderSpec("sdsat", 7)
     whole = make(40)[way](prompts(1)[0])
     deep = next(step for step, accepted in enumerate(whole.accepts) if accepted > 1)
     at = sum(1 + accepted for accepted in whole.accepts[:deep])  # its second token

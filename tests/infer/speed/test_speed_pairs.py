@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from infer.speed.pairs import blocks
+from infer.speed.work import blocks
 
 
 @pytest.mark.parametrize("count", range(1, 8))

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from conf import UserError, settings
 from infer.speed import run as speed
 from infer.speed.config import SpeedConfig
-from infer.speed.prepare import prepare
+from infer.speed.models import prepare
 from tests.infer.speed.conftest import Main
 
 
@@ -41,9 +41,9 @@ def test_a_set_that_the_model_cannot_read_is_left_out(
     (skipped,) = report["skipped"]
     assert skipped["prompt_set"] == "middle" and "trained for infilling" in skipped["reason"]
     assert {row["prompt_set"] for row in report["rows"]} == {"mine"} and report["units"]["all"] == 3
-    assert "speed: middle is left out: infill: wanted a model" in capsys.readouterr().out
+    assert "speed: middle is left out: infill needs a model" in capsys.readouterr().out
     assert "trained for infilling" in (tmp_path / "report" / "index.html").read_text()
-    with pytest.raises(UserError, match="prompts.middle: infill: wanted a model trained for infilling"):
+    with pytest.raises(UserError, match="prompts.middle: infill needs a model trained for infilling"):
         run(*asked, "~prompts.mine")
 
 
@@ -53,26 +53,26 @@ def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
     """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
     a setting that itself was another.
     """
-    monkeypatch.setattr(speed, "Bench", None)
+    monkeypatch.setattr(speed, "ModelPool", None)
     monkeypatch.setattr(speed, "header", lambda *args, **kwargs: {})
     place = tmp_path / "report" / "speed"
     place.mkdir(parents=True)
     (place / "mine.txt").write_text("")
-    with pytest.raises(UserError, match="wanted a new or empty folder, found other files"):
+    with pytest.raises(UserError, match="must be a new or empty folder, got other files"):
         run()
     (place / "mine.txt").unlink()
     with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked
         run()
     assert list((tmp_path / "report").iterdir()) == [place]
     monkeypatch.setattr(
-        speed, "Bench", lambda *args, **kwargs: SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
+        speed, "ModelPool", lambda *args, **kwargs: SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
     )
     monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
     with pytest.raises(ZeroDivisionError):
         run()
     used, other = torch.get_num_threads(), 1 + torch.get_num_threads()
     try:
-        with pytest.raises(UserError, match=rf"begun with, found {other}: give threads={used}, choose"):
+        with pytest.raises(UserError, match=rf"go on with as many, got {other}: give threads={used}, choose"):
             run(f"threads={other}")
         with pytest.raises(ZeroDivisionError):
             run(f"threads={used}")
@@ -90,7 +90,7 @@ def test_diverse_tokens_allow_no_more_drafts_than_there_are(
     (diverse / "adaptive.json").write_text(json.dumps(described))
     asked = [*given, f"model={diverse}", "base=null", "draft=null"]
     assert prepare(settings("speed", SpeedConfig, [*asked, "k=[1,3,5]"])).k == [1, 3]
-    with pytest.raises(UserError, match="k: wanted 1 to 3 adaptive tokens, found 5"):
+    with pytest.raises(UserError, match="k must be 1 to 3 adaptive tokens, got 5"):
         prepare(settings("speed", SpeedConfig, [*asked, "k=[5,7]"]))
 
 
@@ -108,29 +108,29 @@ def other_tokenizer(folder: Path, base_dir: Path) -> Path:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["base=absent"], "base=absent: wanted a Transformers model directory, found no such directory"),
-        (["base=OTHER"], "base=.*OTHER: wanted the token ids of the model, whose id .* is .*, found"),
-        (["model=BASE"], "found no adaptive.json"),
+        (["base=absent"], "base=absent must be a Transformers model directory, got no such directory"),
+        (["base=OTHER"], "base=.*OTHER must have the token ids of the model, whose id .* is .*, got"),
+        (["model=BASE"], "got no adaptive.json"),
         (
             ["max_new_tokens=600"],
-            r"max_new_tokens=600: wanted texts/. of prompts.mine .* context of 512, found .* \+ 600",
+            r"max_new_tokens must be at most 500 for texts/. of prompts.mine .* context of 512, got 600",
         ),
-        (["prompts.mine.path=absent"], "prompts.mine.path=absent: wanted"),
+        (["prompts.mine.path=absent"], "prompts.mine.path=absent must be a file"),
         (
             ["decoders=[medusa]"],
-            "decoders: wanted some of sdsat, adaptive, auto, ngrams, .*, gsd, found medusa",
+            "decoders must be some of sdsat, adaptive, auto, ngrams, .*, gsd, got medusa",
         ),
-        (["peers=[llama]"], "peers: wanted some of generate, prompt_lookup, assisted, vllm, found llama"),
-        (["dtypes=[int8]"], "dtypes: wanted some of float32, bfloat16, float16, found int8"),
-        (["dtypes=[]"], "dtypes: wanted some of .*, found none"),
-        (["k=[2,99]"], "k: wanted below max_new_tokens=12, found 99"),  # no draft was so deep: a row of others
-        (["k=[0]"], "k: wanted numbers of adaptive tokens from 1 on, found"),
-        (["temperatures=[-1]"], "temperatures: wanted some from 0 on, found"),
-        (["temperatures=[1,1]"], "temperatures: wanted each once, found"),
-        (["rounds=0"], "rounds: wanted at least 1, found 0"),
-        (["max_new_tokens=1"], "max_new_tokens: wanted at least 2, found 1"),
-        (["~prompts.mine"], "prompts: wanted at least one set, found none"),
-        (["compile=true"], "compile=true: wanted the model on a GPU"),
+        (["peers=[llama]"], "peers must be some of generate, prompt_lookup, assisted, vllm, got llama"),
+        (["dtypes=[int8]"], "dtypes must be some of float32, bfloat16, float16, got int8"),
+        (["dtypes=[]"], "dtypes must be some of .*, got none"),
+        (["k=[2,99]"], "k must be below max_new_tokens=12, got 99"),  # no draft was so deep: a row of others
+        (["k=[0]"], "k must be numbers of adaptive tokens from 1 on, got"),
+        (["temperatures=[-1]"], "temperatures must be from 0 on, got"),
+        (["temperatures=[1,1]"], "temperatures must have each value once, got"),
+        (["rounds=0"], "rounds must be at least 1, got 0"),
+        (["max_new_tokens=1"], "max_new_tokens must be at least 2, got 1"),
+        (["~prompts.mine"], "prompts must have a set, got none"),
+        (["compile=true"], "compile=true: the model must be on a GPU"),
     ],
 )
 def test_what_cannot_be_measured_is_told_before_a_folder_is_made(

@@ -13,8 +13,8 @@ import torch
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
-from infer.speed import vllm_peer
-from infer.speed.vllm_peer import Engines, load_engines, missing
+from infer.speed import peers as vllm_peer
+from infer.speed.peers import Engines, load_engines, missing
 
 ONE = Adaptive((7,), 3)
 
@@ -88,19 +88,19 @@ def test_on_a_cpu_nothing_is_sampled_with_drafts(
     greedy, reason = engines.decoders(sampling=Sampling(), max_new_tokens=7)
     assert (list(greedy), reason) == ([0, 3], None)
     sampled, reason = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
-    assert list(sampled) == [0] and "greedy decoding with drafts on a CPU" in str(reason)
+    assert list(sampled) == [0] and "it drafts greedily on a CPU" in str(reason)
 
 
 def test_without_vllm_or_the_right_tokens_there_is_no_peer(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load(None) == "wanted a model with adaptive tokens, found none"
+    assert load(None) == "it needs a model with adaptive tokens, got none"
     assert (
-        missing(Adaptive((7, 8), 2)) == "wanted one adaptive token in the model's own weights, found 2 of them"
+        missing(Adaptive((7, 8), 2)) == "it needs one adaptive token in the model's own weights, got 2 of them"
     )
     assert "an adapter that acts on probes alone" in str(missing(Adaptive((7,), 2, gated=True)))
     monkeypatch.setattr(vllm_peer, "find_spec", lambda name: None)
-    assert load() == "wanted vLLM, found it not installed"
+    assert load() == "vLLM is not installed"
     assert not asked
 
 
@@ -110,7 +110,7 @@ def test_an_engine_that_cannot_load_is_told(
     def refuse(**settings: Any) -> None:
         raise ValueError("no room for the cache\nmore")
 
-    told = "wanted vLLM to load the model and decode a prompt, found"
+    told = "vLLM must load the model and decode a prompt, got"
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["vllm"], "LLM", refuse)
         assert load() == f"{told} ValueError: no room for the cache"

@@ -17,7 +17,7 @@ from infer import DecodeConfig, generate, load
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
-from infer.speed.vllm_peer import UNSAMPLED, Engines, load_engines
+from infer.speed.peers import UNSAMPLED, Engines, load_engines
 from tests.infer.conftest import ROWS
 from tests.infer.served import drafted
 

@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 from conf import UserError, settings
 from infer.api import Model
 from infer.config import DecodeConfig
-from infer.draft_methods import rules_of
-from infer.drafters.protocol import Outcome
+from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
-from infer.study import measurements, rates
+from infer.methods import rules_of
+from infer.study import counts as rates
+from infer.study import measurements
 from infer.study.__main__ import main
-from infer.study.bench import Bench
 from infer.study.config import PARTS, StudyConfig
 from infer.study.counts import Counts
 from infer.study.measurements import PARTS as TIMES
 from infer.study.measurements import divergences, log_q, lossy, recurring
+from infer.study.models import StudyModels
 from infer.trees.token_graph import TokenGraph, unroll
 from tests import warm
 
@@ -189,19 +190,19 @@ def test_a_study_measures_each_part_once(
         assert row["steps"] and row["draft"] > 0 and row["verification"] > 0 and row["others"] > 0
     gsd = {row["value"]: row for row in report["ablation"] if row["setting"] == "theta_prob"}
     assert gsd[0.1]["drafted_per_token"] >= gsd[0.6]["drafted_per_token"]
-    monkeypatch.setattr("infer.study.run.Bench", None)
+    monkeypatch.setattr("infer.study.run.StudyModels", None)
     main(config)
     assert "nothing to do" in capsys.readouterr().out
 
 
 def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
     """Every step but the last has its one, and the graph that `outcomes` gives is the one counted."""
-    bench = Bench(settings("study", StudyConfig, given_settings))
-    decode = bench.decode("gsd", theta_prob=0.01)
-    runs = bench.run(decode)
-    for run, prompt in zip(runs, bench.all_prompts, strict=True):
+    models = StudyModels(settings("study", StudyConfig, given_settings))
+    decode = models.decode("gsd", theta_prob=0.01)
+    runs = models.run(decode)
+    for run, prompt in zip(runs, models.all_prompts, strict=True):
         assert len(run.counts) == run.forwards - 1
-        assert tuple(map(Counts.of, bench.outcomes(decode, prompt))) == run.counts
+        assert tuple(map(Counts.of, models.outcomes(decode, prompt))) == run.counts
         assert sum(one.tokens for one in run.counts) < len(run.tokens)
         accepted = sum(len(one.ranks) for one in run.counts)
         assert accepted == sum(one.tokens - 1 for one in run.counts) <= run.accepted
@@ -221,7 +222,7 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
 
     config = settings("study", StudyConfig, [*given_settings, "parts=[methods]"])
     for _ in range(2):
-        with pytest.raises(UserError, match="wanted all identical .* greedy gsd on held_out"):
+        with pytest.raises(UserError, match="must all be those .* greedy gsd on held_out"):
             main(config)
         assert (Path(config.out) / "manifest.json").is_file()
 
@@ -229,15 +230,15 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["draft=null"], "draft: wanted a model that drafts, .* found none"),
-        (["draft.adaptive=true"], "draft.adaptive: wanted false, .* found true"),
-        (["parts=[methods,figures]"], "parts: wanted some of methods, .* found figures"),
-        (["parts=[]"], "parts: wanted some of methods, .* found none"),
-        (["dtype=int8"], "dtype: wanted one of .* found int8"),
-        (["rounds=0"], "rounds: wanted at least 1, found 0"),
+        (["draft=null"], "draft must be a model, .* got none"),
+        (["draft.adaptive=true"], "draft.adaptive must be false, .* got true"),
+        (["parts=[methods,figures]"], "parts must be some of methods, .* got figures"),
+        (["parts=[]"], "parts must be some of methods, .* got none"),
+        (["dtype=int8"], "dtype must be one of .* got int8"),
+        (["rounds=0"], "rounds must be at least 1, got 0"),
         (["divide=layers"], "divide must be prompts or model, got layers"),
         # It was refused once models were loaded and six parts measured.
-        (["nodes=3"], "nodes: wanted at least 4 with sampling among parts, .* found 3"),
+        (["nodes=3"], "nodes must be at least 4 with sampling among parts, .* got 3"),
     ],
 )
 def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: list[str], sentence: str) -> None:
@@ -246,8 +247,8 @@ def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: li
 
 
 def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
-    with pytest.raises(UserError, match="max_new_tokens=600: wanted .* the model's 512 positions, found 6"):
-        Bench(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
+    with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
+        StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
 
 def test_two_ranks_measure_what_one_process_does(given_settings: list[str], tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ import pytest
 from rich.console import Console
 
 from infer import TextStep
-from infer.view.coloured import INKS, KINDS, legend, meaning
-from infer.view.live import View
-from infer.view.page import write_page
-from infer.view.summary import Summary
+from infer.view.coloured import INKS, KINDS, legend, meaning, write_page
+from infer.view.live import Summary, View
 
 STEPS = [
     TextStep(0, [1], 0, 0, False, ["x"]),

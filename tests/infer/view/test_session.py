@@ -13,8 +13,8 @@ from conf import UserError, settings
 from infer import DecodeConfig, Model
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view import session
-from infer.view.session import Session
+from infer.view import live as session
+from infer.view.live import Session
 
 
 def talk(model: Model, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> str:

@@ -1,0 +1,262 @@
+"""The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set.
+
+The specs to decode, by the settings of infer.methods. Pure.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+
+from transformers import PreTrainedModel
+
+from conf import UserError
+from infer.api import check_compile
+from infer.benchmarks.prompts import TokenPrompt, load_prompts
+from infer.drafters.adaptive import check_probes
+from infer.drafters.outcome import Watch
+from infer.engine.cache import shape
+from infer.engine.forward import context_length
+from infer.engine.memory import enough_for_weights, enough_memory, gib
+from infer.engine.runner import Runner, Runners
+from infer.engine.sampling import Sampling
+from infer.loop import Drafter, Drafters, Limits
+from infer.measure.runs import Decoder, loop_decoder
+from infer.methods import DraftMethods, Methods
+from infer.models.checkpoint import (
+    Adaptive,
+    eos_ids,
+    has_adaptive,
+    load_adaptive,
+    load_model,
+    load_ngrams,
+    load_text,
+)
+from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, named_errors
+from infer.requests import check_lengths
+from infer.speed.config import BY_ADAPTIVE, SpeedConfig
+from infer.speed.decoders import GSD_PROBES, PLAIN, DecoderSpec, Group, specs
+from infer.speed.peers import Peers
+from infer.text import NoInfilling, Text
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`shared` is `Draft.rows`, 0 without a draft model; `k` are those that the adaptive tokens allow;
+    `skipped` are the sets that the model cannot read, and why.
+    """
+
+    text: Text
+    adaptive: Adaptive | None
+    prompts: Mapping[str, Sequence[TokenPrompt]]
+    shared: int
+    k: list[int]
+    skipped: Mapping[str, str]
+
+
+def prepare(config: SpeedConfig) -> Prepared:
+    """Raise UserError for directories that are no models, for sdsat without adaptive tokens or only with more
+    than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
+    """
+    text = load_text(config.model)
+    adaptive = load_adaptive(config.model) if _probes(config) or has_adaptive(config.model) else None
+    k = _possible(config.k, adaptive) if adaptive and "sdsat" in config.decoders else config.k
+    shared = check_draft(config.draft, text) if config.draft.model else 0
+    prompts, skipped = _read(config, text)
+    if config.base:
+        _check_base(config.base, text, [prompt for prompt_set in prompts.values() for prompt in prompt_set])
+    return Prepared(text, adaptive, prompts, shared, k, skipped)
+
+
+def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenPrompt]], dict[str, str]]:
+    """Return the prompts of each set, and why sets are left out: infillings of a model that has none.
+
+    Raises the last set's error where no set is left.
+    """
+    prompts, skipped = dict[str, Sequence[TokenPrompt]](), dict[str, str]()
+    for name, prompt_set in config.prompts.items():
+        try:
+            prompts[name] = load_prompts(name, prompt_set, text, seed=config.seed)
+        except UserError as error:
+            last = len(skipped) == len(config.prompts) - 1
+            if last or not isinstance(error.__cause__, NoInfilling):
+                raise
+            skipped[name] = str(error.__cause__)
+    return prompts, skipped
+
+
+def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
+    """SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
+    facts = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
+    return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _possible(requested: Sequence[int], adaptive: Adaptive) -> list[int]:
+    """Of diverse tokens a model has no more than it was trained with (SDSAT, Appendix B)."""
+    try:
+        check_probes(adaptive.ids, min(requested))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return [k for k in requested if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
+
+
+def _probes(config: SpeedConfig) -> bool:
+    return not set(BY_ADAPTIVE).isdisjoint(config.decoders)
+
+
+def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:
+    """Raise UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
+    strange = lacking(base_pieces(folder, text), ((prompt.id, prompt.ids) for prompt in prompts))
+    if strange:
+        raise UserError(f"base={folder} must be a model with the ids of every prompt, got {strange}")
+
+
+DEFAULT = DecoderSpec("auto")  # all sources of drafts, by measurement
+
+
+@dataclass(frozen=True)
+class DecoderSetup:
+    """A decoder of ours with all that the loop takes."""
+
+    runner: Runner
+    drafters: Drafters
+    limits: Limits
+    sampling: Sampling
+
+    def decoder(self, seed: int) -> Decoder:
+        """As a function of the prompt."""
+        return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
+
+
+class ModelPool:
+    """Models of all dtypes are in memory together, so that they can take turns; `device` is this rank's GPU.
+
+    Raises UserError for what `load_model` and `load_draft` refuse, for texts that are longer than a model's
+    context, and where the memory does not suffice.
+    """
+
+    def __init__(self, config: SpeedConfig, prepared: Prepared, *, device: str | None = None) -> None:
+        self._config, self._prepared = config, prepared
+        self.lms = {dtype: self._load("model", config.model, dtype, device) for dtype in config.dtypes}
+        self._bases = {
+            dtype: self._load("base", config.base, dtype, device) for dtype in config.dtypes if config.base
+        }
+        drafts = {dtype: self._draft(lm) for dtype, lm in self.lms.items() if config.draft.model}
+        self._methods, table = dict[tuple[Group, bool], Methods](), load_ngrams(config.model)
+        for dtype, lm in self.lms.items():
+            drawings = _drawings(lm, drafts.get(dtype), compile=config.compile)
+            for temperature in config.temperatures:
+                for probes, drawing in drawings.items():
+                    group = Group(dtype, temperature)
+                    self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing, table)
+        longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
+        self.peers = Peers(
+            config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest
+        )
+        self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in self._models}
+        self._lent = list[tuple[Runners, Runner]]()
+
+    @property
+    def _models(self) -> list[PreTrainedModel]:
+        return [*self.lms.values(), *self._bases.values()]
+
+    def capacity(self, prompts: Sequence[TokenPrompt]) -> int:
+        """Tokens of the longest text."""
+        new = self._config.max_new_tokens
+        return max(len(prompt.ids) + (prompt.max_new_tokens or new) for prompt in prompts)
+
+    def own(self, name: str) -> dict[Group, dict[DecoderSpec, DecoderSetup]]:
+        """Return our decoders of a set, of the model and the base model; those of the set before are no longer
+        used.
+        """
+        for runners, runner in self._lent:
+            runners.give(runner)
+        self._lent = []
+        setups = dict[Group, dict[DecoderSpec, DecoderSetup]]()
+        for dtype, lm in self.lms.items():
+            drafters = {
+                (temperature, way): self.drafters(name, Group(dtype, temperature), way)
+                for temperature in self._config.temperatures
+                for way in specs(self._config, temperature)
+            }
+            runner = self._runner(lm, name, max(drafter.max_rows for drafter in drafters.values()))
+            for (temperature, way), drafter in drafters.items():
+                own = self._own(lm, runner, drafter, temperature)
+                setups.setdefault(Group(dtype, temperature), {})[way] = own
+        for dtype, lm in self._bases.items():
+            runner = self._runner(lm, name, 1)
+            for temperature in self._config.temperatures:
+                own = self._own(lm, runner, Drafters(Drafter), temperature)
+                setups[Group(dtype, temperature)][DecoderSpec("base")] = own
+        return setups
+
+    @contextmanager
+    def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, DecoderSetup]]:
+        """Plain decoding and the default decoder for `size` texts of a set side by side."""
+        lm = self.lms[group.dtype]
+        drafters = {way: self.drafters(name, group, way, batch=size) for way in (PLAIN, DEFAULT)}
+        rows, runners = max(drafter.max_rows for drafter in drafters.values()), self._runners[id(lm)]
+        runner = runners.take(batch=size, capacity=self.capacity(self._prepared.prompts[name]), max_rows=rows)
+        yield {
+            way.decoder: self._own(lm, runner, drafter, group.temperature) for way, drafter in drafters.items()
+        }
+        runners.give(runner)
+
+    def drafters(
+        self, name: str, group: Group, way: DecoderSpec, watch: Watch | None = None, *, batch: int = 1
+    ) -> Drafters:
+        """Of a way, for the texts of a set."""
+        prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
+        decode = specs(self._config, group.temperature)[way]
+        methods = self._methods[group, way.decoder == GSD_PROBES]
+        capacity = self.capacity(prompts)
+        left = context_length(lm.config) - max(len(prompt.ids) for prompt in prompts)
+        return methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
+
+    def enough_memory(self) -> AbstractContextManager[None]:
+        """Around whatever decodes."""
+        longest = max(self.capacity(prompts) for prompts in self._prepared.prompts.values())
+        size = sum(lm.dtype.itemsize * prod(shape(lm.config, 1, longest)) for lm in self._models)
+        needed = f"{gib(size)} for caches of {longest} tokens beside the weights"
+        return enough_memory(needed, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
+
+    def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> DecoderSetup:
+        limits = Limits(self._config.max_new_tokens, eos_ids(lm))
+        return DecoderSetup(runner, drafters, limits, self._sampling(temperature))
+
+    def _sampling(self, temperature: float) -> Sampling:
+        config = self._config
+        return Sampling(temperature, config.top_k, config.top_p) if temperature else Sampling()
+
+    def _runner(self, lm: PreTrainedModel, name: str, rows: int) -> Runner:
+        runners, capacity = self._runners[id(lm)], self.capacity(self._prepared.prompts[name])
+        runner = runners.take(batch=1, capacity=capacity, max_rows=rows)
+        self._lent.append((runners, runner))
+        return runner
+
+    def _load(self, setting: str, folder: str, dtype: str, device: str | None) -> PreTrainedModel:
+        narrow = "dtypes=[bfloat16]"
+        with named_errors(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
+            lm = load_model(folder, dtype=dtype, device=device)
+            check_compile(lm, self._config.compile)
+        context = context_length(lm.config)
+        for name, prompts in self._prepared.prompts.items():
+            named = [f"{prompt.id} of prompts.{name}" for prompt in prompts]
+            own = prompts[0].max_new_tokens
+            setting = f"prompts.{name}.max_new_tokens" if own else "max_new_tokens"
+            new = own or self._config.max_new_tokens
+            check_lengths([prompt.ids for prompt in prompts], named, new=new, context=context, setting=setting)
+        return lm
+
+    def _draft(self, lm: PreTrainedModel) -> Draft:
+        prepared = self._prepared
+        return load_draft(self._config.draft, lm, rows=prepared.shared, adaptive=prepared.adaptive)
+
+
+def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, DraftMethods | None]:
+    """Return what the draft model draws by levels, and where asked for by its own adaptive tokens."""
+    if draft is None:
+        return {False: None}
+    levels = DraftMethods(lm, replace(draft, adaptive=None), compile=compile)
+    return {False: levels} | ({True: DraftMethods(lm, draft, compile=compile)} if draft.adaptive else {})
