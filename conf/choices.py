@@ -52,12 +52,12 @@ def groups(entry: str) -> list[Group]:
     defaults: dict[str, Any] = {}
     for item in yaml.safe_load(text)["defaults"]:
         defaults |= item if isinstance(item, dict) else {}
-    found = []
+    groups = []
     for folder in sorted(path for path in (FOLDER / entry).iterdir() if path.is_dir()):
         default: Any = defaults.get(folder.name)
         several = isinstance(default, list)
         otherwise = re.search(rf"^ *- {folder.name}: null +# (.+)$", text, re.MULTILINE)
-        found.append(
+        groups.append(
             Group(
                 name=folder.name,
                 several=several,
@@ -66,7 +66,7 @@ def groups(entry: str) -> list[Group]:
                 choices=tuple(Choice(path.stem, _head(path)) for path in sorted(folder.glob("*.yaml"))),
             )
         )
-    return found
+    return groups
 
 
 def _head(path: Path) -> tuple[str, ...]:

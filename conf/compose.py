@@ -113,7 +113,7 @@ def unsigned(override: str) -> str:
 
 
 def _check_override(override: str, overrides: Sequence[str], schema: type, groups: Mapping[str, Group]) -> None:
-    """Raises UserError for what is no setting, for a choice that its group lacks, and for `~name` of what must
+    """Raise UserError for what is no setting, for a choice that its group lacks, and for `~name` of what must
     be there.
     """
     known = [*names(schema), *groups]

@@ -37,7 +37,7 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
     if not name:
         return None
     path, target = Path(name), Path(os.path.realpath(name))
-    start = f"{setting}={path}: must be a file"
+    start = f"{setting}={path} must be a file"
     if path.is_dir() or not target.parent.is_dir():
         got = "a folder" if path.is_dir() else f"no {target.parent}"
         raise UserError(f"{start} in a folder that exists, got {got}. Create the folder, or give another file.")
@@ -131,13 +131,13 @@ def _temporary(target: Path) -> Path:
 
 
 def _check_regular(path: Path, name: str) -> None:
-    """Raises UserError, in the name that the user knows, for what is there and is no regular file.
+    """Raise UserError, in the name that the user knows, for what is there and is no regular file.
 
     Links are followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
     """
     if path.exists() and not path.is_file():
         kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a special file")
-        raise UserError(f"{name}: must be a regular file or a new one, got {kind}. Give another file.")
+        raise UserError(f"{name} must be a regular file or a new one, got {kind}. Give another file.")
 
 
 def _create_locked(path: Path) -> int:
@@ -195,7 +195,7 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
     try:
         return unsealed(path)
     except Broken as error:
-        raise UserError(f"{path} is corrupt: it {error}: {remedy}") from error
+        raise UserError(f"{path} must be whole, got a file that {error}: {remedy}") from error
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def read_result(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if CHECKSUM in value and value.pop(CHECKSUM) != _checksum(value):
         raise UserError(
-            f"{path}: checksum mismatch, it was changed since it was written. Copy it anew, or make it again"
+            f"{path} must be as it was written, got it changed since. Copy it anew, or make it again"
         )
     return value
 

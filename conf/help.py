@@ -103,7 +103,7 @@ def describe(entry: str, schema: type) -> Entry:
 
 def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) -> Any:
     if f".{NAME}." in name:  # no YAML has a setting of any name
-        (own,) = (one for one in fields(owner) if one.name == field)
+        (own,) = (row for row in fields(owner) if row.name == field)
         return own.default if own.default_factory is MISSING else own.default_factory()
     value: Any = defaults
     for part in name.split("."):
@@ -113,7 +113,7 @@ def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) ->
 
 def comments(schema: type) -> dict[str, str]:
     """Return the comments at the fields of a dataclass, and of those it inherits from."""
-    found: dict[str, str] = {}
+    by_field: dict[str, str] = {}
     for owner in filter(is_dataclass, reversed(schema.__mro__)):
         source = textwrap.dedent(inspect.getsource(owner))
         lines = source.splitlines()
@@ -127,8 +127,8 @@ def comments(schema: type) -> dict[str, str]:
                 while lines[row - 1].lstrip().startswith("#"):
                     words.insert(0, texts[row])
                     row -= 1
-                found[node.target.id] = " ".join(filter(None, words))
-    return found
+                by_field[node.target.id] = " ".join(filter(None, words))
+    return by_field
 
 
 def paragraph(schema: type) -> str:
@@ -139,7 +139,7 @@ def paragraph(schema: type) -> str:
 def in_words(kind: Any, *, several: bool = False) -> str:
     """Return a type as a user would say it; that it may be null, its default or its description says."""
     if len(types := types_of(kind)) > 1:
-        return " or ".join(in_words(one) for one in types[1:] if one is not NoneType)
+        return " or ".join(in_words(hint) for hint in types[1:] if hint is not NoneType)
     if get_origin(kind) is list:
         return f"list of {in_words(get_args(kind)[0], several=True)}"
     return "settings by name" if get_origin(kind) is dict else WORDS[kind][several]

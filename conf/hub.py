@@ -52,7 +52,7 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
             return folder
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass  # not in the cache, or not all of it
-    start = f"{setting}={value}: must be a folder or the hub's name of a {kind}, got no such folder"
+    start = f"{setting}={value} must be a folder or the hub's name of a {kind}, got no such folder"
     if constants.HF_HUB_OFFLINE:
         reason = "HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first"
         raise UserError(f"{start}, and {reason}", page=HUB)

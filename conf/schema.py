@@ -128,7 +128,7 @@ def named_setting(sentence: str, schema: type, groups: Sequence[str]) -> str | N
 
 
 def check_values(value: Any, kind: Any, name: str = "") -> None:
-    """Raises ValueError for values that OmegaConf accepts and nothing can go on with.
+    """Raise ValueError for values that OmegaConf accepts and nothing can go on with.
 
     A number that is not finite (NaN compares as no limit does, and JSON has none) or of more than 63 bits, and
     containers in a list of single values. `value` is what a dataclass `kind` is made of, as plain values.
@@ -151,7 +151,7 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
 
 
 def check_paths(config: Any, prefix: str = "") -> None:
-    """Raises UserError for a path that the operating system refuses, before anything is done.
+    """Raise UserError for a path that the operating system refuses, before anything is done.
 
     What is not there is no mistake yet: it may be made, or be a name on the hub.
     """
@@ -179,12 +179,11 @@ def _check_path(name: str, path: str | None) -> None:
         pass
     except OSError as error:
         raise UserError(
-            f"{name}={path}: must be a path that the system can open, got '{error.strerror}'. Give another "
-            "path."
+            f"{name}={path} must be a path that the system can open, got '{error.strerror}'. Give another path."
         ) from error
     except ValueError as error:  # a NUL byte, or half of a surrogate pair: a name that is no UTF-8
         raise UserError(
-            f"{name}={path}: must be a path in UTF-8 without NUL bytes, got '{in_one_line(error)}'. "
+            f"{name}={path} must be a path in UTF-8 without NUL bytes, got '{in_one_line(error)}'. "
             "Rename the file or folder."
         ) from error
 

@@ -37,7 +37,7 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
     Raises UserError when the folder, its manifest or its kind is another.
     """
     path = Path(folder) / MANIFEST
-    start = f"{setting}={folder}: must be a finished folder of kind '{kind}', got"
+    start = f"{setting}={folder} must be a finished folder of kind '{kind}', got"
     if not Path(folder).is_dir():
         raise UserError(f"{start} no such folder. Check the path")
     if not path.is_file():
@@ -76,7 +76,7 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
     return {name: folder for name, folder in given.items() if (Path(folder) / "config.json").is_file()}
 
 
-def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
+def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
     """Return whether `out` already holds this very result.
 
     Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
@@ -84,7 +84,7 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
     if not _has_manifest(out):
         return False
     path = Path(out) / MANIFEST
-    check_same(read_result(path), {"kind": kind, **made}, out)
+    check_same(read_result(path), {"kind": kind, **facts}, out)
     with suppress(OSError):  # of a run that was killed as it made the folder visible
         path.with_name(BEGUN).unlink(missing_ok=True)
         path.with_name(WITHIN).rmdir()
@@ -92,10 +92,10 @@ def is_finished(out: str | Path, kind: str, made: Mapping[str, Any]) -> bool:
 
 
 def check_same(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], out: str | Path, *, finished: bool = True
+    recorded: Mapping[str, Any], requested: Mapping[str, Any], out: str | Path, *, finished: bool = True
 ) -> None:
-    """Raises UserError, naming the first difference, when `out` was made, or begun, with something else."""
-    for name, value, other in _differences(wanted, found):
+    """Raise UserError, naming the first difference, when `out` was made, or begun, with something else."""
+    for name, value, other in _differences(requested, recorded):
         contents = "a result" if finished else "an unfinished run"
         raise UserError(
             f"out={out}: already contains {contents} with {name}={other}; requested {name}={value}. "
@@ -104,12 +104,12 @@ def check_same(
         )
 
 
-def _differences(wanted: Any, found: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key in wanted:
-            yield from _differences(wanted[key], found.get(key), f"{name}.{key}".lstrip("."))
-    elif wanted != found:
-        yield name.removeprefix("settings."), wanted, found
+def _differences(value: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        for key in value:
+            yield from _differences(value[key], other.get(key), f"{name}.{key}".lstrip("."))
+    elif value != other:
+        yield name.removeprefix("settings."), value, other
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Path]:
+def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """Yield the folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
     What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
@@ -143,20 +143,20 @@ def begun(out: str | Path, made: Mapping[str, Any] | None = None) -> Iterator[Pa
     try:
         _check_empty(out)  # a run that ended just now made it
         record = partial / BEGUN
-        if made is not None and record.is_file():
-            check_same(read_result(record), made, partial, finished=False)
+        if facts is not None and record.is_file():
+            check_same(read_result(record), facts, partial, finished=False)
         else:
             for path in partial.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if made is not None:
-            write_json(record, sealed(made))
+        if facts is not None:
+            write_json(record, sealed(facts))
         yield partial
     finally:
         os.close(descriptor)
 
 
 def check_out(out: str | Path) -> None:
-    """Raises UserError for what neither holds a finished result nor could become one.
+    """Raise UserError for what neither holds a finished result nor could become one.
 
     For a stage that must look long at its inputs before it can ask `is_finished`.
     """
@@ -185,25 +185,25 @@ def create_folder(path: Path, out: str | Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"out={out}: must be a folder that can be created, got '{error.strerror}'. Use another out="
+            f"out={out} must be a folder that can be created, got '{error.strerror}'. Use another out="
         ) from error
 
 
 def check_place(out: str | Path) -> None:
-    """Raises UserError for what can be no folder: it has no name, or a file is in its place."""
+    """Raise UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
-        raise UserError(f"out={out}: must be a folder with a name, got '{out}'. Use another out=")
+        raise UserError(f"out={out} must be a folder with a name, got '{out}'. Use another out=")
     existing = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
     if existing is not None and not existing.is_dir():
-        raise UserError(f"out={out}: must be a new or empty folder, got the file {existing}. Use another out=")
+        raise UserError(f"out={out} must be a new or empty folder, got the file {existing}. Use another out=")
 
 
 def _check_empty(out: str | Path) -> None:
-    """Raises UserError where a folder holds anything but what a file system has in its root."""
+    """Raise UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
     if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
-        raise UserError(f"out={out}: must be a new or empty folder, got other files there. Use another out=")
+        raise UserError(f"out={out} must be a new or empty folder, got other files there. Use another out=")
 
 
 def partial_of(out: str | Path) -> Path:
@@ -240,7 +240,7 @@ def publish(partial: Path) -> Path:
     except (OSError, UserError) as error:
         reason = error.strerror if isinstance(error, OSError) else "other files in it"
         raise UserError(
-            f"out={final}: must be an empty folder that can be replaced, got {reason}. "
+            f"out={final} must be an empty folder that can be replaced, got {reason}. "
             f"The result is whole in {partial}: move it to another place."
         ) from error
     (final / BEGUN).unlink(missing_ok=True)
@@ -280,12 +280,12 @@ def lock(folder: Path, out: str | Path) -> int:
     return descriptor
 
 
-def write_manifest(out: str | Path, kind: str, made: Mapping[str, Any], **facts: Any) -> None:
+def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any) -> None:
     """Write the manifest atomically: the last act of a stage."""
     value = {
         "schema": SCHEMA,
         "kind": kind,
-        **made,
+        **origin,
         **facts,
         "versions": versions(),
         "commit": commit(),

@@ -43,7 +43,7 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
         out = getattr(settings(entry, schema, job), "out", None)
         if out and outs.setdefault(out, job) is not job:
             example = "-".join(f"${{{unsigned(job[index].partition('=')[0])}}}" for index in swept)
-            raise UserError(f"out={out}: must differ between the jobs of -m, got one. Use out='DIR/{example}'")
+            raise UserError(f"out={out} must differ between the jobs of -m, got one. Use out='DIR/{example}'")
     spec = sys.modules["__main__"].__spec__
     assert spec is not None, "called by python -m"
     module = spec.name.removesuffix(".__main__")
@@ -92,7 +92,7 @@ def _values(override: str, schema: type, several: set[str]) -> list[str]:
         ) from error
     if str in types and parsed.is_choice_sweep():  # texts without their quotes
         values: list[Any] = parsed.value().list  # type: ignore[union-attr]
-        texts = [one.text if isinstance(one, QuotedString) else text for one, text in zip(values, texts)]
+        texts = [value.text if isinstance(value, QuotedString) else text for value, text in zip(values, texts)]
     return [f"{name}={text}" for text in texts]
 
 

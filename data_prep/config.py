@@ -10,19 +10,19 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises ValueError, naming the setting, when `value` is none of the choices."""
+    """Raise ValueError, naming the setting, when `value` is none of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {value}")
 
 
 def share(name: str, value: float) -> None:
-    """Raises ValueError, naming the setting, when `value` is not between 0 and 1."""
+    """Raise ValueError, naming the setting, when `value` is not between 0 and 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be a share between 0 and 1, got {value}")
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Raises ValueError, naming the setting, when `value` is below `least`."""
+    """Raise ValueError, naming the setting, when `value` is below `least`."""
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 

@@ -149,7 +149,7 @@ class Encoder(TextEncoder):
         return self.tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
 
     def check(self) -> None:
-        """Raises UserError for a tokenizer that loses text, or cannot spell a control piece as text."""
+        """Raise UserError for a tokenizer that loses text, or cannot spell a control piece as text."""
         by_id = dict[int, str]()
         for piece, id in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if id in by_id:  # it would be decoded as the other

@@ -188,7 +188,7 @@ def submit_slurm(job: Job) -> str:
 
 
 def refuse_while_queued(out: str) -> None:
-    """Raises UserError when Slurm jobs that make `out` are still queued or running."""
+    """Raise UserError when Slurm jobs that make `out` are still queued or running."""
     record = _logs(out) / SLURM_JOB
     if not record.is_file() or shutil.which("squeue") is None:
         return

@@ -53,14 +53,14 @@ def prepare(config: DataPrepConfig) -> str | None:
         raise UserError(f"out={out} must be a folder outside of data.path={config.data.path}, got one within")
     check_out(out)
     parts, place = list_parts(config.data)
-    made = _made(config, parts, place)
-    if is_finished(out, "shards", made):
+    facts = _facts(config, parts, place)
+    if is_finished(out, "shards", facts):
         # What a run that was killed right at its end has left.
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
     # An unfinished run can be continued by the same code alone.
-    with begun(out, {**made, "commit": commit()}) as folder:
+    with begun(out, {**facts, "commit": commit()}) as folder:
         job = Job(config, folder.absolute())
         if not (job.folder / PLAN).is_file():
             _plan(job, parts, place)
@@ -71,21 +71,21 @@ def prepare(config: DataPrepConfig) -> str | None:
     return None
 
 
-def _made(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
+def _facts(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
     """Return what determines the result: the settings, and the content of the files that they name."""
-    made = made_from(config, {}, ignore=CHANGEABLE)
-    made["inputs"]["data.path"] = _data_fingerprint(parts, place)
-    made["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
+    facts = made_from(config, {}, ignore=CHANGEABLE)
+    facts["inputs"]["data.path"] = _data_fingerprint(parts, place)
+    facts["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
     if place.startswith("hf://"):
-        made["inputs"]["commit"] = place.rpartition("@")[2]
+        facts["inputs"]["commit"] = place.rpartition("@")[2]
     if config.tokenizer is not None:
         tokenizer_file(config.tokenizer)
         for name in ("config.json", *FILES):
             if (path := Path(config.tokenizer) / name).is_file():
-                made["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
+                facts["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:
-        made["inputs"]["proportion.table"] = hash64(*read_table(config).items())
-    return made
+        facts["inputs"]["proportion.table"] = hash64(*read_table(config).items())
+    return facts
 
 
 def _data_fingerprint(parts: list[Part], place: str) -> str:

@@ -373,7 +373,7 @@ def _document(
             return Drop("missing column", file, row, detail=name)
     text = columns[data.text]
     if not isinstance(text, str | bytes):
-        return Drop("malformed row", file, row, detail=f"{data.text}: wanted text, found {type(text).__name__}")
+        return Drop("malformed row", file, row, detail=f"{data.text}: must be text, got {type(text).__name__}")
     try:
         named = _text(columns[data.language]) if data.language else file.rpartition("/")[0].split("/")[0]
         language = language or named or "none"

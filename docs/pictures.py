@@ -82,7 +82,7 @@ def _run(module: str, *settings: str) -> None:
 
 
 def windows(page: Path) -> Path:
-    """The end of data_prep.inspect's page, where span replacement is shown, as a page of its own."""
+    """Write the end of data_prep.inspect's page, where span replacement is shown, as a page of its own."""
     text = page.read_text(encoding="utf-8")
     head = text[: text.index("<body>")]
     last = text[text.rindex("<section>") : text.rindex("</section>")]
@@ -105,7 +105,7 @@ def sections(report: Path, room: Path) -> None:
 
 
 def photograph(page: Path, picture: Path, *, width: int, height: int = 2400) -> None:
-    """A page as it looks in the light, from its first line to its last."""
+    """Write a picture of a page in its light theme, from its first line to its last."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit(f"error: wanted one of {', '.join(BROWSERS)} on the path, found none")
@@ -129,7 +129,7 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
 
 
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
-    """A step that verifies k drafts and makes the next ones: its tree, and which row attends to which."""
+    """Draw a step that verifies k drafts and makes the next ones: its tree, and which row attends to which."""
     assert model.adaptive is not None  # the demo's fine-tuned model has them
     seen = list[Outcome]()
     decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
@@ -215,7 +215,7 @@ class Recorder(Drafter):
 
 
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
-    """A step whose k drafts are right together, where neither adaptive tokens nor n-grams were right alone."""
+    """Draw a step whose k drafts are right together, where neither source was right alone."""
     assert model.adaptive is not None
     ngrams = Ngrams(load_ngrams(folder), model.lm.config.vocab_size, weights=model.adaptive.ngrams)
     recorder = Recorder(AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams))

@@ -23,7 +23,7 @@ from infer.speed.config import SpeedConfig
 from infer.study.config import StudyConfig
 from train.config import TrainConfig
 from train.export.config import ExportConfig
-from train.gpu_check.config import TrainCheckConfig
+from train.gpu_check import TrainCheckConfig
 
 ENTRIES: dict[str, type] = {
     "data_prep": DataPrepConfig,
@@ -45,7 +45,7 @@ FOLDER = Path(__file__).parent / "settings"
 
 
 def page(entry: Entry) -> str:
-    """A stage's page, in Markdown that GitHub and MyST read alike."""
+    """Return a stage's page, in Markdown that GitHub and MyST read alike."""
     return "\n".join(_lines(entry)).rstrip() + "\n"
 
 

@@ -1,15 +1,14 @@
-"""A process that has Transformers and not this project: decodes what it is asked for, by a model directory.
+"""Decode with a model directory, in a process with Transformers and without this project.
 
-    python -I tests/portable_worker.py < ASKED.json > FOUND.json
+    python -I tests/portable_worker.py < ARGS.json > RESULT.json
 
-Asked: {"model", "threads", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments of generate}}}]}.
-By: "library", its own decoding; "custom_generate", its argument; "loaded", a model loaded with it.
-Found: of every run and way the rows and the seconds; and the modules of ours, which must be none.
+Args: {"model", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments of generate}}}]}.
+"by" is "library" (its own decoding), "custom_generate" (the argument) or "loaded" (a model loaded with it).
+Result: the rows of every run and way; and imported modules of ours, which must be none.
 """
 
 import json
 import sys
-import time
 from typing import Any
 
 import torch
@@ -28,33 +27,31 @@ def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def decoded(models: dict[bool, PreTrainedModel], model: str, prompts: list, way: dict[str, Any]) -> list:
-    """The rows without their prompts, and the seconds."""
-    asked = dict(way)
-    by = asked.pop("by")
+    """Return the rows without their prompts."""
+    args = dict(way)
+    by = args.pop("by")
     if by == "custom_generate":
-        asked |= {"custom_generate": model, "trust_remote_code": True}
+        args |= {"custom_generate": model, "trust_remote_code": True}
     lm, inputs = models[by == "loaded"], left_padded(prompts)
-    began = time.perf_counter()
-    found: Any = lm.generate(**inputs, **asked)  # type: ignore[operator]
-    seconds = time.perf_counter() - began
-    return [found[:, inputs["input_ids"].shape[1] :].tolist(), seconds]
+    rows: Any = lm.generate(**inputs, **args)  # type: ignore[operator]
+    return rows[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    torch.set_num_threads(asked["threads"])
+    args = json.load(sys.stdin)
+    torch.set_num_threads(1)
     models = {
         trusting: AutoModelForCausalLM.from_pretrained(
-            asked["model"], dtype=torch.float32, trust_remote_code=trusting
+            args["model"], dtype=torch.float32, trust_remote_code=trusting
         ).eval()
         for trusting in (False, True)
     }
     runs = [
-        {name: decoded(models, asked["model"], run["prompts"], way) for name, way in run["ways"].items()}
-        for run in asked["runs"]
+        {name: decoded(models, args["model"], run["prompts"], way) for name, way in run["ways"].items()}
+        for run in args["runs"]
     ]
     foreign = sorted({name.split(".")[0] for name in sys.modules} & set(OURS))
-    print(json.dumps({"runs": runs, "ours": foreign, "installed": torch.__version__}))
+    print(json.dumps({"runs": runs, "ours": foreign}))
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import load_model, load_text
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
+from train.attention import branch_mask, register
 from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.sidecars import adaptive_json
-from train.export.weight_files import write_weights
-from train.model.lm import AdaptiveLM
-from train.model.lora import Gate, PlainWeights, adapt
-from train.objective.attention import branch_mask, register
-from train.objective.layout import branch, dual
+from train.export.weights import write_weights
+from train.lora import Gate, PlainWeights, adapt
+from train.model import AdaptiveLM
+from train.objective import branch, dual
 
 PROMPTS = [
     "def fib(n):\n    ",

@@ -8,7 +8,7 @@ import pytest
 from conf import settings
 from tests.markdown import blocks
 from train.config import TrainConfig
-from train.plan.plan import plan
+from train.plan import plan
 
 PAGE = (Path(__file__).parents[1] / "docs" / "codellama_7b.md").read_text(encoding="utf-8")
 # settings | GPUs | hours | GPU-hours | memory per GPU

@@ -158,7 +158,7 @@ def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, P
     again = ["train", "experiment=demo", *recipe, *SHORT, *BATCH]
     assert "nothing to do" in command(*again)
     assert "seed=0; requested seed=1" in command(*again, "seed=1", code=2)
-    assert "steps=3: must be at least the 4 steps" in command(*again, "steps=3", code=2)
+    assert "steps=3 must be at least the 4 steps" in command(*again, "steps=3", code=2)
     export = [f"checkpoint={folders['tuned']}", f"out={folders['model']}"]
     assert "nothing to do" in command("train.export", *export, "dtype=float32")
     assert "dtype=float32; requested dtype=bfloat16" in command("train.export", *export, code=2)
@@ -168,7 +168,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path],
     """As a run that was killed after its first checkpoint: no manifest, the newest checkpoint gone."""
     recipe = ["experiment=demo_base", f"data.path={folders['data']}", *TINY, *SHORT, *BATCH]
     out = tmp_path / "base"
-    killed = "import train.loop as loop, runpy; save = loop.Trainer._save\n" + (
+    killed = "import train.trainer as loop, runpy; save = loop.Trainer._save\n" + (
         "def once(self): save(self); import os; os._exit(9)\n"
         "loop.Trainer._save = once; runpy.run_module('train', run_name='__main__')"
     )
@@ -201,15 +201,15 @@ def test_bad_inputs_are_one_sentence(
     cases = [
         (
             ["train", shards, "model.path=absent/model", out],
-            "model.path=absent/model: must be a folder or the hub's name",
+            "model.path=absent/model must be a folder or the hub's name",
         ),
-        (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch=3: wanted a multiple"),
-        (["train", f"data.path={tmp_path / 'empty'}", model, out], "found no manifest.json"),
-        (["train", f"data.path={other}", model, out], "found shards of another tokenizer"),
-        (["train.export", "checkpoint=absent", out], "checkpoint=absent: wanted a folder"),
-        (["infer", "model=absent", "prompt=x"], "model=absent: wanted a Transformers model directory"),
-        (["infer", f"model={folders['base_model']}", "prompt=x", "decode=sdsat"], "found no adaptive.json"),
-        (["infer.speed", f"model={folders['base_model']}", out], "found no adaptive.json"),
+        (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch must be a multiple"),
+        (["train", f"data.path={tmp_path / 'empty'}", model, out], "got no manifest.json"),
+        (["train", f"data.path={other}", model, out], "got shards of another tokenizer"),
+        (["train.export", "checkpoint=absent", out], "checkpoint=absent must be a finished folder"),
+        (["infer", "model=absent", "prompt=x"], "model=absent must be a Transformers model directory"),
+        (["infer", f"model={folders['base_model']}", "prompt=x", "decode=sdsat"], "got no adaptive.json"),
+        (["infer.speed", f"model={folders['base_model']}", out], "got no adaptive.json"),
     ]
     for arguments, message in cases:
         monkeypatch.setattr(sys, "argv", list(map(str, arguments)))

@@ -1,4 +1,4 @@
-"""A model directory by itself: custom_generate/ decodes in a process without this project as `infer` does."""
+"""custom_generate/ of a model directory decodes, in a process without this project, as `infer` does."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ __all__ = ["model_dir"]
 
 @pytest.fixture(scope="module")
 def portable(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with its decoder, under a name that is no Python identifier."""
+    """Return a directory with its decoder; its name is no Python identifier."""
     folder = tmp_path_factory.mktemp("models") / "7b.exported-model"
     shutil.copytree(model_dir, folder)
     write_custom_generate(folder)
@@ -36,11 +36,11 @@ def portable(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_a_process(
     model: Path | str, runs: list[dict[str, Any]], cache: Path, endpoint: str | None = None
 ) -> dict[str, Any]:
-    asked = json.dumps({"model": str(model), "threads": 1, "runs": runs})
+    args = json.dumps({"model": str(model), "runs": runs})
     hub = {"HF_ENDPOINT": endpoint} if endpoint else {"HF_HUB_OFFLINE": "1"}
     environment = os.environ | {"HF_HOME": str(cache), "NO_PROXY": "127.0.0.1", **hub}
     command = [sys.executable, "-I", str(WORKER)]
-    done = subprocess.run(command, input=asked, env=environment, cwd=cache, capture_output=True, text=True)
+    done = subprocess.run(command, input=args, env=environment, cwd=cache, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -65,27 +65,27 @@ def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> No
         "sampled": {"by": "custom_generate", "probes": 2, "k": 4, **sampled},
         "sampled, loaded": {"by": "loaded", "probes": "root", **sampled},
     }
-    found = in_a_process(
+    result = in_a_process(
         portable, [{"prompts": PROMPTS[:1], "ways": ways}, {"prompts": PROMPTS, "ways": ways}], tmp_path
     )
-    assert found["ours"] == []
-    for run, prompts in zip(found["runs"], (PROMPTS[:1], PROMPTS)):
+    assert result["ours"] == []
+    for run, prompts in zip(result["runs"], (PROMPTS[:1], PROMPTS)):
         plain = DecodeConfig("plain", max_new_tokens=40)
-        wanted = by_infer(portable, prompts, plain, 11)
-        drawn = by_infer(portable, prompts, DecodeConfig("plain", max_new_tokens=40, **NUCLEUS), 11)
-        for name, (rows, _) in run.items():
-            texts = [row[: len(text)] for row, text in zip(rows, drawn if "sampled" in name else wanted)]
-            assert texts == (drawn if "sampled" in name else wanted), name
+        greedy_texts = by_infer(portable, prompts, plain, 11)
+        sampled_texts = by_infer(portable, prompts, DecodeConfig("plain", max_new_tokens=40, **NUCLEUS), 11)
+        for name, rows in run.items():
+            expected = sampled_texts if "sampled" in name else greedy_texts
+            assert [row[: len(text)] for row, text in zip(rows, expected)] == expected, name
 
 
 NAME = "someone/a-model"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few answers that reading a model's files one by one needs."""
+    """Answers what is needed to read a model's files one by one."""
 
     root: Path
-    asked: list[str]
+    requested: list[str]
 
     def log_message(self, *_: object) -> None:
         pass
@@ -93,17 +93,17 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, prefix = self.path.partition("?")[0], f"/{NAME}/resolve/"
         file = self.root / path.removeprefix(prefix).partition("/")[2]
-        found = path.startswith(prefix) and file.is_file()
-        body = file.read_bytes() if found else b""
-        self.send_response(200 if found else 404)
-        told = {"X-Error-Code": "EntryNotFound"}
-        if found:
-            told = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": "0a" * 20}
-        for name, value in {"Content-Length": str(len(body)), **told}.items():
+        exists = path.startswith(prefix) and file.is_file()
+        body = file.read_bytes() if exists else b""
+        self.send_response(200 if exists else 404)
+        headers = {"X-Error-Code": "EntryNotFound"}
+        if exists:
+            headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": "0a" * 20}
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.asked.append(file.name)
+            self.requested.append(file.name)
             self.wfile.write(body)
 
     do_HEAD = do_GET
@@ -111,8 +111,8 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(portable: Path) -> Iterator[str]:
-    """The address of a hub that has the directory."""
-    Hub.root, Hub.asked = portable, []
+    """Return the address of a hub that has the directory."""
+    Hub.root, Hub.requested = portable, []
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -120,10 +120,10 @@ def hub(portable: Path) -> Iterator[str]:
 
 
 def test_from_a_hub(portable: Path, hub: str, tmp_path: Path) -> None:
-    """There every file of the folder is fetched by its name, as one imports the other."""
+    """Every file is downloaded by its name, as one imports the other."""
     greedy = {"max_new_tokens": 20, "do_sample": False}
     ways = {by: {"by": by, **greedy} for by in ("library", "custom_generate", "loaded")}
-    found = in_a_process(NAME, [{"prompts": PROMPTS[:1], "ways": ways}], tmp_path, hub)
+    result = in_a_process(NAME, [{"prompts": PROMPTS[:1], "ways": ways}], tmp_path, hub)
     wanted = by_infer(portable, PROMPTS[:1], DecodeConfig("plain", max_new_tokens=20), 0)
-    assert [rows for rows, _ in found["runs"][0].values()] == [wanted] * 3
-    assert {path.name for path in (portable / "custom_generate").glob("*.py")} <= set(Hub.asked)
+    assert list(result["runs"][0].values()) == [wanted] * 3
+    assert {path.name for path in (portable / "custom_generate").glob("*.py")} <= set(Hub.requested)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorch's compiler, for every engine
-    "train.loop",
-    "train.plan.flops",
+    "train.trainer",
+    "train.flops",
     "train.export.bundle",
     "infer.study.run",
     "infer.speed.run",
@@ -96,6 +96,9 @@ def _torchrun_variables(ranks: int) -> list[dict[str, str]]:
 
 
 def _start(command: list[str], environment: dict[str, str], streams: list[Path]) -> None:
+    # What the server made while it imported, no fork removes: the first one removed W&B's folder for tables, and
+    # later ones logged no table.
+    atexit._clear()
     os.environ.clear()
     os.environ.update(environment)
     for descriptor, stream in enumerate(streams, start=1):

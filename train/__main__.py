@@ -8,11 +8,9 @@ from conf import UserError, run
 from conf.console import print_line
 from conf.errors import UNFINISHED
 from conf.stage import existing, is_finished, made_from, read_manifest
-from train.config import TrainConfig
-from train.folder import RUN
-from train.monitor.exit_code import EXIT_STOPPED, Stopped, leave_exit_code
+from train.config import RUN, TrainConfig
 
-# What may differ when a run goes on: it changes nothing in the result. The manifest has the `steps` taken.
+# Settings that may differ when a run continues: the result does not depend on them. The manifest has `steps`.
 CHANGEABLE = (
     "steps",
     "tracker",
@@ -29,12 +27,14 @@ CHANGEABLE = (
     "max_loss_ratio",
     "max_loss_rise",
 )
+EXIT_STOPPED = 75  # a signal stopped the run, which can continue: EX_TEMPFAIL of sysexits.h, "please retry"
+EXIT_FILE = "TRAIN_EXIT_FILE"  # names a file for the exit code, since torchrun has exit codes of its own
 
 
 def main(config: TrainConfig) -> None:
     """Plan, or train unless the folder already holds the result."""
     if config.plan:
-        from train.plan.plan import print_plan
+        from train.plan import print_plan
 
         print_plan(config)
         return
@@ -46,39 +46,39 @@ def main(config: TrainConfig) -> None:
     if config.data.own:
         read_manifest(config.data.own, "shards", "data.own")
         inputs["data.own"] = config.data.own
-    made = made_from(config, inputs, ignore=CHANGEABLE)
+    provenance = made_from(config, inputs, ignore=CHANGEABLE)
     done = 0
-    if is_finished(config.out, "checkpoint", made):
+    if is_finished(config.out, "checkpoint", provenance):
         manifest = read_manifest(config.out, "checkpoint", "out")
         validation, done = manifest["validation"], manifest["step"]
         config.check_steps(done)
     if done == config.steps:
-        _tell(f"{config.out} is finished: nothing to do")
+        _print(f"{config.out} is finished: nothing to do")
     else:
         if not config.resume and (Path(config.out) / RUN).is_file():
             state = f"one that ended at step {done}" if done else "an unfinished one"
             raise UserError(
-                f"out={config.out}: must have no run with resume=false, got {state}. Use another out=, or "
+                f"out={config.out} must have no run with resume=false, got {state}. Use another out=, or "
                 "resume=true",
                 page=UNFINISHED,
             )
-        # Imported late: a mistake in the settings is told without waiting for PyTorch and the engine.
+        # Imported late: a mistake in the settings is reported without waiting for PyTorch and DeepSpeed.
         from train.checks import check_start
 
         check_start(config, data)
-        from train.loop import train
+        from train.trainer import Stopped, train
 
         try:
-            validation = train(config, made, data)
+            validation = train(config, provenance, data)
         except Stopped as stop:
-            _tell(str(stop))
+            _print(str(stop))
             sys.exit(EXIT_STOPPED)
-    from train.monitor.metrics import describe_change
+    from train.metrics import describe_change
 
-    _tell(describe_change(validation))
+    _print(describe_change(validation))
 
 
-def _tell(sentence: str) -> None:
+def _print(sentence: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print_line(f"train: {sentence}")
 
@@ -87,5 +87,6 @@ if __name__ == "__main__":
     try:
         run("train", TrainConfig, main)
     except SystemExit as end:
-        leave_exit_code(end.code)
+        if (path := os.environ.get(EXIT_FILE)) and os.environ.get("LOCAL_RANK", "0") == "0":
+            Path(path).write_text(f"{end.code}\n", encoding="utf-8")
         raise

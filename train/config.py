@@ -1,11 +1,25 @@
 """The settings of `python -m train`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conf import UserError
 from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
+
+# Files and folders in a training folder, beside manifest.json, which is written last.
+RUN = "run.json"  # what the run was made from, written before its first step
+DESCRIBED = "model"  # the architecture and the tokenizer, for an export
+CHECKPOINTS = "checkpoints"  # see train/checkpoints.py
+LOG = "log.jsonl"  # a line for every step
+DIAGNOSTICS = "diagnostics.json"  # of the step whose loss diverged
+
+
+def _require(valid: bool, name: str, expected: str, value: Any, cure: str = "") -> None:
+    """Raise ValueError for a setting that is not valid."""
+    if not valid:
+        raise ValueError(f"{name} must be {expected}, got {value}{'. ' + cure if cure else ''}")
 
 
 @dataclass
@@ -25,14 +39,13 @@ class TrainDataConfig(DataConfig):
     own_share: float = 0.25  # share of a step's sequences that are of data.own
 
     def __post_init__(self) -> None:
-        if not 0 < self.own_share < 1:
-            raise ValueError(
-                f"data.own_share must be above 0 and below 1, got {self.own_share}. "
-                "For no own text leave out data.own"
-            )
+        share = self.own_share
+        _require(
+            0 < share < 1, "data.own_share", "above 0 and below 1", share, "For no own text leave out data.own"
+        )
 
     def own_sequences(self, global_batch: int) -> int:
-        """How many sequences of a step are the model's own text."""
+        """Return how many sequences of a step are the model's own text."""
         return round(self.own_share * global_batch) if self.own else 0
 
 
@@ -45,15 +58,13 @@ class ModelConfig:
     random_init: bool = False  # random weights of `shape`, in place of a directory's
     # of random weights, and of plan: model_type (llama) and fields of its configuration
     shape: dict[str, Any] = field(default_factory=dict)
-    attention: str = "sdpa"  # how it is computed: sdpa, eager or flash_attention_2
-    activation_checkpointing: bool = False  # compute each layer twice and keep less: memory for time
-    compile: bool = False  # the layers by torch.compile: slow at first, then faster
+    attention: str = "sdpa"  # kernel: sdpa, eager or flash_attention_2
+    activation_checkpointing: bool = False  # recompute layers in the backward pass: less memory, more time
+    compile: bool = False  # torch.compile the layers: slow first steps, then faster
 
     def __post_init__(self) -> None:
-        if self.attention not in ("sdpa", "eager", "flash_attention_2"):
-            raise ValueError(
-                f"model.attention: wanted sdpa, eager or flash_attention_2, found {self.attention}"
-            )
+        kinds = ("sdpa", "eager", "flash_attention_2")
+        _require(self.attention in kinds, "model.attention", "sdpa, eager or flash_attention_2", self.attention)
 
 
 @dataclass
@@ -80,69 +91,61 @@ class ObjectiveConfig:
     retention_floor: float = 0.2  # the least such probability
 
     def __post_init__(self) -> None:
-        if self.name not in ("causal", "basic", "dual", "branch"):
-            raise ValueError(f"objective.name: wanted causal, basic, dual or branch, found {self.name}")
-        if self.attention not in ("auto", "flex", "dense"):
-            raise ValueError(f"objective.attention must be auto, flex or dense, got {self.attention}")
-        if self.draft_loss not in ("ce", "tv", "lk"):
-            raise ValueError(f"objective.draft_loss must be ce, tv or lk, got {self.draft_loss}")
-        if self.place_weights not in ("uniform", "dynamic"):
-            raise ValueError(f"objective.place_weights must be uniform or dynamic, got {self.place_weights}")
-        if self.masked_mean not in ("n", "masked"):
-            raise ValueError(f"objective.masked_mean: wanted n or masked, found {self.masked_mean}")
-        if self.L < 1:
-            raise ValueError(f"objective.L: wanted at least 1, found {self.L}")
-        self._check_wide()
-        if self.w < 0:
-            raise ValueError(f"objective.w: wanted at least 0, found {self.w}")
-        if not 0 < self.start_rate <= 1:
-            raise ValueError(f"objective.start_rate: wanted a probability above 0, found {self.start_rate}")
-        for name in ("soft", "ce_share", "growth", "retention", "retention_floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"objective.{name}: wanted between 0 and 1, found {getattr(self, name)}")
+        choices = {
+            "name": ("causal", "basic", "dual", "branch"),
+            "attention": ("auto", "flex", "dense"),
+            "draft_loss": ("ce", "tv", "lk"),
+            "place_weights": ("uniform", "dynamic"),
+            "masked_mean": ("n", "masked"),
+        }
+        for name, known in choices.items():
+            value = getattr(self, name)
+            _require(value in known, f"objective.{name}", f"{', '.join(known[:-1])} or {known[-1]}", value)
+        _require(self.L >= 1, "objective.L", "at least 1", self.L)
+        _require(self.w >= 0, "objective.w", "at least 0", self.w)
+        _require(0 < self.start_rate <= 1, "objective.start_rate", "a probability above 0", self.start_rate)
+        for name in ("wide_share", "soft", "ce_share", "growth", "retention", "retention_floor"):
+            share = getattr(self, name)
+            _require(0 <= share <= 1, f"objective.{name}", "a share from 0 to 1", share)
         self._check_draft_loss()
+        if self.wide_share:
+            self._check_wide()
 
     def _check_draft_loss(self) -> None:
-        """Raises ValueError for settings of the draft loss that the objective, or the loss, cannot use."""
-        taught = self.name in ("dual", "branch")
-        if self.soft and not (taught and self.draft_loss == "ce"):
-            place = f"objective={self.name}" if not taught else f"objective.draft_loss={self.draft_loss}"
-            raise ValueError(
-                f"objective.soft must be 0 with {place}, got {self.soft}. It mixes labels with the model's own "
-                "prediction on a clean sequence: it needs objective=dual or branch, and objective.draft_loss=ce"
+        if self.name not in ("dual", "branch"):
+            cure = "Use objective=dual or branch: drafts learn from the model's prediction on a clean sequence"
+            _require(not self.soft, "objective.soft", f"0 with objective={self.name}", self.soft, cure)
+            expected = f"ce with objective={self.name}"
+            _require(self.draft_loss == "ce", "objective.draft_loss", expected, self.draft_loss, cure)
+        if self.draft_loss == "ce":
+            cure = "Set objective.draft_loss=tv or lk"
+            _require(
+                not self.ce_share, "objective.ce_share", "0 with objective.draft_loss=ce", self.ce_share, cure
             )
-        if self.draft_loss != "ce" and not taught:
-            raise ValueError(
-                f"objective.draft_loss must be ce with objective={self.name}, got {self.draft_loss}. Only dual "
-                "and branch have a clean sequence whose prediction drafts can learn"
-            )
-        if self.ce_share and self.draft_loss == "ce":
-            raise ValueError(
-                f"objective.ce_share must be 0 with objective.draft_loss=ce, got {self.ce_share}. Set "
-                "objective.draft_loss=tv or lk"
-            )
+        else:
+            expected = f"0 with objective.draft_loss={self.draft_loss}"
+            _require(not self.soft, "objective.soft", expected, self.soft, "Set objective.draft_loss=ce")
 
     def _check_wide(self) -> None:
-        """Raises ValueError for wide windows that the objective cannot train."""
-        if not 0 <= self.wide_share <= 1:
-            raise ValueError(f"objective.wide_share must be a share from 0 to 1, got {self.wide_share}")
-        if not self.wide_share:
-            return
-        if self.name != "branch":
-            raise ValueError(
-                f"objective.wide_share must be 0 for objective={self.name}, got {self.wide_share}: only branch "
-                "has windows of a set width. Use objective=branch"
-            )
-        if self.diverse:
-            raise ValueError(
-                f"objective.wide_share must be 0 with objective.diverse=true, got {self.wide_share}: no "
-                "offset above L has an id of its own. Set objective.diverse=false or raise objective.L"
-            )
-        if self.L_max <= self.L:
-            raise ValueError(
-                f"objective.L_max must be above objective.L={self.L}, got {self.L_max}. Raise it, or set "
-                "objective.wide_share=0"
-            )
+        name, share = "objective.wide_share", self.wide_share
+        cure = "Use objective=branch: only there windows have a set width"
+        _require(self.name == "branch", name, f"0 for objective={self.name}", share, cure)
+        cure = "Set objective.diverse=false, or raise objective.L: offsets above L have no id of their own"
+        _require(not self.diverse, name, "0 with objective.diverse=true", share, cure)
+        cure = "Raise it, or set objective.wide_share=0"
+        _require(self.L_max > self.L, "objective.L_max", f"above objective.L={self.L}", self.L_max, cure)
+
+    def adaptive_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Return those of a vocabulary's adaptive ids that the objective trains.
+
+        Raises ValueError for more offsets than diverse ids.
+        """
+        if self.name == "causal":
+            return ()
+        if not self.diverse:
+            return tuple(ids[:1])
+        _require(len(ids) >= self.L, "objective.L", f"at most the {len(ids)} diverse ids", self.L)
+        return tuple(ids[: self.L])
 
 
 @dataclass
@@ -157,14 +160,10 @@ class LoraSettings:
     adaptive_rows: bool = True  # train the adaptive ids' input embeddings too
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ValueError(f"lora.rank: wanted at least 0, found {self.rank}")
-        if self.alpha < 1:
-            raise ValueError(f"lora.alpha: wanted at least 1, found {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout: wanted a probability below 1, found {self.dropout}")
-        if self.gated and not self.rank:
-            raise ValueError("lora.rank must be at least 1 with lora.gated=true, got 0")
+        _require(self.rank >= 0, "lora.rank", "at least 0", self.rank)
+        _require(self.alpha >= 1, "lora.alpha", "at least 1", self.alpha)
+        _require(0 <= self.dropout < 1, "lora.dropout", "a probability below 1", self.dropout)
+        _require(self.rank > 0 or not self.gated, "lora.rank", "at least 1 with lora.gated=true", self.rank)
 
 
 @dataclass
@@ -177,15 +176,14 @@ class OptimizerConfig:
     beta1: float = 0.9  # decay of the mean of gradients
     beta2: float = 0.95  # decay of the mean of their squares
     weight_decay: float = 0.1  # of matrices; norms, biases and embeddings have none
-    clip: float = 1.0  # longest norm of the gradient; 0: any
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
 
     def __post_init__(self) -> None:
         for name in ("lr", "min_lr", "warmup_steps", "weight_decay", "clip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"optimizer.{name}: wanted at least 0, found {getattr(self, name)}")
+            _require(getattr(self, name) >= 0, f"optimizer.{name}", "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"optimizer.{name}: wanted from 0 to below 1, found {getattr(self, name)}")
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"optimizer.{name}", "from 0 to below 1", value)
 
 
 @dataclass
@@ -196,9 +194,8 @@ class TrainConfig:
     sequences of 16,384: 128 sequences, each as Y and as M.
     """
 
-    data: TrainDataConfig = field(
-        default_factory=TrainDataConfig
-    )  # The shards to train on; needed unless plan.
+    # The shards to train on; needed unless plan.
+    data: TrainDataConfig = field(default_factory=TrainDataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -207,19 +204,18 @@ class TrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     out: str = field(default="", metadata=PATH)  # the folder to write; needed unless plan
-    steps: int = 2000  # steps of the optimizer; more than a run has taken: it goes on
+    steps: int = 2000  # optimizer steps; raise it to continue a finished run
     global_batch: int = 128  # sequences of the data in a step, over all ranks
     micro_batch: int = 1  # sequences in a forward of one rank: memory grows with them
     loss_chunk: int = 1024  # positions whose logits exist at once: less takes less memory
     save_every: int = 250  # steps between checkpoints
-    keep_last: int = 2  # newest checkpoints that are kept
-    keep_every: int = 0  # keep the checkpoints of every so many steps too; 0: of none
-    resume: bool = True  # go on with an unfinished run in `out`; false: refuse it
-    max_loss_ratio: float = 3.0  # a step's loss to the mean of recent ones: above it the run stops
+    keep_last: int = 2  # newest checkpoints to keep
+    keep_every: int = 0  # also keep the checkpoint of every so many steps; 0: none
+    resume: bool = True  # continue an unfinished run in `out`; false: refuse it
+    max_loss_ratio: float = 3.0  # stop if a step's loss is above this multiple of the recent mean
     validate_every: int = 250  # steps between validations
     validate_sequences: int = 64  # held-out sequences of a validation, at most
-    # of the held-out loss of standard tokens over the base model's: more than this is warned of
-    max_loss_rise: float = 0.01
+    max_loss_rise: float = 0.01  # warn if the held-out standard loss is above the base model's by this share
     plan: bool = False  # print what would run, with its memory and time, and stop
     plan_ranks: int = 8  # ranks (GPUs) that plan=true assumes
     plan_device: str = "a100_80gb"  # device that plan=true assumes: a name that it lists, or GiB
@@ -229,75 +225,53 @@ class TrainConfig:
     seed: int = 0  # of the order of the data, the windows and random weights
 
     def __post_init__(self) -> None:
-        if self.lora.gated and self.objective.name != "branch":
-            raise ValueError(
-                f"lora.gated must be false with objective={self.objective.name}, got true. A gated adapter "
-                "acts on the rows of adaptive tokens alone, which only objective=branch computes apart"
-            )
+        objective = self.objective.name
+        cure = "Use objective=branch, which alone computes the rows of adaptive tokens apart"
+        ungated = not self.lora.gated
+        _require(objective == "branch" or ungated, "lora.gated", f"false with {objective=!s}", True, cure)
         counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")
         for name in (*counts, "validate_every", "validate_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: wanted at least 1, found {getattr(self, name)}")
+            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("keep_every", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: wanted at least 0, found {getattr(self, name)}")
+            _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _require(self.max_loss_ratio > 1, "max_loss_ratio", "above 1", self.max_loss_ratio)
+        share = self.plan_utilisation
+        _require(share is None or 0 < share <= 1, "plan_utilisation", "a share above 0 and at most 1", share)
+        self._check_deepspeed()
+        if self.data.own:
+            cure = "Use objective=branch, which alone takes own text"
+            _require(objective == "branch", "data.own", f"null for {objective=!s}", self.data.own, cure)
+            count, batch = self.data.own_sequences(self.global_batch), self.global_batch
+            expected = f"a share that gives 1 to {batch - 1} of the {batch} sequences of a step"
+            value = f"{self.data.own_share}, which gives {count}"
+            _require(0 < count < batch, "data.own_share", expected, value)
+
+    def _check_deepspeed(self) -> None:
+        """Raise ValueError for settings that DeepSpeed does not refuse, or not in time."""
         for name in ("zero_optimization", "bf16", "fp16", "checkpoint", "data_types"):
-            if not isinstance(found := self.deepspeed.get(name, {}), dict):
-                raise ValueError(f"deepspeed.{name}: wanted settings below it, found {found}")
+            value = self.deepspeed.get(name, {})
+            _require(isinstance(value, dict), f"deepspeed.{name}", "a group of settings", value)
         for name in ("bf16", "fp16"):
             enabled = self.deepspeed.get(name, {}).get("enabled", False)
-            if not isinstance(enabled, bool):
-                raise ValueError(f"deepspeed.{name}.enabled must be true or false, got {enabled}")
+            _require(isinstance(enabled, bool), f"deepspeed.{name}.enabled", "true or false", enabled)
         for name in ("optimizer", "scheduler"):
-            if name in self.deepspeed:
-                raise ValueError(
-                    f"deepspeed.{name}: wanted no such setting: optimizer.* says how the weights move"
-                )
-        if self.stage not in (0, 1, 2, 3):
-            raise ValueError(f"deepspeed.zero_optimization.stage: wanted 0, 1, 2 or 3, found {self.stage}")
-        self._check_accumulation()
-        self._check_own()
-        if not self.max_loss_ratio > 1:
-            raise ValueError(f"max_loss_ratio: wanted above 1, found {self.max_loss_ratio}")
-        if self.plan_utilisation is not None and not 0 < self.plan_utilisation <= 1:
-            raise ValueError(f"plan_utilisation: wanted a share above 0, found {self.plan_utilisation}")
-
-    def _check_own(self) -> None:
-        """Raises ValueError for own text that the objective or the size of a step has no place for."""
-        if not self.data.own:
-            return
-        if self.objective.name != "branch":
-            raise ValueError(
-                f"data.own must be null for objective={self.objective.name}, got {self.data.own}: only branch "
-                "takes own text. Use objective=branch"
-            )
-        if not 0 < (count := self.data.own_sequences(self.global_batch)) < self.global_batch:
-            raise ValueError(
-                f"data.own_share must give 1 to {self.global_batch - 1} of the {self.global_batch} sequences "
-                f"of a step, got {count} by {self.data.own_share}. Change it or global_batch"
-            )
-
-    def _check_accumulation(self) -> None:
-        """Raises ValueError for a type that DeepSpeed's optimizers cannot add gradients up in."""
-        wanted = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
-        if wanted not in (None, "fp32", "bf16"):
-            raise ValueError(f"deepspeed.data_types.grad_accum_dtype must be fp32 or bf16, got {wanted}")
-        if wanted == "bf16" and not self.bf16:
-            raise ValueError(
-                "deepspeed.data_types.grad_accum_dtype must be fp32 with deepspeed.bf16.enabled=false, got bf16"
-            )
-        if wanted == "fp32" and self.bf16 and self.stage < 2:
-            # 0.19.8: stage 0 has no such optimizer; that of stage 1 holds all gradients in both types.
-            raise ValueError(
-                f"deepspeed.data_types.grad_accum_dtype must be bf16 for bfloat16 weights at ZeRO stage "
-                f"{self.stage}, got fp32. Use deepspeed=zero2, which takes no more memory"
-            )
+            value = self.deepspeed.get(name)
+            _require(name not in self.deepspeed, f"deepspeed.{name}", "left out", value, "Use optimizer.*")
+        _require(self.stage in range(4), "deepspeed.zero_optimization.stage", "0, 1, 2 or 3", self.stage)
+        name = "deepspeed.data_types.grad_accum_dtype"
+        kind = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        _require(kind in (None, "fp32", "bf16"), name, "fp32 or bf16", kind)
+        _require(self.bf16 or kind != "bf16", name, "fp32 with deepspeed.bf16.enabled=false", kind)
+        # DeepSpeed 0.19.8: stage 0 has no such optimizer; that of stage 1 holds all gradients in both types.
+        expected = f"bf16 for bfloat16 weights at ZeRO stage {self.stage}"
+        cure = "Use deepspeed=zero2, which takes no more memory"
+        _require(kind != "fp32" or not self.bf16 or self.stage >= 2, name, expected, kind, cure)
 
     @property
     def gradient_bytes(self) -> int:
-        """Of each number that gradients of several micro-batches are added up in."""
-        wanted = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
-        return 2 if self.bf16 and wanted != "fp32" else 4
+        """Bytes of a number that the gradients of several micro-batches are summed in."""
+        kind = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        return 2 if self.bf16 and kind != "fp32" else 4
 
     @property
     def bf16(self) -> bool:
@@ -311,22 +285,23 @@ class TrainConfig:
 
     @property
     def stage(self) -> int:
-        """Of ZeRO."""
+        """The stage of ZeRO."""
         return self.zero.get("stage", 0)
 
     def check_steps(self, done: int) -> None:
-        """Raises UserError where a run has gone further than `steps`."""
+        """Raise UserError if a run has gone further than `steps`."""
         if done > self.steps:
             raise UserError(
-                f"steps={self.steps}: must be at least the {done} steps that out={self.out} has taken. Use "
+                f"steps={self.steps} must be at least the {done} steps that out={self.out} has taken. Use "
                 "another out=, or more steps"
             )
 
     def accumulations(self, ranks: int) -> int:
-        """Micro-batches per rank and step. Raises UserError when the global batch does not divide."""
-        if self.global_batch % (self.micro_batch * ranks):
+        """Return the micro-batches per rank and step. Raise UserError unless they make the global batch."""
+        per_round = self.micro_batch * ranks
+        if self.global_batch % per_round:
             raise UserError(
-                f"global_batch={self.global_batch}: wanted a multiple of micro_batch x ranks = "
-                f"{self.micro_batch} x {ranks}"
+                f"global_batch must be a multiple of micro_batch x ranks = {self.micro_batch} x {ranks}, got "
+                f"{self.global_batch}"
             )
-        return self.global_batch // (self.micro_batch * ranks)
+        return self.global_batch // per_round

@@ -1,10 +1,10 @@
-"""Which sequences a step sees, and their rows. Knows shards; knows no model.
+"""Which sequences a step sees, and their rows.
 
-The order is a pure function of the seed and the step: ranks and workers change nothing in
-it, and a resumed run needs no state but its step.
+The order is a pure function of the seed and the step: ranks and workers do not change it, and a resumed run
+needs no state but its step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,21 +12,32 @@ import numpy as np
 import torch
 
 from conf import RankLocalError
+from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
-from train.objective.adaptive import retain, sample_windows, widen, window_offsets
-from train.objective.layout import COLUMNS, Layout, basic, branch, causal, dual, replaceable
+from train.objective import (
+    COLUMNS,
+    Layout,
+    basic,
+    branch,
+    causal,
+    dual,
+    replaceable,
+    retain,
+    sample_windows,
+    widen,
+    window_offsets,
+)
 
 TRAINING, HELD_OUT = 0, 1  # streams that windows are drawn from
-# Branch columns come in multiples of it on CUDA, where a width that is new to flex attention is compiled.
-CUDA_COLUMNS = 128
+CUDA_COLUMNS = 128  # branch columns are padded to multiples of it: flex attention compiles for each new width
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
-    """(length,) sequence indices from position `start` of the endless shuffled order.
+    """Return (length,) sequence indices from position `start` of the endless shuffled order.
 
-    Every epoch is a permutation of `count` sequences of its own.
+    Every epoch is another permutation of `count` sequences.
     """
     positions = np.arange(start, start + length)
     epochs = positions // count
@@ -36,18 +47,25 @@ def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
     return order
 
 
-@lru_cache(maxsize=2)  # a step may meet the end of one epoch and the start of the next
+@lru_cache(maxsize=2)  # a step may see the end of one epoch and the start of the next
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
+def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) -> list[np.ndarray]:
+    """Return one rank's micro-batches of a global batch, which must divide evenly."""
+    return list(order.reshape(-1, ranks, micro_batch)[:, rank])
+
+
 class TrainingData(Sequence[PackedSequence]):
-    """The sequences of data.path, and behind them those of data.own, by one index."""
+    """The sequences of data.path, followed by those of data.own, under one index."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self.human = Shards(config.data.path, "train")
         self._own = Shards(config.data.own, "train") if config.data.own else ()
+        self._own_sequences = config.data.own_sequences(config.global_batch)
+        self.human_sequences = config.global_batch - self._own_sequences  # of data.path, in a step
 
     def __len__(self) -> int:
         return len(self.human) + len(self._own)
@@ -55,46 +73,23 @@ class TrainingData(Sequence[PackedSequence]):
     def __getitem__(self, index: int) -> PackedSequence:  # type: ignore[override]
         return self.human[index] if index < len(self.human) else self._own[index - len(self.human)]
 
-    @property
-    def human_sequences(self) -> int:
-        """Sequences of data.path in a step."""
-        return self._config.global_batch - self._config.data.own_sequences(self._config.global_batch)
-
     def standard(self, indices: np.ndarray) -> np.ndarray | None:
-        """(n,) factors of these sequences' standard terms; None where all are of data.path.
+        """Return (n,) factors of these sequences' standard terms; None if all are of data.path.
 
-        0 of the model's own text. A step's terms are divided by the tokens of all its sequences: those of
-        data.path are multiplied so that theirs is a mean over their own tokens.
+        0 for the model's own text. A step's terms are divided by the tokens of all its sequences, so those of
+        data.path are scaled up: theirs is a mean over their own tokens.
         """
-        if not self._config.data.own:
+        if not self._own_sequences:
             return None
         return np.where(indices < len(self.human), self._config.global_batch / self.human_sequences, 0.0)
 
     def order(self, step: int) -> np.ndarray:
-        """(global_batch,) indices of a step's sequences: those of data.path, then those of data.own."""
-        seed, human = self._config.seed, self.human_sequences
-        own = self._config.global_batch - human
+        """Return (global_batch,) indices of a step's sequences: those of data.path, then those of data.own."""
+        seed, human, own = self._config.seed, self.human_sequences, self._own_sequences
         order = global_order(seed, len(self.human), step * human, human)
         if not own:
             return order
         return np.concatenate([order, len(self.human) + global_order(seed, len(self._own), step * own, own)])
-
-
-def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) -> list[np.ndarray]:
-    """One rank's micro-batches of a global batch, which must divide evenly."""
-    mine = order.reshape(-1, ranks, micro_batch)[:, rank]
-    return list(mine)
-
-
-def adaptive_ids(vocab: Vocab, objective: ObjectiveConfig) -> tuple[int, ...]:
-    """The ids that the objective uses: `causal` none. Raises ValueError for more offsets than diverse ids."""
-    if objective.name == "causal":
-        return ()
-    if not objective.diverse:
-        return vocab.adaptive[:1]
-    if len(vocab.adaptive) < objective.L:
-        raise ValueError(f"objective.L={objective.L}: wanted at most the {len(vocab.adaptive)} diverse ids")
-    return vocab.adaptive[: objective.L]
 
 
 def lay_out(
@@ -107,16 +102,16 @@ def lay_out(
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
 ) -> Layout:
-    """The objective's layout of some sequences; windows are keyed by (seed, index).
+    """Return the objective's layout of sequences; their windows are keyed by (seed, index).
 
-    `multiple` and `standard` are branch's. A sequence whose standard term has the factor 0 is the model's own
-    text: it ends where generation was stopped, so no draft in it predicts EOS.
+    `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the sequence is the model's
+    own text: it ends where generation was stopped, so no draft in it predicts EOS.
     """
     tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
     documents = np.stack([sequence.documents for sequence in sequences])
     if objective.name == "causal":
         return causal(tokens, documents)
-    adaptive = adaptive_ids(vocab, objective)
+    adaptive = objective.adaptive_ids(vocab.adaptive)
     free = replaceable(tokens, documents, sorted(vocab.control))
     windows = [draw_windows(tokens.shape[1], objective, seed=(*seed, int(index))) for index in indices]
     w, mean = objective.w, objective.masked_mean
@@ -144,23 +139,23 @@ def lay_out(
 
 
 def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and widths of one sequence's windows."""
+    """Draw starts and widths of one sequence's windows."""
     generator = np.random.default_rng(seed)
-    starts, widths = sample_windows(n, L=objective.L, start_rate=objective.start_rate, generator=generator)
-    if objective.wide_share:
-        widths = widen(
-            widths, L=objective.L, L_max=objective.L_max, share=objective.wide_share, generator=generator
-        )
+    L, share = objective.L, objective.wide_share
+    starts, widths = sample_windows(n, L=L, start_rate=objective.start_rate, generator=generator)
+    if share:
+        widths = widen(widths, L=L, L_max=objective.L_max, share=share, generator=generator)
     if objective.retention < 1:
         widths = retain(widths, rate=objective.retention, floor=objective.retention_floor, generator=generator)
     return starts, widths
 
 
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
-    """The layout's arrays on the device, by name, and its trunk."""
-    arrays = {name: value for name, value in vars(layout).items() if name != "trunk"}
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"trunk": layout.trunk}
+    """Return the layout's arrays as tensors on the device, by name, and its trunk."""
+    return {
+        name: value if name == "trunk" else torch.from_numpy(value).to(device)
+        for name, value in vars(layout).items()
+    }
 
 
 def load_batch(
@@ -173,17 +168,37 @@ def load_batch(
     device: torch.device,
     standard: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Read, lay out and move one micro-batch; `standard` is that of `lay_out`.
+    """Read one micro-batch, lay it out and move it to the device; `standard` is that of `lay_out`.
 
-    Raises RankLocalError for a sequence that holds an adaptive id: what text produces cannot be adaptive.
+    Raises RankLocalError for a sequence that contains an adaptive id: no text may produce one.
     """
     sequences = [shards[int(index)] for index in indices]
     for index, sequence in zip(indices, sequences, strict=True):
         if np.isin(sequence.tokens, vocab.adaptive).any():
             raise RankLocalError(
-                f"data.path: wanted adaptive ids {list(vocab.adaptive)} that no text holds, "
-                f"found one in sequence {index}"
+                f"data.path: adaptive ids {list(vocab.adaptive)} must not occur in text, got one in sequence "
+                f"{index}. Choose other ids in vocab.adaptive and prepare the data again"
             )
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
     layout = lay_out(sequences, indices, vocab, objective, seed=seed, multiple=multiple, standard=standard)
     return to_tensors(layout, device)
+
+
+def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model card says of a data manifest.
+
+    Documents, tokens, documents by layout (plain and the orders of infilling), languages with the most tokens
+    first, and the benchmarks that the data is decontaminated against, None if not known.
+    """
+    train = data["train"]
+    languages = sorted(train["languages"], key=lambda name: -train["languages"][name]["tokens"])
+    totals = {name: train[name] for name in ("documents", "tokens", "modes")}
+    return {**totals, "languages": languages, "decontaminated": data.get("decontaminated")}
+
+
+def own_text(config: TrainConfig) -> dict[str, Any]:
+    """Return documents and tokens of data.own, and its share of a step's sequences."""
+    assert config.data.own is not None
+    train = read_manifest(config.data.own, "shards", "data.own")["train"]
+    share = config.data.own_sequences(config.global_batch) / config.global_batch
+    return {"documents": train["documents"], "tokens": train["tokens"], "share": share}

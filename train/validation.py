@@ -1,10 +1,8 @@
-"""Validation on held-out sequences, laid out as decoding meets them: every window on a clean prefix.
-
-Whatever the objective, so that figures of all of them compare. The same sequences and windows
-every time. Knows batches and their measures; knows no schedule and no tracking.
+"""Validation on held-out sequences: always the same sequences and windows, all windows on clean prefixes, as
+decoding meets them. All objectives are validated alike, so that their figures compare.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,13 @@ from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
-from train.monitor.drafts import Row, sample_drafts
-from train.monitor.metrics import summarise
+from train.metrics import summarise
 
 DRAFTS = 8  # windows that are shown as text
+PREFIX = 16  # tokens shown before a window
+COLUMNS = ("prefix", "drafts", "text", "accepted")
 
+Row = tuple[str, str, str, int]
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -45,7 +45,7 @@ class Validation:
 
     @torch.no_grad()
     def run(self, forward: Forward) -> tuple[dict[str, float], list[Row]]:
-        """Metrics over all ranks, by name, and this rank's sample drafts (train.monitor.drafts)."""
+        """Return metrics over all ranks, by name, and this rank's sample drafts."""
         total = torch.zeros(self._objective.L + 1, 4, dtype=torch.float64, device=self._device)
         drafts: list[Row] = []
         for part in self._parts:
@@ -59,27 +59,53 @@ class Validation:
         return summarise(total), drafts
 
 
-def validated(wanted: int, *, available: int, per_round: int) -> int:
-    """How many held-out sequences, the first ones, are validated on: whole rounds of micro_batch x ranks.
+def validated(sequences: int, *, available: int, per_round: int) -> int:
+    """Return how many held-out sequences are validated on: whole rounds of micro_batch x ranks.
 
     Raises UserError when they make no round.
     """
-    count = min(wanted, available)
+    count = min(sequences, available)
     if count < per_round:
         raise UserError(
-            f"validate_sequences: wanted at least micro_batch x ranks = {per_round} held-out sequences, "
-            f"found {count}"
+            f"validate_sequences must give at least micro_batch x ranks = {per_round} held-out sequences, got "
+            f"{count}. Raise it, lower micro_batch, or prepare more held-out data"
         )
     return count // per_round * per_round
 
 
 def window_seed(seed: int) -> tuple[int, int]:
-    """What windows of held-out sequences are drawn with, in a run of this seed."""
+    """Return the seed of the windows of held-out sequences."""
     return seed, HELD_OUT
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """The objective that shows held-out windows as decoding meets them."""
+    """Return the objective that lays out held-out windows as decoding meets them."""
     if objective.name == "causal":
         return objective
     return replace(objective, name="branch", retention=1.0, wide_share=0.0)
+
+
+def sample_drafts(
+    batch: dict[str, Tensor], predicted: Tensor, *, count: int, decode: Callable[[Sequence[int]], str]
+) -> list[Row]:
+    """Return up to `count` of the widest windows of a batch of `branch`, by COLUMNS.
+
+    `predicted` (r, c) is the likeliest token of each column. The prefix ends with the token at the position of
+    a_1, which decoding knows when it meets the drafts.
+    """
+    ids, labels, offsets, positions = (
+        batch[name].tolist() for name in ("ids", "labels", "offsets", "positions")
+    )
+    windows = []
+    for row, column in (batch["offsets"] == 1).nonzero().tolist():
+        end = column + 1
+        while end < len(ids[row]) and offsets[row][end] > 1:
+            end += 1
+        windows.append((column - end, row, column, end))
+    rows = []
+    for _, row, column, end in sorted(windows)[:count]:
+        known = positions[row][column] + 1
+        drafts, text = predicted[row, column:end].tolist(), labels[row][column:end]
+        accepted = next((n for n, (a, b) in enumerate(zip(drafts, text)) if a != b), len(text))
+        rows.append((decode(ids[row][max(0, known - PREFIX) : known]), decode(drafts), decode(text), accepted))
+    return rows

@@ -69,10 +69,10 @@ class PromptSetConfig(SourceConfig):
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"prompts.max_tokens must be at least 1, got {self.max_tokens}")
         if self.truncate is not None and self.truncate < 2:
-            raise ValueError(f"prompts.truncate: must be at least 2 tokens, got {self.truncate}")
+            raise ValueError(f"prompts.truncate must be at least 2 tokens, got {self.truncate}")
         if self.truncate is not None and self.max_tokens is not None:
             raise ValueError(
-                f"prompts.truncate: must be null where max_tokens={self.max_tokens} passes over long prompts, "
+                f"prompts.truncate must be null where max_tokens={self.max_tokens} passes over long prompts, "
                 f"got {self.truncate}. Set one of the two to null"
             )
 

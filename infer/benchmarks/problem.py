@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from infer.config import Infill
-from infer.sandbox.program import Program
+from infer.sandbox import Program
 
 
 @dataclass(frozen=True, slots=True)

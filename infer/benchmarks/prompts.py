@@ -45,7 +45,7 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
     problems = problems[: max(1, int(config.first * len(problems)))]
     if config.truncate and any(isinstance(problem.prompt, Infill) for problem in problems):
         raise UserError(
-            f"prompts.{name}.truncate: must be null for infilling prompts, which need both prefix and suffix, "
+            f"prompts.{name}.truncate must be null for infilling prompts, which need both prefix and suffix, "
             f"got {config.truncate}. Use prompts.{name}.max_tokens"
         )
     random.Random(seed).shuffle(problems)

@@ -1,13 +1,14 @@
-"""Models by their shapes, as LlamaConfig's settings. Knows no torch: names of shapes are checked before it.
+"""Models by their shapes, as LlamaConfig's settings, with random weights: nothing is downloaded.
 
-Models of a shape with random weights, made on the device: nothing is downloaded.
+PyTorch is imported late: names of shapes are checked before it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM
 
 Shape = Mapping[str, Any]
 
@@ -51,8 +52,11 @@ LIVELY: Shape = {
 }
 
 
-def random_model(shape: Shape, *, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
+def random_model(shape: Shape, *, dtype: "torch.dtype", device: str) -> "LlamaForCausalLM":
     """Return the same weights each time on one kind of device."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     with torch.device(device):
         lm = LlamaForCausalLM._from_config(LlamaConfig(**shape), dtype=dtype)

@@ -188,7 +188,7 @@ def load_adaptive(folder: str | Path) -> Adaptive:
     if not path.is_file():
         raise UserError(f"model={folder} must be fine-tuned with adaptive tokens, got no adaptive.json in it")
     try:
-        adaptive = _adaptive(read_json(path, "adaptive_ids and L"))
+        adaptive = _adaptive(read_json(path, "JSON with adaptive_ids and L"))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     _check_adaptive(adaptive, path, _rows(path.parent))

@@ -1,3 +1,1 @@
-"""The loop behind Transformers' `generate`, with nothing but that library: the entry of every export's
-custom_generate/.
-"""
+"""An export's custom_generate/: our loop behind Transformers' `generate`, with that library alone."""

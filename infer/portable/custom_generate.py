@@ -1,17 +1,21 @@
-"""SDSAT as `model.generate`: what the folder custom_generate/ of a model directory runs, by Transformers alone.
+"""SDSAT as `model.generate`: what custom_generate/ of a model directory runs, with Transformers alone.
 
     model.generate(**inputs, max_new_tokens=256, custom_generate=DIR, trust_remote_code=True)
 
-The library does all that it does before it decodes: it merges the generation config, validates every
-argument, repeats prompts for num_return_sequences, and makes its processors and criteria. Decoding itself
-is this project's loop. train/export/bundle.py writes this module and those that it imports into that
-folder, so none of them may need more than Transformers, PyTorch and NumPy.
+The library prepares as always: it merges the generation config, validates arguments, repeats prompts for
+num_return_sequences, and creates processors and criteria. Decoding itself is this project's loop.
+train/export/bundle.py copies this module and those that it imports into that folder, so none of them may need
+more than Transformers, PyTorch and NumPy.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from logging import getLogger
+from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor
@@ -25,93 +29,150 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils.hub import cached_file
 
 from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
+from infer.drafters.auto import Policies
+from infer.drafters.costs import prior_costs
 from infer.drafters.places import SOURCES
-from infer.engine.forward import context_length
+from infer.engine.attention import view_of
+from infer.engine.families import check_family, check_tree
+from infer.engine.forward import context_length, places_of, shares
 from infer.engine.reading import Request
+from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Drafters, Limits, decode
-from infer.ngrams import Ngrams, NgramTable, NgramWeights
-from infer.portable.asked import (
+from infer.models.gated import CONFIG, FOLDER, WEIGHTS, gated_layers
+from infer.ngrams import ABSENT, FILE, Ngrams, NgramTable, NgramWeights, open_table
+from infer.portable.generate_args import (
     LENGTHS,
-    asks_to_sample,
-    check_asked,
-    check_healing,
+    RowProcessor,
+    check_supported,
+    first_set,
+    implies_sampling,
     limits_of,
     padded,
     prompts_of,
-    row_processors,
     sampling_of,
-    whole,
+    whole_number,
     within_context,
 )
-from infer.portable.kept import Kept, kept_for
 
 PROBES = ("auto", "root", "all")
 
 
+@dataclass
+class ModelState:
+    """What one call leaves for the next: a runner's graphs, and what was measured and learned.
+
+    It may refer to the model only weakly: `lm` is a proxy or, with a gated adapter, a view of the same weights.
+    """
+
+    places: Hashable  # of the model's tensors
+    lm: PreTrainedModel
+    runners: Runners
+    table: NgramTable | None
+    policies: Policies = field(default_factory=Policies)
+
+
+_states: WeakKeyDictionary[PreTrainedModel, ModelState] = WeakKeyDictionary()
+_lock = Lock()  # or two threads create a state each, and both measure
+
+
+def state_of(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False) -> ModelState:
+    """Return a model's state, a new one if the model was moved: a graph has the addresses of its weights.
+
+    A missing n-gram table that the export had (`has_table`) is logged once. A `gated` adapter is read from
+    where the model came from. Raise UserError for an unsupported family and for a missing adapter, ValueError
+    for a model on several devices or one that keeps no cache.
+    """
+    if lm.training and lm.is_gradient_checkpointing:
+        raise ValueError(
+            "model must be in evaluation, got training with gradient checkpointing, which keeps no cache. "
+            "Call model.eval() first."
+        )
+    places = places_of(lm)
+    with _lock:
+        state = _states.get(lm)
+        if state is None or state.places != places:
+            devices = sorted({str(parameter.device) for parameter in lm.parameters()})
+            if len(devices) > 1 or "meta" in devices:
+                raise ValueError(f"model must be on one device, got {', '.join(devices)}")
+            if shares(lm) > 1:
+                raise ValueError(f"model must be in one process, got {shares(lm)}")
+            check_family(lm.config)
+            check_tree(lm)
+            decoding: Any = view_of(lm, gated_layers(lm, _adapter_of(lm))) if gated else proxy(lm)
+            runners = Runners(decoding, static=None if _is_fixed(lm) else False)
+            table = state.table if state else _find_table(lm, expected=has_table)
+            state = _states[lm] = ModelState(places, decoding, runners, table)
+        return state
+
+
+def _is_fixed(lm: PreTrainedModel) -> bool:
+    """Return whether graphs stay valid: another library's layers (adapters, quantized weights) may change."""
+    return all(type(module).__module__.split(".")[0] in ("torch", "transformers") for module in lm.modules())
+
+
+def _find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
+    path = _file_of(lm, FILE)
+    if path is not None:
+        return open_table(path, lm.config.get_text_config().vocab_size)
+    if expected:
+        getLogger(__name__).warning(ABSENT, Path(lm.name_or_path or "") / FILE)
+    return None
+
+
+def _adapter_of(lm: PreTrainedModel) -> Path:
+    files = [_file_of(lm, f"{FOLDER}/{name}") for name in (CONFIG, WEIGHTS)]
+    if None in files:
+        raise UserError(
+            f"model must have come with its gated adapter, got {lm.name_or_path or 'no name'} and no {FOLDER}/ "
+            "there. Load the model from the directory or repository that has it."
+        )
+    return files[0].parent  # type: ignore[union-attr]
+
+
+def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
+    """Return a file of the directory, or of the hub's repository and commit, that a model came from."""
+    name = lm.name_or_path
+    if not name or (Path(name) / file).is_file():
+        return Path(name) / file if name else None
+    try:
+        cached = cached_file(name, file, revision=getattr(lm.config, "_commit_hash", None))
+    except OSError:  # no such file, repository, or network
+        return None
+    return Path(cached) if cached else None
+
+
 @dataclass(frozen=True)
 class Drafting:
-    """The adaptive tokens of a model, and how a call wants to draft with them."""
+    """The adaptive tokens of a model, and how a call drafts with them."""
 
     ids: Sequence[int]
     k: int  # drafts in a row
-    given: bool  # by the call; else it is the training's
-    probes: str | int  # under which drafts: "auto", "root", "all" or a number
+    explicit: bool  # k is the call's, not the training's
+    probes: str | int  # under which drafts: one of PROBES or a number
     sources: frozenset[str]
     weights: NgramWeights
-    has_table: bool  # the export had a table of n-grams
-    gated: bool  # the adapter beside the weights acts on adaptive tokens alone
     seed: int | None
 
-    @classmethod
-    def of(
-        cls,
-        ids: Sequence[int],
-        L: int,
-        ngrams: Mapping[str, Any] | None,
-        gated: bool,
-        k: Any,
-        probes: Any,
-        sources: Any,
-        seed: Any,
-    ) -> "Drafting":
-        """By a call's arguments, of any type, and what adaptive.json says of n-grams.
-
-        Raises ValueError, naming the argument, for what cannot be.
-        """
-        weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
-        has_table = ngrams is not None and ngrams["table"] is not None
-        given, k = k is not None, whole("k", L if k is None else k)
-        check_probes(ids, k)
-        if seed is not None and not 0 <= (seed := whole("seed", seed)) < SEEDS:
-            raise ValueError(f"seed: wanted a number of up to 63 bits, found {seed}")
-        probes = "auto" if probes is None else probes
-        if not isinstance(probes, str):
-            probes = whole("probes", probes)
-        if probes not in PROBES and (isinstance(probes, str) or probes < 1):
-            raise ValueError(f"probes: wanted auto, root, all or a number of nodes from 1 on, found {probes!r}")
-        sources = list(SOURCES) if sources is None else sources
-        if isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
-            raise ValueError(f"sources must be some of {', '.join(SOURCES)}, got {sources!r}")
-        return cls(ids, k, given, probes, frozenset(sources), weights, has_table, gated, seed)
-
-    @property
-    def automatic(self) -> bool:
-        """Whether measurements decide how much is drafted; k bounds it then."""
-        return self.probes == "auto"
-
-    def policy(self, kept: Kept, *, batch: int, capacity: int, sampling: Sampling) -> Policy:
-        """How much is drafted, and where."""
-        if self.automatic:
-            texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
-            return kept.policy(self.k if "adaptive" in self.sources else 0, self.sources, **texts)
-        return FixedPolicy(self.k, self.probes)
+    def policy(self, state: ModelState, *, batch: int, capacity: int, sampling: Sampling) -> Policy:
+        """Return how much is drafted, and where; with "auto" by measurement."""
+        if self.probes != "auto":
+            return FixedPolicy(self.k, self.probes)
+        return state.policies.auto(
+            self.k if "adaptive" in self.sources else 0,
+            self.sources,
+            batch=batch,
+            capacity=capacity,
+            sampling=sampling,
+            load=lambda: [prior_costs(state.lm.device.type)],
+        )
 
     def drafters(self, policy: Policy, table: NgramTable | None, vocabulary: int) -> Drafters:
-        """Those of each sequence."""
+        """Return the drafters of all sequences."""
         table = table if "ngrams" in self.sources else None
         text = "text" in self.sources
         ngrams = Ngrams(table, vocabulary, text=text, weights=self.weights) if table or text else None
@@ -119,24 +180,39 @@ class Drafting:
         return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams))
 
     def within(self, left: int) -> "Drafting":
-        """No more drafts in a row than the context has room for; measurements draft less in any case.
-
-        Raises ValueError where more were asked for.
-        """
-        if self.k <= left or self.automatic:
+        """Limit k to the room `left` in the context. Raise ValueError if the call itself gave more."""
+        if self.k <= left or self.probes == "auto":  # measurement drafts less in any case
             return self
-        if self.given:
-            raise ValueError(f"k: wanted at most the {left} tokens that the context has left, found {self.k}")
+        if self.explicit:
+            raise ValueError(f"k must be at most the {left} tokens left in the context, got {self.k}")
         return replace(self, k=left)
 
     def seeds(self, sampling: Sampling, sequences: int) -> list[int]:
-        """Another one for each sequence. Where none is given PyTorch's generator decides, as over the
-        library's draws: two calls differ, and `set_seed` repeats them.
-        """
+        """Return a seed per sequence, by default from PyTorch's generator: `set_seed` repeats them."""
         if not sampling.temperature:
             return [0] * sequences
         first = int(torch.randint(SEEDS - 1, ())) if self.seed is None else self.seed
         return [(first + b) % SEEDS for b in range(sequences)]
+
+
+def drafting_of(
+    ids: Sequence[int], L: int, ngrams: Mapping[str, Any] | None, k: Any, probes: Any, sources: Any, seed: Any
+) -> Drafting:
+    """Return a call's drafting, from arguments of any type and adaptive.json's n-grams. Raise ValueError."""
+    explicit, k = k is not None, whole_number("k", L if k is None else k)
+    check_probes(ids, k)
+    if seed is not None and not 0 <= (seed := whole_number("seed", seed)) < SEEDS:
+        raise ValueError(f"seed must be a number of up to 63 bits, got {seed}")
+    probes = "auto" if probes is None else probes
+    if not isinstance(probes, str):
+        probes = whole_number("probes", probes)
+    if probes not in PROBES and (isinstance(probes, str) or probes < 1):
+        raise ValueError(f"probes must be auto, root, all or a number of nodes of at least 1, got {probes!r}")
+    sources = list(SOURCES) if sources is None else sources
+    if isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
+        raise ValueError(f"sources must be some of {', '.join(SOURCES)}, got {sources!r}")
+    weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
+    return Drafting(ids, k, explicit, probes, frozenset(sources), weights, seed)
 
 
 def generate(
@@ -153,52 +229,51 @@ def generate(
     sources: Collection[str] | None = None,
     seed: int | None = None,
     custom_generate: Any = None,
-    **asked: Any,
+    **args: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """Arguments and result of the library's `generate`, greedy and sampled; and these of its own:
+    """Decode as the library's `generate`, greedily or by sampling. Own arguments:
 
     k       drafts in a row, at most: by default L of training; no more than there are diverse tokens
     probes  under which drafts the next are made: "auto" (by measurement: seconds, once for each batch, length
             and kind of sampling), "root" (the paper's two forwards in turn), "all" (one forward), or a number
     sources of drafts: some of "adaptive", "text" (n-grams of the text so far) and "ngrams" (of the training
             data, from ngrams.safetensors beside the weights); by default all that there are
-    seed    of the draws; the same one gives the same text, whatever is drafted. Sequence b has seed + b.
-            By default PyTorch's generator decides, so that `set_seed` repeats a text.
+    seed    of sampling: the same seed gives the same text, whatever is drafted. Sequence b has seed + b.
+            By default from PyTorch's generator, so that `set_seed` repeats a text.
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to near-ties. Logits processors
-    are to be functions of the ids and scores alone: of several sequences each goes on at its own pace.
-    A temperature or top_p in `generation_config` samples where do_sample is not set, as in requests to
-    `transformers serve`; a length in it that leads beyond the context ends there.
-    Raises ValueError for what it cannot do, such as beams or, as an argument, a length beyond the context (the
-    library warns).
+    must be functions of ids and scores: each sequence advances at its own pace. A temperature or top_p in
+    `generation_config` implies do_sample, as in requests to `transformers serve`; a length in it is cut at the
+    context. Raise ValueError for what is not supported, such as beams or a length argument beyond the context.
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
-    if custom_generate is not None:  # where `model.generate` is this function, and another is wanted
+    if custom_generate is not None:  # another decoder, given to a `model.generate` that is this function
         own = {"k": k, "probes": probes, "sources": sources, "seed": seed}
-        given = {name: value for name, value in own.items() if value is not None}
-        return library(custom_generate=custom_generate, **asked, **given)
-    if asked.get("assistant_model") is not None or asked.get("past_key_values") is not None:
-        raise ValueError("assistant_model, past_key_values: wanted none, since this model drafts by itself")
-    drafting = Drafting.of(adaptive_ids, L, ngrams, gated, k, probes, sources, seed)
-    configs = [one for one in (generation_config, model.generation_config) if one]
-    check_healing(asked, configs)
-    _take_stop_strings(asked, configs)
-    if "do_sample" not in asked and asks_to_sample(generation_config, model.generation_config):
-        asked["do_sample"] = True
-    # The library gives a streamer the prompt, and keeps it from a callable.
-    decoder = partial(_decode, drafting=drafting, streamer=asked.get("streamer"), given=frozenset(asked))
-    return library(custom_generate=decoder, **asked)
-
-
-def _take_stop_strings(asked: dict[str, Any], configs: Sequence[GenerationConfig]) -> None:
-    """A tokenizer and stop strings become a criterion: the library loses the tokenizer where it is given a
-    callable, and then asks for one.
-    """
-    tokenizer, sources = asked.pop("tokenizer", None), (config.stop_strings for config in configs)
-    strings = next((some for some in (asked.get("stop_strings"), *sources) if some), None)
+        args |= {name: value for name, value in own.items() if value is not None}
+        return library(custom_generate=custom_generate, **args)
+    for name in ("assistant_model", "past_key_values"):
+        if args.get(name) is not None:
+            raise ValueError(f"{name} must be None, got a value: this model drafts by itself")
+    drafting = drafting_of(adaptive_ids, L, ngrams, k, probes, sources, seed)
+    # Given a callable, the library loses the tokenizer that these two need.
+    configs, tokenizer = (generation_config, model.generation_config), args.pop("tokenizer", None)
+    if first_set("token_healing", args, configs):
+        raise ValueError("token_healing must be False, got True")
+    strings = first_set("stop_strings", args, configs)
     if strings and tokenizer is not None:
-        criteria = [*(asked.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
-        asked.update(stop_strings=None, stopping_criteria=StoppingCriteriaList(criteria))
+        criteria = [*(args.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+        args |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+    if "do_sample" not in args and implies_sampling(generation_config, model.generation_config):
+        args["do_sample"] = True
+    # The library gives a streamer the prompt, but does not pass it to a callable.
+    decoder = partial(
+        _decode,
+        drafting=drafting,
+        find_state=partial(state_of, has_table=ngrams is not None and ngrams["table"] is not None, gated=gated),
+        streamer=args.get("streamer"),
+        given=frozenset(args),
+    )
+    return library(custom_generate=decoder, **args)
 
 
 def _decode(
@@ -209,83 +284,69 @@ def _decode(
     generation_config: GenerationConfig,
     *,
     drafting: Drafting,
+    find_state: Callable[[PreTrainedModel], ModelState],
     streamer: BaseStreamer | None,
     given: frozenset[str],
     **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """A decoding method as the library calls it: prompts (B, P) in, (B, P + n) out; `given` names the user's
-    arguments.
+    """Decode (B, P) prompts to (B, P + n) ids, as the library calls a decoding method.
 
-    No parameter may have the name of anything that the library prepares, such as attention_mask: what a
-    callable names itself is handed to it past all preparation.
+    `given` names the caller's arguments. No parameter may be named like anything that the library prepares,
+    such as attention_mask: the library would pass the caller's value unprepared.
     """
-    B = len(input_ids)
+    B, rows, context = len(input_ids), lm.config.vocab_size, context_length(lm.config)
     mask, positions = (prepared.pop(name, None) for name in ("attention_mask", "position_ids"))
-    beside = {name: value for name, value in prepared.items() if name in given}
-    check_asked(generation_config, logits_processor, beside, sequences=B)
-    prompts, limits = prompts_of(input_ids, mask, positions), limits_of(stopping_criteria, input_ids)
-    pad: Any = generation_config._pad_token_tensor
-    context = context_length(lm.config)
+    further = {name: value for name, value in prepared.items() if name in given}
+    check_supported(generation_config, logits_processor, further, sequences=B)
+    prompts = prompts_of(input_ids, mask, positions)
+    longest = max(map(len, prompts))
     explicit = not given.isdisjoint(LENGTHS)
-    limits = within_context(limits, longest=max(map(len, prompts)), context=context, explicit=explicit)
-    drafting = drafting.within(context - max(map(len, prompts)))
-    _check_together(lm, drafting, limits, pad, streamer, sequences=B)
+    limits = limits_of(stopping_criteria, input_ids)
+    limits = within_context(limits, longest=longest, context=context, explicit=explicit)
+    drafting = drafting.within(context - longest)
+    pad: Any = generation_config._pad_token_tensor
+    if streamer is not None and B > 1:
+        raise ValueError(f"streamer must have one sequence, got {B}")
+    if B > 1 and limits.stop and pad is None:
+        raise ValueError(f"pad_token_id must be set for {B} sequences with stopping_criteria, got None")
+    if max(drafting.ids) >= rows:
+        raise ValueError(f"model must have the adaptive id {max(drafting.ids)}, got {rows} ids")
     sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)
-    requests = [
-        Request(prompt, seed, row_processors(processors, input_ids, b, prompt=len(prompt)))
-        for b, (prompt, seed) in enumerate(zip(prompts, drafting.seeds(sampling, B)))
-    ]
+    seeds = drafting.seeds(sampling, B)
+    requests = []
+    for b, prompt in enumerate(prompts):
+        row: Any = [RowProcessor(processors, input_ids, b, prompt=len(prompt))]
+        requests.append(Request(prompt, seeds[b], LogitsProcessorList(row) if processors else None))
     try:
-        texts = _texts(lm, requests, limits, sampling, drafting, streamer)
-    except UserError as error:  # a sentence already
+        texts = _texts(find_state(lm), requests, limits, sampling, drafting, streamer)
+    except UserError as error:
         raise ValueError(str(error)) from error
     sequences = padded(input_ids, texts, pad)
-    told = generation_config.return_dict_in_generate
-    return GenerateDecoderOnlyOutput(sequences=sequences) if told else sequences  # type: ignore[arg-type]
-
-
-def _check_together(
-    lm: PreTrainedModel,
-    drafting: Drafting,
-    limits: Limits,
-    pad: Tensor | None,
-    streamer: BaseStreamer | None,
-    *,
-    sequences: int,
-) -> None:
-    """Raises ValueError for what several sequences cannot have, and for another model's adaptive tokens."""
-    if streamer is not None and sequences > 1:
-        raise ValueError(f"streamer: wanted one sequence with it, found {sequences}")
-    if sequences > 1 and limits.stop and pad is None:
-        raise ValueError(
-            f"pad_token_id: wanted one for {sequences} sequences with stopping_criteria, found none"
-        )
-    last, rows = max(drafting.ids), lm.config.vocab_size
-    if last >= rows:
-        raise ValueError(f"model: wanted the one of these adaptive tokens, found no id {last} among its {rows}")
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+    return sequences
 
 
 def _texts(
-    lm: PreTrainedModel,
+    state: ModelState,
     requests: Sequence[Request],
     limits: Limits,
     sampling: Sampling,
     drafting: Drafting,
     streamer: BaseStreamer | None,
 ) -> list[list[int]]:
-    """The new tokens of each sequence."""
+    """Return the new tokens of each sequence."""
     texts = [list[int]() for _ in requests]
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
-    kept = kept_for(lm, has_table=drafting.has_table, gated=drafting.gated)
-    policy = drafting.policy(kept, batch=len(requests), capacity=capacity, sampling=sampling)
-    drafters = drafting.drafters(policy, kept.table, lm.config.get_text_config().vocab_size)
-    runner = kept.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
+    policy = drafting.policy(state, batch=len(requests), capacity=capacity, sampling=sampling)
+    drafters = drafting.drafters(policy, state.table, state.lm.config.get_text_config().vocab_size)
+    runner = state.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
     for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:
             texts[step.sequence] += step.tokens
             for token in step.tokens if streamer else ():
                 streamer.put(torch.tensor([token]))  # type: ignore[union-attr]
-    kept.runners.give(runner)
+    state.runners.give(runner)
     if streamer:
         streamer.end()
     return texts

@@ -41,29 +41,26 @@ class QualityConfig:
     def __post_init__(self) -> None:
         for name in self.decoders:
             if name not in DECODERS:
-                raise ValueError(f"decoders must be some of {', '.join(DECODERS)}, got {name}")
+                raise ValueError(f"decoders must be of {', '.join(DECODERS)}, got {name}")
         if "plain" not in self.decoders:
             raise ValueError(
-                "decoders must have plain, which the others are compared with, got "
+                "decoders must contain plain, with which the others are compared, got "
                 f"{', '.join(self.decoders) or 'none'}"
             )
         if not self.benchmarks:
             raise ValueError("benchmarks must name at least one, got none")
         check_dtype(self.dtype)
         if not 1 <= self.batch <= SIDE_BY_SIDE:
-            raise ValueError(f"batch must be 1 to {SIDE_BY_SIDE}, got {self.batch}")
+            raise ValueError(f"batch must be from 1 to {SIDE_BY_SIDE}, got {self.batch}")
         check_at_least(self, {"max_new_tokens": 1, "workers": 1, "threads": 1})
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be a number of up to 63 bits, got {self.seed}")
-        self._check_samples()
-
-    def _check_samples(self) -> None:
         if self.samples < 0:
             raise ValueError(f"samples must be 0 or more, got {self.samples}")
         if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, of sampled answers, got {self.temperature}")
+            raise ValueError(f"temperature of sampled answers must be above 0, got {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0, up to 1, got {self.top_p}")
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k must be numbers of answers from 1 on, got {self.k}")
         if 0 < self.samples < max(self.k):

@@ -80,7 +80,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             by_step[row["step"]] = row
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: must be the log of a training, a JSON object for each step") from error
+        raise UserError(f"{path} must be the log of a training, a JSON object for each step") from error
     return [by_step[step] for step in sorted(by_step)]
 
 

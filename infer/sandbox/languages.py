@@ -1,16 +1,17 @@
 """How programs of MultiPL-E's languages are compiled and run, and where the end of their tests is.
 
-A program is its source and its tests in one file. Ending with code 0 is not enough, `exit(0)` before the
-tests does that: the tests' last act, put there by us, is to print a word that nobody can guess.
+A program is its source and its tests in one file. It is not enough that it ends with code 0, as `exit(0)`
+before the tests does: the last thing the tests do, put there by us, is to print a word that nobody can guess.
 
-What a hostile program could still do, since it shares a process with its tests: find the word in its own
-file, where the language keeps that, or in its memory, and print it; redefine what the tests compare with.
-That takes a program written against this file. Python's rooms (python.py) withstand that too.
+What a hostile program could still do, since it shares a process with its tests: find the word in its own file,
+where the language keeps that, or in its memory, and print it; redefine what the tests compare with. That takes
+a program written against this file. Python's rooms (players.py) withstand that too.
 """
 
 import glob
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+NOT_COMPILED = 113  # exit code
 Mark = Callable[[str, str], str]  # (tests, word) -> the tests, which print it at their end
 
 
@@ -26,13 +29,14 @@ def _at_end(line: str) -> Mark:
 
 
 def _before(pattern: str, line: str) -> Mark:
-    """Before the last place where `pattern` is found."""
+    """Return a mark before the last match of `pattern`."""
 
     def mark(tests: str, word: str) -> str:
-        places = [found.start() for found in re.finditer(pattern, tests)]
-        if not places:
+        matches = list(re.finditer(pattern, tests))
+        if not matches:
             raise ValueError(f"the tests end without {pattern!r}")
-        return f"{tests[: places[-1]]}\n{line.format(word)}\n{tests[places[-1] :]}"
+        place = matches[-1].start()
+        return f"{tests[:place]}\n{line.format(word)}\n{tests[place:]}"
 
     return mark
 
@@ -52,18 +56,44 @@ def _lua(tests: str, word: str) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """One row of the table below; commands are words, the first a program on the path."""
+    """A row of the table below; commands are words, the first a program on the path."""
 
     file: str
     mark: Mark
     run: tuple[str, ...]
     compile: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()  # wanted beside the commands' own
-    trial: tuple[str, ...] = ()  # ends with code 0 where a library that the tests use is there
+    tools: tuple[str, ...] = ()  # needed beside the commands' own
+    trial: tuple[str, ...] = ()  # ends with code 0 where a library that the tests use is installed
     library: str = ""  # its name
     fails: str = ""  # in the output of tests that failed, where the exit code does not say it
     address_space: bool = True  # False: it reserves much more than it uses
     environment: dict[str, str] = field(default_factory=dict)
+
+    def programs(self) -> list[str]:
+        """Return the programs on the path that it needs."""
+        names = (*self.compile[:1], self.run[0], *self.tools)
+        return [name for name in names if not name.startswith("./")]
+
+    def script(self) -> tuple[str, dict[str, str], list[str]]:
+        """Return the shell script that compiles and runs a program, its environment, and the folders it needs.
+
+        A program that was compiled does not find its tests.
+        """
+        places = {name: place_of(name) for name in self.programs()}
+        trees = [tree for _, tree in places.values() if tree]
+        if "{jars}" in " ".join(self.run):
+            trees += jars()
+        compiling, running = (
+            shlex.join([places.get(word, (word,))[0] for word in words[:1]] + list(words[1:]))
+            for words in (self.compile, self.run)
+        )
+        script = (
+            f"{compiling} || exit {NOT_COMPILED}; rm -f {self.file}; exec {running}" if compiling else running
+        )
+        # A tool may be a script for another: tsc begins with "#!/usr/bin/env node".
+        folders = dict.fromkeys([*(str(Path(path).parent) for path, _ in places.values()), ENVIRONMENT["PATH"]])
+        environment = ENVIRONMENT | self.environment | {"PATH": ":".join(folders)}
+        return script.replace("{jars}", ":".join(jars())), environment, trees
 
 
 _MAIN = ("./main",)
@@ -150,30 +180,86 @@ LANGUAGES = {
 }
 
 
+# A right program of every language and its tests, by which a sandbox is tried before it judges others: a room
+# may lack what a tool needs, or give it too little time, and then every answer in that language would be wrong.
+# The function gives 2 for 1 where %s is 1.
+_RIGHT = {
+    "cpp": (
+        "#include<bits/stdc++.h>\nlong f(long x) {\n    return x + %s;\n",
+        "}\nint main() {\n    assert(f(1) == 2);\n}\n",
+    ),
+    "rs": ("fn f(x: isize) -> isize {\n    x + %s\n", "}\nfn main() {\n    assert_eq!(f(1), 2);\n}\n"),
+    "js": ("function f(x) {\n  return x + %s;\n}\n", "require('node:assert').deepEqual(f(1), 2);"),
+    "ts": (
+        "function f(x: number): number {\n  return x + %s;\n}\n",
+        "declare var require: any;\nrequire('node:assert').deepEqual(f(1), 2);",
+    ),
+    "sh": ("f() {\n    echo $(($1 + %s))\n", "}\nset -e\n[[ $(f 1) = 2 ]]"),
+    "pl": (
+        "sub f {\n    my($x) = @_;\n    return $x + %s;\n}\n",
+        "use Test::Deep;\nif (!eq_deeply(f(1), 2)) { exit 1; }\n",
+    ),
+    "java": (
+        "import org.javatuples.*;\nclass Problem {\n    public static long f(long x) {\n    return x + %s;\n",
+        "    }\n    public static void main(String[] args) {\n        assert(f(1l) == 2l);\n    }\n}\n",
+    ),
+    "php": (
+        "<?php\nfunction f($x) {\n    return $x + %s;\n}\n",
+        'if (f(1) !== 2) { throw new Exception("Test failed!"); }',
+    ),
+    "rb": (
+        "def f(x)\n  x + %s\nend\n",
+        "require 'test/unit'\nclass T < Test::Unit::TestCase\n  def test_f\n"
+        "    assert_equal(2, f(1))\n  end\nend\n",
+    ),
+    "lua": (
+        "local function f(x)\n    return x + %s\nend\n",
+        "lu = require('luaunit')\nfunction test_f()\n    lu.assertEquals(f(1), 2)\nend\n"
+        "os.exit(lu.LuaUnit.run())",
+    ),
+    "r": ("f <- function(x) {\n    x + %s\n}\n", "stopifnot(isTRUE(all.equal(f(1), 2)))"),
+    "go": (
+        'package f_test\nimport (\n    "testing"\n    "fmt"\n    "os"\n)\n'
+        "func f(x int) int {\n    if x > 9 { os.Exit(0) }\n    return x + %s\n}\n",
+        'func TestF(t *testing.T) {\n    if f(1) != 2 {\n        t.Errorf("wrong")\n    }\n}\n',
+    ),
+    "d": ("long f(long x) {\n    return x + %s;\n}\n", "unittest\n{\n    assert(f(1) == 2);\n}\nvoid main(){}"),
+    "cs": (
+        "using System;\nusing System.Diagnostics;\nclass Problem {\n"
+        "    public static long F(long x) {\n        return x + %s;\n",
+        "    }\n    public static void Main(string[] args) {\n        Debug.Assert(F(1L) == 2L);\n    }\n}\n",
+    ),
+    "rkt": (
+        "#lang racket\n(define (f x)\n  (+ x %s))\n",
+        "(require rackunit)\n(check-within (f 1) 2 0.001)\n",
+    ),
+}
+
+
+def right_program(language: str, term: str = "1") -> tuple[str, str]:
+    """Return source and tests of a right program; with another term it is wrong."""
+    source, tests = _RIGHT[language]
+    return source.replace("%s", term, 1), tests
+
+
 def check_tests(language: str, tests: str) -> None:
-    """Raises ValueError for tests without an end that a language's have; those of others are not known."""
+    """Raise ValueError for tests that lack the end by which those of their language are known."""
     if language in LANGUAGES:
         LANGUAGES[language].mark(tests, "")
 
 
 def missing_toolchain(language: str) -> str | None:
-    """What this machine lacks to judge programs of a language, in words; None where it lacks nothing."""
+    """Return what this machine lacks to judge programs of a language, in words, or None."""
     if language == "python":
         return None
     if language not in LANGUAGES:
         return f"a way to run {language} (there is one for python, {', '.join(LANGUAGES)})"
-    found = LANGUAGES[language]
-    for tool in tools(found):
-        if not shutil.which(tool):
-            return tool
-    lacks = not jars() if language == "java" else not _works(found.trial)
-    return found.library if lacks else None
-
-
-def tools(language: Language) -> list[str]:
-    """The programs on the path that a language needs."""
-    named = (*language.compile[:1], language.run[0], *language.tools)
-    return [tool for tool in named if not tool.startswith("./")]
+    row = LANGUAGES[language]
+    for program in row.programs():
+        if not shutil.which(program):
+            return program
+    lacks_library = not jars() if language == "java" else not _works(row.trial)
+    return row.library if lacks_library else None
 
 
 @cache
@@ -182,37 +268,24 @@ def _works(command: tuple[str, ...]) -> bool:
 
 
 def jars() -> list[str]:
-    """The javatuples library, as MultiPL-E's Java tests want it."""
-    named = [path for path in os.environ.get("CLASSPATH", "").split(":") if "javatuples" in path]
-    return [os.path.realpath(path) for path in (*named, *glob.glob("/usr/share/java/javatuples*.jar"))]
+    """Return the javatuples library, as MultiPL-E's Java tests want it."""
+    on_path = [path for path in os.environ.get("CLASSPATH", "").split(":") if "javatuples" in path]
+    return [os.path.realpath(path) for path in (*on_path, *glob.glob("/usr/share/java/javatuples*.jar"))]
 
 
 @cache
-def place_of(tool: str) -> tuple[str, str | None]:
-    """Where a program really is, and the folder that it needs beside the system's. Raises KeyError where it
-    is not on the path.
+def place_of(program: str) -> tuple[str, str | None]:
+    """Return where a program really is, and the folder that it needs beside the system's.
+
+    Raises KeyError where it is not on the path.
     """
-    found = shutil.which(tool)
-    if found is None:
-        raise KeyError(tool)
-    path = Path(found).resolve()
+    link = shutil.which(program)
+    if link is None:
+        raise KeyError(program)
+    path = Path(link).resolve()
     if path.name == "rustup":  # stands for the tools of whichever toolchain is chosen
-        told = subprocess.run([found, "--print", "sysroot"], capture_output=True, text=True, check=True)
-        path = Path(told.stdout.strip(), "bin", tool)
+        root = subprocess.run([link, "--print", "sysroot"], capture_output=True, text=True, check=True).stdout
+        path = Path(root.strip(), "bin", program)
     # A program may ask by which name it was called: only its folder is made real.
-    path = path if path.name == tool else Path(found).parent.resolve() / tool
+    path = path if path.name == program else Path(link).parent.resolve() / program
     return str(path), None if str(path).startswith("/usr/") else str(path.parents[1])
-
-
-def folder_of(tool: str) -> str:
-    """The folder in which a room finds a program."""
-    return str(Path(place_of(tool)[0]).parent)
-
-
-def command(words: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The words as a command with its program's place, and the folders that it needs."""
-    words = tuple(word.replace("{jars}", ":".join(jars())) for word in words)
-    if words[0].startswith("./"):
-        return list(words), []
-    path, tree = place_of(words[0])
-    return [path, *words[1:]], [tree] if tree else []

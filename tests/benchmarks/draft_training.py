@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int | None) -> di
 
     torch.set_num_threads(1)
     from conf.stage import read_manifest
-    from train.loop import Trainer
+    from train.trainer import Trainer
 
     with TemporaryDirectory() as folder:
         config = settings_of(args, name, seed=seed, steps=steps or TIMED, out=Path(folder))
@@ -106,7 +106,6 @@ def accepted_drafts(args: argparse.Namespace, trainer: Any, config: Any) -> dict
     from infer.engine.reading import Request
     from infer.engine.runner import Runner
     from infer.loop import Drafters, Limits, decode
-    from train.data import adaptive_ids
 
     lm = gated_model(args, trainer, config) if config.lora.gated else trainer.module.lm.float().eval()
     lm.set_attn_implementation("sdpa")
@@ -116,7 +115,9 @@ def accepted_drafts(args: argparse.Namespace, trainer: Any, config: Any) -> dict
     texts = [text for text in documents if len(text) > 400][:PROMPTS]
     prompts = [[vocab.bos, *tokenizer.encode(text[: len(text) // 2]).ids[:PROMPT_TOKENS]] for text in texts]
     L = config.objective.L
-    new = Drafters(partial(AdaptiveDrafter, adaptive_ids(vocab, config.objective), FixedPolicy(L, "root")))
+    new = Drafters(
+        partial(AdaptiveDrafter, config.objective.adaptive_ids(vocab.adaptive), FixedPolicy(L, "root"))
+    )
     runner = Runner(lm, capacity=PROMPT_TOKENS + NEW_TOKENS + 8, max_rows=4 * L)
     limits = Limits(NEW_TOKENS, {vocab.eos})
     steps = [step for prompt in prompts for (step,) in decode(runner, [Request(prompt)], new, limits)]
@@ -131,12 +132,11 @@ def gated_model(args: argparse.Namespace, trainer: Any, config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     from infer.models.gated import gate_model
-    from train.data import adaptive_ids
-    from train.model.lora import PlainWeights
+    from train.lora import PlainWeights
 
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(trainer.module.lm.config)
-    weights, ids = trainer.module.lm.state_dict(), adaptive_ids(trainer.vocab, config.objective)
+    weights, ids = trainer.module.lm.state_dict(), config.objective.adaptive_ids(trainer.vocab.adaptive)
     with TemporaryDirectory() as folder:
         adapter = PlainWeights(plain, config.lora, weights, adaptive=ids, merged=False, dtype=torch.float32)
         adapter.save_adapter(Path(folder) / "adapter")

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.loss_memory [--width 4096] [--vocab 32016] [--chunk 1024]
 
 16,384 positions in bfloat16, value and gradients (of the hidden states and of the head), with
-train.objective.loss and with all logits at once, each in a process of its own. One thread; minutes at
+train.loss and with all logits at once, each in a process of its own. One thread; minutes at
 CodeLlama's width.
 The last line is JSON.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.benchmarks.objectives import resident
-from train.objective.loss import draft_loss
+from train.loss import draft_loss
 
 POSITIONS = 16_384
 
@@ -35,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> None:
     held = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held
     began = time.perf_counter()
-    if arguments.of == "train.objective.loss":
+    if arguments.of == "train.loss":
         loss, *_ = draft_loss(hidden, head, labels, weights, chunk=arguments.chunk)
     else:
         loss = (F.cross_entropy((hidden @ head.T).float(), labels, reduction="none") * weights).sum()
@@ -48,13 +48,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=32_016)
     parser.add_argument("--chunk", type=int, default=1024)
-    parser.add_argument("--of", choices=("train.objective.loss", "all logits at once"))
+    parser.add_argument("--of", choices=("train.loss", "all logits at once"))
     arguments = parser.parse_args()
     if arguments.of:
         measure(arguments)
         return
     rows = {}
-    for of in ("train.objective.loss", "all logits at once"):
+    for of in ("train.loss", "all logits at once"):
         command = [sys.executable, "-m", "tests.benchmarks.loss_memory", "--of", of]
         command += [f"--{name}={getattr(arguments, name)}" for name in ("width", "vocab", "chunk")]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

@@ -88,8 +88,8 @@ def overrides(row: tuple) -> list[str]:
 def worker(row: tuple) -> None:
     """One rank: prints the bytes of its fullest moment, while the engine starts and while it steps."""
     from conf import settings
+    from train import engine as engines
     from train.config import TrainConfig
-    from train.engine import engine as engines
 
     torch.set_num_threads(1)
     config = settings("train", TrainConfig, overrides(row))
@@ -110,9 +110,9 @@ def worker(row: tuple) -> None:
 def train(config: "TrainConfig", *, tokens: int) -> int:
     """Some steps on random sequences of `tokens`; returns the highest resident memory before the first."""
     from data_prep.vocab import Vocab
+    from train import engine as engines
     from train.data import lay_out, to_tensors
-    from train.engine import engine as engines
-    from train.model.assemble import assemble
+    from train.model import assemble
 
     forget_peak()
     size = config.model.shape["vocab_size"]
@@ -167,8 +167,8 @@ def main(numbers: list[int]) -> None:
     """Print measured and planned, row by row, and the ratio of the two."""
     from conf import settings
     from train.config import TrainConfig
-    from train.model.pretrained import model_config
-    from train.plan.memory import estimate_memory
+    from train.memory import estimate_memory
+    from train.pretrained import model_config
 
     found = []
     titles = ("model", "tokens", "ranks", "ZeRO", "type", "ckpt", "measured", "plan", "ratio")

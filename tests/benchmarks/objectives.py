@@ -24,10 +24,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_prep.shards import SPAN, PackedSequence
 from data_prep.vocab import Vocab
+from train.attention import register
 from train.config import ObjectiveConfig
 from train.data import lay_out, to_tensors
-from train.model.lm import AdaptiveLM
-from train.objective.attention import register
+from train.model import AdaptiveLM
 
 N, B, L, VOCAB = 1024, 2, 5, 4096
 OBJECTIVES = ("causal", "basic", "dual", "branch")

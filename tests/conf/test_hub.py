@@ -11,7 +11,7 @@ from conf.hub import find_folder, replace_hub_names
 from data_prep.config import DataPrepConfig
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
-from train.provenance import base_model
+from train.pretrained import base_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -63,7 +63,7 @@ def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path, files: t
     with pytest.raises(UserError) as error:
         replace_hub_names(train)
     assert str(error.value) == (
-        "model.path=owner/model: must be a folder or the hub's name of a model, got no such folder, and "
+        "model.path=owner/model must be a folder or the hub's name of a model, got no such folder, and "
         "HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first"
     )
 
@@ -78,7 +78,9 @@ def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pyte
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
-    with pytest.raises(UserError, match=r"^draft=owner/draft: .* did not answer \(ConnectionError\). Check"):
+    with pytest.raises(
+        UserError, match=r"^draft=owner/draft must .* did not answer \(ConnectionError\). Check"
+    ):
         find_folder("owner/draft", setting="draft")
     assert asked == [("owner/draft", 10.0)]
 

@@ -188,9 +188,9 @@ def test_a_library_s_own_settings_may_be_added_and_left_out() -> None:
         (["steps=ten"], "steps must be a whole number, got 'ten'"),  # were OmegaConf's words, with its types
         (["objective.w=x"], "objective.w must be a number, got 'x'"),
         (["out=x/${nothing}"], "out must refer to settings as ${NAME}, got ${nothing}, which is none"),
-        (["objective.L=0"], "objective.L: wanted at least 1, found 0"),
-        (["steps=0"], "steps: wanted at least 1, found 0"),
-        (["seed=-1"], "seed: wanted at least 0, found -1"),  # was NumPy's error, of the first step
+        (["objective.L=0"], "objective.L must be at least 1, got 0"),
+        (["steps=0"], "steps must be at least 1, got 0"),
+        (["seed=-1"], "seed must be at least 0, got -1"),  # was NumPy's error, of the first step
         (["experiment=nothing"], "experiment must be one of deepseek_coder_1b_l5, demo, "),
         (["objective="], "objective must be one of basic, branch, causal, dual, got none"),
         (["objective=null"], "objective must be one of basic, branch, causal, dual, got null"),
@@ -240,7 +240,7 @@ def test_a_sentence_is_one_line_whatever_it_quotes() -> None:
     """A value's line end split the sentence, and its escape codes reached the terminal."""
     with pytest.raises(UserError) as error:
         settings("train", TrainConfig, ["experiment=demo", "objective.name=a\nb\x1b[31m\udcff"])
-    assert str(error.value).endswith(r"found a\nb\x1b[31m\udcff")
+    assert str(error.value).endswith(r"got a\nb\x1b[31m\udcff")
 
 
 def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> None:

@@ -140,7 +140,7 @@ def test_a_run_that_ends_while_another_begins_is_left_alone(
 @pytest.mark.parametrize("out", ["", ".", "/", "..", "model/.."])
 def test_a_folder_without_a_name_is_refused(out: str) -> None:
     """out= and out=. were tracebacks: "PosixPath('.') has an empty name"."""
-    with pytest.raises(UserError, match=f"^out={out}: must be a folder with a name, got"):
+    with pytest.raises(UserError, match=f"^out={out} must be a folder with a name, got"):
         is_finished(out, "shards", {})
     with pytest.raises(UserError, match="must be a folder with a name"), staged(out):
         pass
@@ -151,7 +151,7 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "speed"):
-        told = f"^out={out}: must be a new or empty folder, got the file {file}. Use"
+        told = f"^out={out} must be a new or empty folder, got the file {file}. Use"
         with pytest.raises(UserError, match=told):
             is_finished(out, "shards", {})
         with pytest.raises(UserError, match="got the file"), staged(out):
@@ -247,7 +247,7 @@ def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
     """A text was decoded, and then its page found no place."""
     tmp_path.chmod(0o555)
-    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html: must be a file in a folder that can be"):
+    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html must be a file in a folder that can be"):
         file_to_write("html", f"{tmp_path}/x.html")
     tmp_path.chmod(0o755)
     assert file_to_write("html", f"{tmp_path}/x.html") == tmp_path / "x.html"
@@ -419,7 +419,7 @@ def test_a_mount_that_cannot_be_written_is_one_sentence_at_the_start(tmp_path: P
         ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert end.stderr.splitlines()[-1] == (
-        "conf.errors.UserError: out=out: must be a folder that can be created, got 'Read-only file system'. "
+        "conf.errors.UserError: out=out must be a folder that can be created, got 'Read-only file system'. "
         "Use another out="
     )
 
@@ -427,5 +427,5 @@ def test_a_mount_that_cannot_be_written_is_one_sentence_at_the_start(tmp_path: P
 def test_a_folder_that_cannot_be_created_is_one_sentence(tmp_path: Path) -> None:
     """`out=/proc/x` was a traceback of every rank."""
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^out=a: must be a folder that can be created, got '.+'. Use another"):
+    with pytest.raises(UserError, match=r"^out=a must be a folder that can be created, got '.+'. Use another"):
         create_folder(tmp_path / "file" / "x", "a")

@@ -47,7 +47,7 @@ def test_a_choice_of_a_group_is_swept() -> None:
     [
         (
             ["model=m", "seed=0,1", "out=runs/a"],
-            "out=runs/a: must differ between the jobs of -m, got one",
+            "out=runs/a must differ between the jobs of -m, got one",
         ),
         ([*SPEED, "seed=1,-1", "k=1", "rounds=0"], "rounds must be at least 1, got 0"),
         ([*SPEED, "seed=0,x"], "seed must be a whole number, got 'x'"),
@@ -79,7 +79,7 @@ def test_every_job_runs_with_its_own_settings() -> None:
 def test_a_failed_job_is_followed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = run_sweep("-m", f"out={tmp_path}/${{seed}}", "seed=1,2", "data.path=nothing")
-    assert ended.returncode == 2 and ended.stderr.count("data.path=nothing: must be a finished folder") == 2
+    assert ended.returncode == 2 and ended.stderr.count("data.path=nothing must be a finished folder") == 2
     assert ended.stderr.endswith("train: 2 of 2 jobs failed: seed=1; seed=2\n")
 
 

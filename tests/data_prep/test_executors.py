@@ -32,7 +32,7 @@ def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_pa
     """datatrove keeps a task's error in its log and goes on."""
     pytest.importorskip("ray")
     bad = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "max_unreadable=0")
-    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed: see .*out\.logs"):
+    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed. See .*out\.logs"):
         run(bad)
     assert not (tmp_path / "out").exists()
 

@@ -335,7 +335,7 @@ def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
 def test_a_wrong_out_is_told_before_the_input_is_listed(tmp_path: Path) -> None:
     """A large input was listed, or the hub asked, before a folder that could not be written was told."""
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(UserError, match=r"^out=.*: must be a new or empty folder, got other files there"):
+    with pytest.raises(UserError, match=r"^out=.* must be a new or empty folder, got other files there"):
         prepare(data_settings(tmp_path, "data.path=no/dataset/here"))
-    with pytest.raises(UserError, match=r"^out=.*: must be a new or empty folder, found the file"):
+    with pytest.raises(UserError, match=r"^out=.* must be a new or empty folder, got the file"):
         prepare(data_settings(tmp_path / "mine", "data.path=no/dataset/here"))

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from conf.stage import MANIFEST
 from tests.drills.stages import Stage
-from train.engine.checkpoint import DESCRIBED, BrokenFile, read_checkpoint
+from train.checkpoint import DESCRIBED, BrokenFile, read_checkpoint
 
 
 def facts_of(stage: Stage, run: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from conf.files import SUM
+from conf.files import CHECKSUM
 
 TIMES = {"tokens_per_second", "memory_gib", "mfu"}  # of a step
 BY_TIME = {"adaptive", "auto", "ngrams", "ssd", "tsd", "gsd", "gsd probes"}  # weigh what they measured
@@ -93,7 +93,9 @@ def _digest(path: Path) -> str:
 
 
 def _json(path: Path) -> Any:
-    return {name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if name != SUM}
+    return {
+        name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if name != CHECKSUM
+    }
 
 
 PARTS: Mapping[str, Callable[[Path], Facts]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf.files import SUM
+from conf.files import CHECKSUM
 
 View = Callable[[Path], Any]
 
@@ -26,7 +26,7 @@ def less(*names: str) -> View:
         text = path.read_text(encoding="utf-8")
         rows = [text] if path.suffix == ".json" else text.splitlines()
         found = [without(json.loads(row)) for row in rows]
-        return [{name: one for name, one in row.items() if name != SUM} for row in found]
+        return [{name: one for name, one in row.items() if name != CHECKSUM} for row in found]
 
     return view
 

@@ -216,8 +216,8 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         ({"repetition_penalty": 0.0}, "decode.repetition_penalty must be above 0, got 0.0"),
         ({"seed": 2**63}, "decode.seed must be a number of up to 63 bits"),
         ({"stop": ["x", ""]}, "decode.stop must be texts, got an empty one"),
-        ({"stop": "ab"}, "decode.stop: wanted a list of texts, found 'ab'"),
-        ({"stop": [3]}, r"decode.stop: wanted a list of texts, found \[3\]"),
+        ({"stop": "ab"}, "decode.stop must be a list of texts, got 'ab'"),
+        ({"stop": [3]}, r"decode.stop must be a list of texts, got \[3\]"),
         (
             {"method": "prompt_lookup", "nodes": 3},
             "decode.nodes, decode.width, decode.tree and decode.probes need decode.method=sdsat",

@@ -27,7 +27,7 @@ from infer.engine.families import check_tree
 from infer.engine.reading import Candidates
 from infer.engine.sampling import Sampling
 from infer.loop import Verified
-from infer.portable.kept import kept_for
+from infer.portable.custom_generate import state_of
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS
 from tests.infer.engine.test_families import tiny
@@ -145,11 +145,11 @@ def test_first_calls_that_overlap_keep_one_state_of_a_model(monkeypatch: pytest.
         time.sleep(0.05)
         check_tree(lm)
 
-    monkeypatch.setattr("infer.portable.kept.check_tree", slowly)
+    monkeypatch.setattr("infer.portable.custom_generate.check_tree", slowly)
 
     def first() -> int:
         together.wait()
-        return id(kept_for(lm))
+        return id(state_of(lm))
 
     assert len(set(in_threads([first] * THREADS))) == len(tried) == 1
 

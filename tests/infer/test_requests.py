@@ -82,19 +82,19 @@ def test_settings_of_every_type(model: Model) -> None:
     }
     assert outcomes(model, [20, 30], DecodeConfig("sdsat", **given)) == plain  # type: ignore[arg-type]
     for wrong, sentence in [
-        ({"k": 2.5}, "decode.k: wanted a whole number, found 2.5"),
-        ({"max_new_tokens": "5"}, "decode.max_new_tokens: wanted a whole number, found '5'"),
-        ({"max_new_tokens": None}, "decode.max_new_tokens: wanted a whole number, found None"),
-        ({"max_new_tokens": True}, "decode.max_new_tokens: wanted a whole number, found True"),
-        ({"temperature": [1]}, r"decode.temperature: wanted a number, found \[1\]"),
+        ({"k": 2.5}, "decode.k must be a whole number, got 2.5"),
+        ({"max_new_tokens": "5"}, "decode.max_new_tokens must be a whole number, got '5'"),
+        ({"max_new_tokens": None}, "decode.max_new_tokens must be a whole number, got None"),
+        ({"max_new_tokens": True}, "decode.max_new_tokens must be a whole number, got True"),
+        ({"temperature": [1]}, r"decode.temperature must be a number, got \[1\]"),
         ({"temperature": 10**400}, r"decode.temperature must be 0 .*or at least 1e-30, got inf"),
-        ({"tree": 1}, "decode.tree: wanted a text, found 1"),
-        ({"stop": "end"}, "decode.stop: wanted a list of texts, found 'end'"),
-        ({"method": 3}, "decode.method: wanted a text, found 3"),
+        ({"tree": 1}, "decode.tree must be a text, got 1"),
+        ({"stop": "end"}, "decode.stop must be a list of texts, got 'end'"),
+        ({"method": 3}, "decode.method must be a text, got 3"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             DecodeConfig(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="infill.prefix: wanted a text, found 5"):
+    with pytest.raises(ValueError, match="infill.prefix must be a text, got 5"):
         Infill(5)  # type: ignore[arg-type]
 
 

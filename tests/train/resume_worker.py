@@ -18,11 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from conf import UserError, settings
 from conf.stage import lock, made_from, read_manifest
+from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
-from train.engine import engine as engines
-from train.loop import Trainer
-from train.monitor.exit_code import Stopped
+from train.trainer import Stopped, Trainer
 
 STEPS, SAVE_EVERY = 12, 4
 RECIPE = [

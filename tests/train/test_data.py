@@ -12,10 +12,9 @@ from conf import RankLocalError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
-from train.data import TrainingData, adaptive_ids, draw_windows, global_order, lay_out, load_batch, rank_batches
-from train.objective.adaptive import sample_windows
-from train.objective.layout import IGNORE, Layout
-from train.schedule import learning_rate
+from train.data import TrainingData, draw_windows, global_order, lay_out, load_batch, rank_batches
+from train.objective import IGNORE, Layout, sample_windows
+from train.trainer import learning_rate
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
@@ -33,6 +32,11 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
         assert sorted(np.concatenate([b for part in parts for b in part])) == sorted(order)
 
 
+@pytest.fixture
+def vocab(data_folder: Path) -> Vocab:
+    return Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+
+
 def own_text(folder: Path, share: float, *, objective: str = "branch", batch: int = 8) -> TrainConfig:
     data = TrainDataConfig(str(folder), own=str(folder), own_share=share)
     return TrainConfig(data=data, objective=ObjectiveConfig(objective), global_batch=batch)
@@ -45,7 +49,9 @@ def test_own_text_has_its_share_of_every_step(
     """Both parts of a step go on in their own endless order, whatever steps were taken before."""
     count = round(share * batch)
     if not 0 < count < batch:
-        with pytest.raises(ValueError, match=rf"data\.own_share must give 1 to {batch - 1} of the {batch} seq"):
+        with pytest.raises(
+            ValueError, match=rf"data\.own_share must be a share that gives 1 to {batch - 1} of the {batch} seq"
+        ):
             own_text(data_folder, share, batch=batch)
         return
     data = TrainingData(replace(own_text(data_folder, share, batch=batch), seed=seed))
@@ -58,10 +64,9 @@ def test_own_text_has_its_share_of_every_step(
     assert factors is not None and (factors[-count:] == 0).all() and factors.sum() == pytest.approx(batch)
 
 
-def test_own_text_counts_for_drafts_alone(data_folder: Path) -> None:
+def test_own_text_counts_for_drafts_alone(data_folder: Path, vocab: Vocab) -> None:
     """Over a step's micro-batches the standard term is the mean over the tokens of data.path."""
     config = own_text(data_folder, 0.4)
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
     data = TrainingData(config)
     order, totals = data.order(3), np.zeros(8)
     for part, rows in zip(rank_batches(order, rank=0, ranks=1, micro_batch=2), np.split(np.arange(8), 4)):
@@ -99,8 +104,7 @@ def test_own_text_that_cannot_be_trained_on_is_refused(
         own_text(data_folder, share, objective=objective)
 
 
-def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> None:
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path, vocab: Vocab) -> None:
     shards, objective = Shards(data_folder, "train"), ObjectiveConfig()
     both = lay_out([shards[3], shards[7]], [3, 7], vocab, objective, seed=(0, 0, 5))
     alone = lay_out([shards[7]], [7], vocab, objective, seed=(0, 0, 5))
@@ -110,8 +114,9 @@ def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> No
 
 
 @pytest.mark.parametrize("diverse", [False, True])
-def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, diverse: bool) -> None:
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+def test_windows_stay_off_control_tokens_padding_and_borders(
+    data_folder: Path, vocab: Vocab, diverse: bool
+) -> None:
     shards = Shards(data_folder, "train")
     objective = ObjectiveConfig(start_rate=0.5, diverse=diverse)
     rows = list(range(len(shards)))
@@ -123,18 +128,12 @@ def test_windows_stay_off_control_tokens_padding_and_borders(data_folder: Path, 
     assert not np.isin(Y[offsets > 0], list(vocab.control)).any()
     assert (documents[offsets > 0] >= 0).all()
     assert ((labels != IGNORE) <= (offsets > 0)).all()
-    wanted = np.array(adaptive_ids(vocab, objective))
+    wanted = np.array(objective.adaptive_ids(vocab.adaptive))
     if diverse:
         assert offsets.max() == objective.L
         assert (M[offsets > 0] == wanted[offsets[offsets > 0] - 1]).all()
     else:
         assert (M[offsets > 0] == wanted[0]).all()
-
-
-def test_more_offsets_than_diverse_ids_are_refused() -> None:
-    vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
-    with pytest.raises(ValueError, match=r"objective\.L=3"):
-        adaptive_ids(vocab, ObjectiveConfig(L=3, diverse=True))
 
 
 def test_wide_windows_change_no_draw_where_they_are_off() -> None:
@@ -152,7 +151,7 @@ def test_wide_windows_change_no_draw_where_they_are_off() -> None:
     [
         ({"wide_share": 1.5}, r"objective\.wide_share must be a share from 0 to 1, got 1\.5"),
         ({"name": "dual"}, r"objective\.wide_share must be 0 for objective=dual, got 0\.2.*Use objective="),
-        ({"diverse": True}, r"must be 0 with objective\.diverse=true, got 0\.2: no offset above L has an id"),
+        ({"diverse": True}, r"must be 0 with objective\.diverse=true, got 0\.2\. Set objective\.diverse=false"),
         ({"L_max": 5}, r"objective\.L_max must be above objective\.L=5, got 5"),
     ],
 )
@@ -161,9 +160,10 @@ def test_wide_windows_that_cannot_be_trained_are_refused(settings: dict[str, obj
         ObjectiveConfig(**{"name": "branch", "wide_share": 0.2, **settings})
 
 
-def test_branches_on_a_gpu_have_few_widths(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_on_a_gpu_have_few_widths(
+    data_folder: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In multiples of 16 there were 43 widths in 400 sequences, and flex attention is compiled for each."""
-    vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
     seen: list[Layout] = []
     monkeypatch.setattr("train.data.to_tensors", lambda layout, device: seen.append(layout))
     shards, objective = Shards(data_folder, "train"), ObjectiveConfig(name="branch", start_rate=0.3)
@@ -179,10 +179,12 @@ def test_branches_on_a_gpu_have_few_widths(data_folder: Path, monkeypatch: pytes
     assert len(widths[1]) < len(widths[0])
 
 
-def test_causal_has_no_adaptive_ids() -> None:
-    """LoRA under `causal` trained a row of the embedding that the manifest, and so the export, knew not of."""
-    vocab = Vocab(size=9, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7, 8))
-    assert adaptive_ids(vocab, ObjectiveConfig("causal")) == ()
+def test_the_adaptive_ids_of_an_objective() -> None:
+    """LoRA under `causal` trained a row of the embedding that the manifest did not list, nor the export."""
+    assert ObjectiveConfig("causal").adaptive_ids((7, 8)) == ()
+    assert ObjectiveConfig(L=2).adaptive_ids((7, 8)) == (7,)
+    with pytest.raises(ValueError, match=r"objective\.L must be at most the 2 diverse ids, got 3"):
+        ObjectiveConfig(L=3, diverse=True).adaptive_ids((7, 8))
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
@@ -194,10 +196,11 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     assert all(a >= b for a, b in zip(rates[400:], rates[401:]))
 
 
-def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(data_folder: Path) -> None:
+def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(
+    data_folder: Path, vocab: Vocab
+) -> None:
     """One rank met it, and rank 0 said that another rank was lost; nobody said why."""
-    value = json.loads((data_folder / "manifest.json").read_text())["vocab"]
     shards = Shards(data_folder, "train")
-    vocab = Vocab.from_json({**value, "adaptive": [int(shards[3].tokens[5])]})
-    with pytest.raises(RankLocalError, match="that no text holds, found one in sequence 3"):
+    vocab = replace(vocab, adaptive=(int(shards[3].tokens[5]),))
+    with pytest.raises(RankLocalError, match="must not occur in text, got one in sequence 3"):
         load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))

@@ -29,10 +29,26 @@ ENTRIES: dict[str, tuple[str, Any]] = {
     "infer.quality": ("quality", QualityConfig),
     "infer.report": ("report", ReportConfig),
 }
-RECORD = """#!/usr/bin/env bash
-[[ $1 != -c ]] || { echo 2; exit; }  # how many ranks
+RECORD = """[[ $1 != -c ]] || { echo 2; exit; }  # how many ranks
 { printf "%q " "$@"; echo; } >>"$CALLS"
 """
+
+
+def stub(folder: Path, **scripts: str) -> None:
+    """Write executables to stand in for commands."""
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def project_of(folder: Path, *scripts: str) -> Path:
+    """Make a project of these launch scripts, with an environment to activate."""
+    (folder / "launch").mkdir(parents=True)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").touch()
+    for name in scripts:
+        shutil.copy(ROOT / "launch" / name, folder / "launch")
+    return folder
 
 
 def launch(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -56,12 +72,11 @@ def test_several_machines_need_their_number_and_a_meeting_place(environment: dic
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (75, True), (1, False)])
 def test_a_job_that_saved_before_its_limit_is_queued_again(code: int, requeued: bool, tmp_path: Path) -> None:
-    for name, text in {
-        "srun": 'echo "srun $* NODES=$NODES HEAD=$HEAD RUN=$RUN" >>"$CALLS"; exit "$CODE"',
-        "scontrol": 'echo "scontrol $*" >>"$CALLS"; [[ $1 != show ]] || printf "node7\\nnode8\\n"',
-    }.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    stub(
+        tmp_path,
+        srun='echo "srun $* NODES=$NODES HEAD=$HEAD RUN=$RUN" >>"$CALLS"; exit "$CODE"',
+        scontrol='echo "scontrol $*" >>"$CALLS"; [[ $1 != show ]] || printf "node7\\nnode8\\n"',
+    )
     calls = tmp_path / "calls"
     job = {"JOB_ID": "42", "JOB_NUM_NODES": "2", "JOB_NODELIST": "node[7-8]", "SUBMIT_DIR": str(ROOT)}
     job["CPUS_ON_NODE"] = "96"
@@ -89,19 +104,9 @@ def test_every_rank_gets_its_share_of_the_cores(
     environment: dict[str, str], threads: str, tmp_path: Path
 ) -> None:
     """torchrun gave each of several ranks one thread: an optimizer on the CPU stepped on one core of 32."""
-    project = tmp_path / "project"
-    (project / "launch").mkdir(parents=True)
-    (project / ".venv" / "bin").mkdir(parents=True)
-    (project / ".venv" / "bin" / "activate").touch()
-    script = (ROOT / "launch" / "train.sh").read_text()
-    (project / "launch" / "train.sh").write_text(script)
-    for name, text in {
-        "torchrun": 'echo "threads $OMP_NUM_THREADS"',
-        "nproc": "echo 32",
-        "nvidia-smi": "echo GPU 0; echo GPU 1",
-    }.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    project = project_of(tmp_path / "project", "train.sh")
+    gpus = {"nvidia-smi": "echo GPU 0; echo GPU 1"}
+    stub(tmp_path, torchrun='echo "threads $OMP_NUM_THREADS"', nproc="echo 32", **gpus)
     kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANKS")}
     kept |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
     run = subprocess.run(
@@ -112,13 +117,8 @@ def test_every_rank_gets_its_share_of_the_cores(
 
 def test_a_check_of_decoding_that_fails_leaves_that_of_training(tmp_path: Path) -> None:
     """launch/gpu_check.sh covered decoding alone. Each check gets its settings and a file of its own."""
-    (tmp_path / "launch").mkdir()
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
-    (tmp_path / "launch" / "gpu_check.sh").write_text((ROOT / "launch" / "gpu_check.sh").read_text())
-    python = tmp_path / "python"
-    python.write_text('#!/usr/bin/env bash\necho "$*"; [[ $2 != infer.gpu_check ]] || exit 2\n')
-    python.chmod(0o755)
+    project_of(tmp_path, "gpu_check.sh")
+    stub(tmp_path, python='echo "$*"; [[ $2 != infer.gpu_check ]] || exit 2')
     run = subprocess.run(
         ["bash", "launch/gpu_check.sh", "out=a.json", "device=cpu", "shapes=[tiny]", "train.tokens=64"],
         cwd=tmp_path,
@@ -143,17 +143,10 @@ def test_a_check_of_decoding_that_fails_leaves_that_of_training(tmp_path: Path) 
 def test_the_demo_and_the_second_rung_run_every_stage_with_settings_that_compose(
     script: str, environment: dict[str, str], data: str, tmp_path: Path
 ) -> None:
-    project = tmp_path / "project"
-    (project / ".venv" / "bin").mkdir(parents=True)
-    (project / ".venv" / "bin" / "activate").touch()
-    (project / "launch").mkdir()
-    for name in (script, "pipeline.sh", "evaluate.sh"):
-        shutil.copy(ROOT / "launch" / name, project / "launch")
+    project = project_of(tmp_path / "project", script, "pipeline.sh", "evaluate.sh")
     (project / "launch" / "setup.sh").touch()
     calls = tmp_path / "calls"
-    for name in ("python", "torchrun"):
-        (tmp_path / name).write_text(RECORD)
-        (tmp_path / name).chmod(0o755)
+    stub(tmp_path, python=RECORD, torchrun=RECORD)
     run = subprocess.run(
         ["bash", str(project / "launch" / script), str(tmp_path / "out")],
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), **environment},
@@ -189,9 +182,7 @@ def test_the_second_rung_needs_data_and_tokenizer_together() -> None:
     assert run.stderr.startswith("error: DATA and TOKENIZER must be given together, got DATA=/code TOKENIZER=.")
 
 
-@pytest.mark.parametrize(
-    "name", ["demo", "small", "pipeline", "evaluate", "gpu_check", "drill", "docs", "setup"]
-)
+@pytest.mark.parametrize("name", ["demo", "small", "pipeline", "evaluate", "gpu_check", "docs", "setup"])
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_of_a_script_is_its_head(name: str, option: str) -> None:
     """`bash launch/demo.sh --help` began the demo in a folder named --help."""
@@ -211,5 +202,5 @@ def test_an_option_is_no_folder_for_the_demo(out: str) -> None:
 def test_a_mistake_in_an_evaluation_is_told_once() -> None:
     """Speed and quality each told that there is no such model."""
     run = launch("evaluate.sh", "/nowhere", RANKS="1")
-    sentence = "error: model=/nowhere: wanted a Transformers model directory, found no such directory\n"
+    sentence = "error: model=/nowhere must be a Transformers model directory, got no such directory\n"
     assert run.returncode == 2 and run.stderr == sentence + "  see docs/settings/speed.md#model\n"

@@ -13,7 +13,7 @@ from conf import settings
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
-from train.schedule import learning_rate
+from train.trainer import learning_rate
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,13 +73,7 @@ def test_zero_stages_agree(runs: Path) -> None:
     reference = losses(runs / "zero0")
     for stage in (1, 2, 3):
         assert losses(runs / f"zero{stage}") == pytest.approx(reference, rel=0, abs=1e-5)
-    norms = [
-        [
-            json.loads(line)["gradient_norm"]
-            for line in (runs / f"zero{s}" / "log.jsonl").read_text().splitlines()
-        ]
-        for s in range(4)
-    ]
+    norms = [values(runs / f"zero{stage}", "gradient_norm") for stage in range(4)]
     assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), "stage 0 told none"
 
 
@@ -105,16 +99,16 @@ def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> 
 
 
 def test_a_broken_checkpoint_is_told_and_the_one_before_taken(runs: Path) -> None:
-    why = "zero_pp_rank_1_mp_rank_00_optim_states.pt holds other bytes than were written"
+    why = "zero_pp_rank_1_mp_rank_00_optim_states.pt has a checksum mismatch: the file is corrupt"
     lines = [line for line in (runs / "told").read_text().splitlines() if "/flipped/" in line]
     assert len(lines) == 1 and f"step-000008 is broken ({why}" in lines[0]
-    assert lines[0].endswith("step-000004 is taken")
+    assert lines[0].endswith("step-000004 is used")
     assert losses(runs / "flipped") == losses(runs / "zero2")
     assert checkpoints(runs / "flipped") == ["step-000004", "step-000008", "step-000012"]
 
 
 def test_no_whole_checkpoint_is_a_sentence(runs: Path) -> None:
-    assert "wanted a whole checkpoint, found none (step-000008: " in told(runs, "hopeless")
+    assert "must have an intact checkpoint, got none (step-000008: " in told(runs, "hopeless")
 
 
 def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
@@ -128,7 +122,7 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
 
 
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
-    assert "step 6: the loss is nan: see" in told(runs, "nan")
+    assert "step 6: the loss is nan. See" in told(runs, "nan")
     assert "step 11: the loss is " in told(runs, "exploded")
     assert checkpoints(runs / "nan") == ["step-000004"]
     assert checkpoints(runs / "exploded") == ["step-000004", "step-000008"]
@@ -234,7 +228,7 @@ def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
     manifest = json.loads((runs / "longer" / "manifest.json").read_text())
     assert manifest["settings"]["steps"] == manifest["step"] == STEPS + 4
     assert manifest["schedules"] == [[0, STEPS], [STEPS, STEPS + 4]]
-    assert f"steps={STEPS}: must be at least the {STEPS + 4} steps that out=" in told(runs, "longer")
+    assert f"steps={STEPS} must be at least the {STEPS + 4} steps that out=" in told(runs, "longer")
 
 
 def test_an_unfinished_run_may_be_given_other_steps(runs: Path) -> None:
@@ -244,6 +238,6 @@ def test_an_unfinished_run_may_be_given_other_steps(runs: Path) -> None:
 
 def test_a_folder_that_cannot_be_created_is_one_sentence(runs: Path) -> None:
     """`out=/proc/x` was a traceback of every rank."""
-    assert "refused: must be a folder that can be created, got 'No such file or directory'" in told(
+    assert "refused must be a folder that can be created, got 'No such file or directory'" in told(
         runs, "refused"
     )

@@ -1,6 +1,6 @@
-"""README.md of a model directory: the card that a hub shows.
+"""README.md of a model directory: the model card that a hub shows.
 
-Knows what the manifest of the training says, the files of the directory and a finished report of it.
+Made from the training's manifest, the directory's files and, if given, a report of infer.report.
 """
 
 import json
@@ -13,28 +13,32 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from conf import UserError
 from conf.console import markdown
-from conf.files import write_bytes
+from conf.files import read_result, write_bytes
+from conf.fingerprint import fingerprint
 from conf.stage import MANIFEST, commit, read_manifest, versions
 from data_prep.ngrams import TABLE
 from data_prep.vocab import INFILLING, Vocab
-from train.export.adapter import trained_lora
-from train.export.report import measured_on, read_report, speed_rows
+from train.export.config import trained_lora
 from train.export.sidecars import infilling_orders
 
 CARD = "README.md"
-PLACE = "MODEL"  # in commands, where the directory has no name on a hub
-NAMED = re.compile(r"^python -m infer model=(\S+) ", re.MULTILINE)
+UNNAMED = "MODEL"  # in commands, for a directory without a name on a hub
+UNNAMED_NOTE = f"`{UNNAMED}` stands for this directory, or for its name on a hub.\n\n"
+NAME_IN_CARD = re.compile(r"^python -m infer model=(\S+) ", re.MULTILINE)
 TAGS = ["sdsat", "adaptive-tokens", "speculative-decoding"]
-NAMES = {
+METRICS = {
     "standard_loss": "loss of a standard token, nats",
     "accuracy_0": "next token right",
     "accepted": "drafts accepted by loop, expected",
 }
+REPORT_SCHEMA = 2
+REPORT_KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")  # of a row of speed
 
 
 def write_card(out: Path, card: str) -> None:
-    """Write a card, as `render_card` makes it, into the model directory `out`."""
+    """Write a card into the model directory `out`."""
     write_bytes(out / CARD, card.encode("utf-8", "backslashreplace"))
 
 
@@ -47,82 +51,105 @@ def render_card(
     report: str | None = None,
     push: str | None = None,
 ) -> str:
-    """The card of the model directory `out`, made of the checkpoint of `step` in a training folder with this
-    manifest.
+    """Return the card of the model directory `out`, exported from a training's checkpoint of `step`.
 
-    `verified` is what the directory's own manifest says of its reading back, `report` the folder of a finished
-    report of the finished directory, `push` its name on the hub. Raises UserError for another model's report.
+    `manifest` is the training's, `verified` from the directory's own; `report` is the folder of a report of the
+    finished directory, `push` its name on the hub. Raise UserError for a report of another model.
     """
-    told = read_report(report, out) if report else None
-    return (
-        _environment()
-        .get_template("card.md.j2")
-        .render(
-            _of_training(manifest),
-            **_of_directory(out, manifest, push),
-            step=step,
-            held_out=_held_out(manifest["validation"], step, verified),
-            verified=verified,
-            drafts=(verified or {}).get("drafts"),  # absent from exports of earlier versions
-            report=told,
-            speed=speed_rows(told) if told and told["speed"] else [],
-        )
+    figures = read_report(report, out) if report else None
+    adaptive, base = manifest["adaptive"], manifest.get("base") or {}
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    template = _environment().get_template("card.md.j2")
+    return template.render(
+        manifest=manifest,
+        base=base,
+        adaptive=adaptive,
+        identical=len(adaptive) == 1,
+        mask_token_id=adaptive[0] if adaptive else None,
+        k=manifest["L"],
+        gated=trained_lora(manifest).gated,
+        infilling=bool(infilling_orders(manifest)),
+        recipe=list(_recipe(manifest)),
+        metadata=_metadata(manifest, base),
+        title=_title(manifest, base, config, push),
+        path=push or UNNAMED,
+        note="" if push else UNNAMED_NOTE,
+        facts=list(_facts(manifest, config)),
+        kept=(out / "adapter").is_dir(),
+        custom_generate=(out / "custom_generate").is_dir(),
+        table=(out / TABLE).is_file(),
+        exported={"dtype": config["dtype"], **_exporter(out)},
+        step=step,
+        held_out=_held_out(manifest["validation"], step, verified),
+        verified=verified,
+        drafts=(verified or {}).get("drafts"),  # absent from exports of earlier versions
+        report=figures,
+        speed=_speed_rows(figures) if figures and figures["speed"] else [],
     )
 
 
-def named(out: Path) -> str | None:
-    """The name that the directory has in the first command of its card, None where there is no such command."""
+def rename_card(out: Path, repo: str) -> bool:
+    """Put another name into the commands of a card, which may have been edited; return whether it changed."""
     path = out / CARD
-    found = NAMED.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
-    return found[1] if found else None
+    card = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    match = NAME_IN_CARD.search(card)
+    if match is None or match[1] == repo:
+        return False
+    title, new_title = (f"\n# {name.rpartition('/')[2]}\n" for name in (match[1], repo))
+    card = card.replace(UNNAMED_NOTE, "").replace(title, new_title, 1)
+    write_card(out, re.sub(rf"(?<![\w/-]){re.escape(match[1])}(?![\w/-])", repo, card))
+    return True
 
 
-def _of_training(manifest: dict[str, Any]) -> dict[str, Any]:
-    adaptive = manifest["adaptive"]
-    return {
-        "manifest": manifest,
-        "base": manifest.get("base") or {},
-        "adaptive": adaptive,
-        "identical": len(adaptive) == 1,
-        "mask_token_id": adaptive[0] if adaptive else None,
-        "k": manifest["L"],
-        "gated": trained_lora(manifest).gated,
-        "infilling": bool(infilling_orders(manifest)),
-        "recipe": list(_recipe(manifest)),
-    }
+def read_report(folder: str | Path, model: Path) -> dict[str, Any]:
+    """Return the finished report in `folder`. Raise UserError unless it is of the model directory `model`."""
+    path = Path(folder) / "report.json"
+    if not path.is_file():
+        raise UserError(f"report={folder} must be a folder that infer.report wrote, got no {path.name} in it.")
+    report = read_result(path)
+    if report.get("schema") != REPORT_SCHEMA:
+        raise UserError(f"{path} must have schema {REPORT_SCHEMA}, got {report.get('schema')}.")
+    for kind in ("speed", "quality"):
+        if report[kind]:
+            measured = read_manifest(Path(folder) / kind, kind, "report")
+            if measured["inputs"].get("model") != fingerprint(model):
+                raise UserError(f"report={folder} must be of {model}, got a report of another model.")
+    return report
 
 
-def _of_directory(out: Path, manifest: dict[str, Any], push: str | None) -> dict[str, Any]:
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    base = manifest.get("base") or {}
-    return {
-        "metadata": _metadata(manifest, base),
-        "title": _title(manifest, base, config, push),
-        "path": push or PLACE,
-        "pushed": push,
-        "facts": list(_facts(manifest, config)),
-        "kept": (out / "adapter").is_dir(),
-        "custom_generate": (out / "custom_generate").is_dir(),
-        "table": (out / TABLE).is_file(),
-        "exported": {"dtype": config["dtype"], **_exporter(out)},
-    }
+def _speed_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the best decoder of each prompt set and temperature; `plain` is plain decoding's tokens/s."""
+    rows = {tuple(row[name] for name in REPORT_KEY): row for row in report["speed"]["rows"]}
+    best_rows = []
+    for best in report["summary"]["best"]:
+        key = tuple(best[name] for name in REPORT_KEY)
+        best_rows.append({**rows[key], **best, "plain": rows[*key[:3], "plain", 0]["tokens_per_second"]})
+    return best_rows
+
+
+def _measured_on(part: Mapping[str, Any]) -> str:
+    """Return machine, versions and day of a part of a report."""
+    machine, versions = part["hardware"], part["versions"]
+    device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)"
+    libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
+    return f"{device}; {libraries}; {part['date'][:10]}"
 
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"share": share, "span": span, "measured_on": measured_on, "plain": markdown}
-    return found
+    environment.filters |= {"share": _share, "span": _span, "measured_on": _measured_on, "plain": markdown}
+    return environment
 
 
 def _exporter(out: Path) -> dict[str, Any]:
-    """Commit and versions of what wrote the directory: of this process, while it has no manifest."""
+    """Return commit and versions of the directory's export; this process's if it has no manifest yet."""
     if not (out / MANIFEST).is_file():
         return {"commit": commit(), "versions": versions()}
     manifest = read_manifest(out, "model", "out")
@@ -130,15 +157,14 @@ def _exporter(out: Path) -> dict[str, Any]:
 
 
 def _metadata(manifest: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """The YAML that a hub reads; license and base model where the base model's folder says them."""
-    found: str = ModelCardData(
+    """Return the YAML front matter that a hub reads."""
+    return ModelCardData(
         base_model=base.get("hub"),
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=TAGS if manifest["adaptive"] else None,
         **{name: value for name, value in base.items() if name.startswith("license")},
     ).to_yaml()
-    return found
 
 
 def _title(
@@ -154,12 +180,10 @@ def _title(
 
 
 def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a reader asks first."""
+    """Yield the rows of the card's first table."""
     adaptive, vocab = manifest["adaptive"], Vocab.from_json(manifest["vocab"])
-    yield (
-        "model",
-        f"{config['architectures'][0]}, {_size(manifest['parameters'])} parameters, {config['dtype']}",
-    )
+    size = _size(manifest["parameters"])
+    yield "model", f"{config['architectures'][0]}, {size} parameters, {config['dtype']}"
     yield "context", f"{config['max_position_embeddings']:,} tokens"
     yield "vocabulary", f"{config['vocab_size']:,} rows"
     if adaptive:
@@ -170,14 +194,11 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
         ids = ", ".join(f"{name} {getattr(vocab, name)}" for name in INFILLING)
         yield "infilling", f"{' and '.join(map(str.upper, orders))}; ids: {ids}"
     if data := manifest.get("data"):
-        languages = _listed(data["languages"])
+        languages = _list(data["languages"])
         yield "trained on", f"{data['documents']:,} documents, {data['tokens']:,} tokens: {languages}"
         if own := data.get("own"):
-            share = f"{100 * own['share']:g} % of the sequences"
-            yield (
-                "own text",
-                f"{share}, for the drafts alone: {own['documents']:,} documents, {own['tokens']:,} tokens",
-            )
+            size = f"{own['documents']:,} documents, {own['tokens']:,} tokens"
+            yield "own text", f"{100 * own['share']:g} % of the sequences, for the drafts alone: {size}"
         if data.get("decontaminated"):
             yield "decontaminated against", ", ".join(data["decontaminated"])
 
@@ -185,44 +206,41 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
 def _held_out(
     validation: Sequence[Mapping[str, float]], step: int, verified: Mapping[str, Any] | None
 ) -> dict[str, list[Any]]:
-    """The held-out figures: before, after where this step was validated, and of the directory itself with its
-    95 % interval.
-    """
+    """Return the held-out table: before, after if this step was validated, and again by the directory."""
     before, after = validation[0], [row for row in validation if row["step"] == step]
     offsets = sorted(int(name.removeprefix("accuracy_")) for name in before if name.startswith("accuracy_"))
     names = ["standard_loss", *(f"accuracy_{offset}" for offset in offsets), "accepted"]
     rows = []
     for name in filter(before.__contains__, names):
-        row = [NAMES.get(name) or f"draft of adaptive token {name.removeprefix('accuracy_')} right"]
-        row += [_shown(name, one[name]) for one in (before, *after)]
+        label = METRICS.get(name) or f"draft of adaptive token {name.removeprefix('accuracy_')} right"
+        row = [label, *(_figure(name, metrics[name]) for metrics in (before, *after))]
         if verified:
-            ends = verified["intervals"].get(name)
-            row.append(_shown(name, verified["measured"][name], ends))
+            row.append(_figure(name, verified["measured"][name], verified["intervals"].get(name)))
         rows.append(row)
-    again = ["this directory (95 %)"] if verified else []
-    return {"head": ["", "before", *(["after"] if after else []), *again], "after": after, "rows": rows}
+    head = ["", "before", *(["after"] if after else []), *(["this directory (95 %)"] if verified else [])]
+    return {"head": head, "after": after, "rows": rows}
 
 
-def _shown(name: str, value: float, ends: Sequence[float] | None = None) -> str:
-    """A figure, accuracies in percent, with the interval that it lies in."""
+def _figure(name: str, value: float, interval: Sequence[float] | None = None) -> str:
+    """Return a metric with its interval, accuracies in percent."""
     if name.startswith("accuracy_"):
-        return share(value, ends)
-    return f"{value:.3f}" if ends is None else f"{value:.3f} ({span(ends, '.3f')})"
+        return _share(value, interval)
+    return f"{value:.3f}" if interval is None else f"{value:.3f} ({_span(interval, '.3f')})"
 
 
 def _recipe(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The settings of training that decide what a model becomes."""
+    """Yield the settings of training that decide what a model becomes."""
     settings = manifest["settings"]
     objective, lora = dict(settings["objective"]), settings.get("lora") or {}
     name = objective.pop("name")
-    yield "objective", f"{name}: {_told(objective)}" if manifest["adaptive"] else name
+    yield "objective", f"{name}: {_settings(objective)}" if manifest["adaptive"] else name
     yield "steps", f"{settings['steps']:,} of {settings['global_batch']:,} sequences; seed {settings['seed']}"
-    yield "optimizer", f"AdamW: {_told(settings['optimizer'])}"
+    yield "optimizer", f"AdamW: {_settings(settings['optimizer'])}"
     if lora.get("rank"):
-        yield "LoRA", _told({name: value for name, value in lora.items() if value != []})
+        yield "LoRA", _settings({name: value for name, value in lora.items() if value != []})
 
 
-def _told(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
@@ -230,20 +248,20 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
 
 
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    told = ", ".join(names[:most])
-    return told if len(names) <= most else f"{told} and {len(names) - most} more"
+def _list(names: Sequence[str], most: int = 12) -> str:
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
-def share(value: float | None, ends: Sequence[float] | None = None, sign: str = "") -> str:
-    """A share of one, or a difference of shares, in percent with its interval; nothing where there is none."""
+def _share(value: float | None, interval: Sequence[float] | None = None, sign: str = "") -> str:
+    """Return a share, or a difference of shares, in percent with its interval; nothing for None."""
     if value is None:
         return ""
-    told, form = f"{100 * value:{sign}.1f} %", f"{sign}.1f"
-    return told if ends is None else f"{told} ({span([100 * end for end in ends], form)})"
+    text, form = f"{100 * value:{sign}.1f} %", f"{sign}.1f"
+    return text if interval is None else f"{text} ({_span([100 * end for end in interval], form)})"
 
 
-def span(pair: Sequence[float] | None, form: str = ".2f") -> str:
-    """An interval; nothing where there is none."""
+def _span(interval: Sequence[float] | None, form: str = ".2f") -> str:
+    """Return an interval; nothing for None."""
     between = " to " if form.startswith("+") else "–"
-    return "" if pair is None else between.join(format(value, form) for value in pair)
+    return "" if interval is None else between.join(format(end, form) for end in interval)

@@ -1,29 +1,25 @@
 """The weights of n-grams beside adaptive tokens, fitted on held-out windows.
 
-Decoding accepts a draft that is the model's own choice y_j, where all drafts before it were. A window of
-held-out text has these choices up to the first that is not the text's next token: from there on the model would
-write another text. Every place of a window is met behind the text's own tokens, so whether its draft is right
+Decoding accepts a draft that is the model's own choice y_j if all drafts before it were accepted. A window of
+held-out text has these choices up to the first that is not the text's next token: behind that one the model
+would write another text. (The next tokens themselves are no good measure: where the model did not expect them,
+n-grams would weigh too much.) All places of a window follow the text's own tokens, so whether a draft is right,
 
-    argmax_c (log p_j(c) + λ_j log s_j(c)) = y_j          with s of infer/ngrams.py
+    argmax_c (log p_j(c) + λ_j log s_j(c)) = y_j          with s of infer/ngrams.py,
 
-depends on no other place's weight. The drafts of a chain of L places that may expect to be accepted are, from
-windows that end at different places (Kaplan and Meier, JASA 1958),
+does not depend on the other places' weights. The expected accepted drafts of a chain of L places, from windows
+that end at different places (Kaplan and Meier, JASA 1958), are
 
     accepted = Σ_j Π_{i <= j} r_i        r_i: the share of right drafts among windows that have a place i and
                                              whose drafts before it are right
 
-The text's next tokens themselves, y_j or not, are no good measure: what the model did not expect the adaptive
-tokens did not either, n-grams may have, and weigh too much.
-
-All values of small grids are tried. Those of each grid stand in the order in which they are preferred: of equal
-ones the default or the nearest to it is chosen.
+All values of small grids are tried. Each grid is in order of preference: of equals the first is chosen.
 """
 
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +30,14 @@ from data_prep.ngrams import TABLE
 from infer.drafters.places import UNREAD, Places
 from infer.engine.reading import Candidates
 from infer.ngrams import LONGEST, Ngrams, NgramTable, NgramWeights, TextNgrams
-from train.export.acceptance import LEVEL, Window, student
+from train.export.sidecars import ADAPTIVE
+from train.export.verify import LEVEL, Window, jackknife
 
 DEFAULT = NgramWeights()
 TABLES = (DEFAULT.table, 1.0, 4.0, 0.5, 0.25)
 TEXTS = (DEFAULT.text, 0.5, 2.0, 0.25, 4.0)
 PLACES = (DEFAULT.place(0), 0.3, 0.5, 0.2, 0.6, 0.1, 0.8, 0.0, 1.0, 1.4)
 SWEEPS = 3  # over the places, at most
-DESCRIBED = "adaptive.json"
 
 
 @dataclass(frozen=True)
@@ -53,41 +49,35 @@ class NgramFit:
     L: int
     accepted: dict[str, float]
 
+    def describe(self) -> str:
+        """Return the fit in one sentence."""
+        weights, accepted = self.weights, self.accepted
+        places = " ".join(f"{λ:g}" for λ in weights.places)
+        return (
+            f"drafts accepted of {self.L}, on {self.windows} held-out windows: by adaptive tokens "
+            f"{accepted['adaptive']:.2f}, by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
+            f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {places})"
+        )
+
 
 def fit_directory(out: Path, windows: Sequence[Window]) -> NgramFit | None:
-    """Fit the weights for a model directory and write them into its adaptive.json: defaults without windows.
+    """Fit the weights and write them into adaptive.json; without windows write the defaults.
 
-    `table` is null there where the directory has no table.
+    `table` is null there if the directory has no table.
     """
-    path, table = out / TABLE, None
-    if path.is_file():
-        table = NgramTable(path)
-    fit = None
-    if windows:
-        fit = fit_ngrams(windows, table, read_json(out / "config.json")["vocab_size"])
+    table = NgramTable(out / TABLE) if (out / TABLE).is_file() else None
+    fit = fit_ngrams(windows, table, read_json(out / "config.json")["vocab_size"]) if windows else None
     weights = fit.weights if fit else DEFAULT
     ngrams = {"table": weights.table if table else None, "text": weights.text, "places": list(weights.places)}
-    write_json(out / DESCRIBED, {**read_json(out / DESCRIBED), "ngrams": ngrams})
+    write_json(out / ADAPTIVE, {**read_json(out / ADAPTIVE), "ngrams": ngrams})
     return fit
 
 
-def describe_fit(fit: NgramFit) -> str:
-    """Return what an export prints."""
-    weights, accepted = fit.weights, fit.accepted
-    places = " ".join(f"{λ:g}" for λ in weights.places)
-    return (
-        f"drafts accepted of {fit.L}, on {fit.windows} held-out windows: by adaptive tokens "
-        f"{accepted['adaptive']:.2f}, by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
-        f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {places})"
-    )
-
-
 def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: int) -> NgramFit:
-    """Return the weights that accept the most drafts of the windows.
+    """Return the weights that accept the most drafts of the windows; the model has `vocabulary` ids.
 
-    Three sets of weights compete: the defaults; κ and a λ of all places; κ and a λ_j of each place. A later one
-    is chosen only where its gain over the one before is beyond noise. `vocabulary` is the number of the model's
-    ids.
+    Candidates are the defaults, then κ and one λ of all places, then κ and a λ_j of each place. A later one is
+    chosen only if its gain over the one before is beyond noise.
     """
     ngrams, sequences = Ngrams(table, vocabulary), np.array([window.sequence for window in windows])
     pairs = [NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)]
@@ -114,7 +104,7 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
 
 
 def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True) -> float:
-    """Return the expected accepted drafts of a chain, drafted as decoding drafts it."""
+    """Return the expected accepted drafts of a chain, drafted by decoding's own drafter."""
     L = max(len(window.choices) for window in windows)
     hits_WL, known_WL = np.zeros((len(windows), L), dtype=bool), np.zeros((len(windows), L), dtype=bool)
     for hits, known, (window, text) in zip(hits_WL, known_WL, _texts(windows, ngrams)):
@@ -127,7 +117,7 @@ def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptiv
 
 
 def _texts(windows: Sequence[Window], ngrams: Ngrams | None) -> Iterator[tuple[Window, TextNgrams | None]]:
-    """Yield each window with the n-grams of its text; windows of a document stand side by side, in order."""
+    """Yield each window with the n-grams of its text; windows of a document are adjacent, in order."""
     document, text = None, None
     for window in windows:
         if ngrams and window.document is not document:
@@ -157,11 +147,10 @@ def _hits(
 
 
 def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]) -> tuple[Any, ...]:
-    """Return the candidates of all Q places of all windows.
+    """Return the candidates of all Q places of all windows, as _hits reads them.
 
-    (Q, C) log shares of the adaptive tokens' answers, and of what n-grams propose besides; (Q,) the column of
-    the model's choice, -1 where it is no candidate. Then, of each successor by n-grams: its row, its column,
-    its token, and by the weights of each pair its s.
+    (Q, C) log shares of the answers of adaptive tokens and of other successors by n-grams; (Q,) the column of
+    the model's choice, -1 if it is no candidate; of each successor its row, column, token, and s by pair.
     """
     shares, right = list[list[float]](), list[int]()
     rows, columns, tokens = list[int](), list[int](), list[int]()
@@ -191,7 +180,7 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
 
 
 def count(hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray) -> np.ndarray:
-    """Return (2, S, L) by sequence and place: how many windows reach a place, and how many are right there."""
+    """Return (2, S, L) counts by sequence and place: windows that reach the place, and that are right there."""
     alive = np.logical_and.accumulate(hits_WL & known_WL, axis=1)
     reached = known_WL.copy()
     reached[:, 1:] &= alive[:, :-1]
@@ -207,30 +196,24 @@ def expected(counts: np.ndarray) -> np.ndarray:
 
 
 def is_gain(before: np.ndarray, after: np.ndarray, *, tries: int) -> bool:
-    """Return whether more drafts are accepted beyond noise, by (2, S, L) counts of weights and of the best of
-    so many others.
+    """Return whether (2, S, L) counts `after`, of the best of `tries` weights, are better beyond noise.
 
-    Windows of a sequence depend on each other, so sequences are left out, as in acceptance.py; the best of m
-    needs the level of one in m (Bonferroni).
+    By the jackknife over sequences, as in verify.py, at the level of one in `tries` (Bonferroni).
     """
     n = before.shape[1]
-    gain, without = (
-        expected(b) - expected(a)
-        for a, b in (
-            (before.sum(1), after.sum(1)),
-            tuple(np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after)),
-        )
-    )
-    return n > 1 and bool(gain > student(1 - (1 - LEVEL) / tries, n - 1) * sqrt((n - 1) * without.var()))
+    gain = expected(after.sum(1)) - expected(before.sum(1))
+    before, after = (np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after))  # one left out
+    without = expected(after) - expected(before)
+    return n > 1 and bool(gain > jackknife(without, 1 - (1 - LEVEL) / tries))
 
 
 def _chain(hits_ΛWL: np.ndarray, λs: Sequence[int]) -> np.ndarray:
-    """Return the (W, L) hits by the index in PLACES of each place's λ."""
+    """Return the (W, L) hits with each place's λ, given by its index in PLACES."""
     return np.stack([hits_ΛWL[λ, :, j] for j, λ in enumerate(λs)], axis=1)
 
 
 def _fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray, start: int) -> list[int]:
-    """Return the index in PLACES of each place's λ, by coordinate search from that of all places."""
+    """Return the index in PLACES of each place's λ, by coordinate search from `start` for all places."""
     chosen, every = [start] * hits_ΛWL.shape[2], np.zeros(len(known_WL), dtype=int)
 
     def value(λs: Sequence[int]) -> float:
@@ -239,7 +222,7 @@ def _fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray, start: int) -> list
     for _ in range(SWEEPS):
         before = list(chosen)
         for j, own in enumerate(before):
-            order = [own, *range(len(PLACES))]  # of equal ones the first
+            order = [own, *range(len(PLACES))]  # of equals the first
             chosen[j] = max(order, key=lambda λ: value([*chosen[:j], λ, *chosen[j + 1 :]]))
         if chosen == before:
             break

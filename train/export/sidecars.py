@@ -1,32 +1,39 @@
 """The files beside the weights of a model directory.
 
-config.json, generation_config.json     as training left them, under the names that other readers have too
-tokenizer.json and what goes with it    control ids marked special; a chat template
-adaptive.json                           what a decoder must know: absent for a model without adaptive tokens
+config.json, generation_config.json   as training left them, also under the names that other readers look for
+tokenizer.json and its companions     control ids marked special; no id is added or changed
+chat_template.jinja                   the one given, the tokenizer's own, or one that completes text
+adaptive.json                         what a decoder must know; absent without adaptive tokens
 """
 
+import json
 import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from tokenizers import processors
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from conf import UserError
-from conf.files import read_json, write_json
+from conf.errors import TOKENIZING, UserError, in_one_line
+from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint
-from data_prep.vocab import FILES, INFILLING, Vocab
-from train.export.adapter import trained_lora
-from train.export.model_config import served_config, served_generation
-from train.export.tokenizer import write_chat_template, write_tokenizer
-from train.folder import DESCRIBED
+from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
+from train.config import DESCRIBED
+from train.export.config import trained_lora
 
-# SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
+ADAPTIVE = "adaptive.json"
+MASK_KEYS = ("pard_token", "ptd_token_id")  # of parallel drafting: TensorRT-LLM's and vLLM's
+# Prompts of infilling: SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
 ORDERS = {
     "psm": ["bos", "pre", "PREFIX", "suf", "SUFFIX", "mid"],
     "spm": ["bos", "pre", "suf", "SUFFIX", "mid", "PREFIX"],
 }
+CHAT = "chat_template.jinja"  # as Transformers names it
+COMPLETION = Path(__file__).with_name("chat_template.j2")  # for a model that completes text
+PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def write_sidecars(
@@ -38,36 +45,36 @@ def write_sidecars(
     dtype: torch.dtype,
     chat_template: str | None = None,
 ) -> None:
-    """Write into `out` everything of a training folder's model but the weights, which are those of `step`;
-    `chat_template` is a file.
+    """Write everything but the weights, which are those of `step`; `chat_template` is a file.
 
-    The folder is one that train.export.trained opened. Raises UserError for a file that no training wrote.
+    Raise UserError for a file that training did not write.
     """
     described, vocab = checkpoint / DESCRIBED, Vocab.from_json(manifest["vocab"])
-    _copy_tokenizer(described, out)
+    for name in FILES:  # nothing else: a published directory holds only what an export wrote
+        if (described / name).is_file():
+            shutil.copyfile(described / name, out / name)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
-    # One mask token for all places is all that servers know, and no adapter that acts on it alone.
-    drafts = adaptive and adaptive["identical"] and not adaptive["gated"]
-    served = served_config(
+    # Servers know a single mask token for all places, and no adapter that acts on it alone.
+    served = adaptive and adaptive["identical"] and not adaptive["gated"]
+    architecture = AutoConfig.from_pretrained(described, local_files_only=True, trust_remote_code=False)
+    config = served_config(
         read_json(described / "config.json"),
-        architecture=_architecture(described),
+        architecture=MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)].__name__,  # type: ignore[attr-defined]
         dtype=str(dtype).removeprefix("torch."),
-        mask_id=adaptive["adaptive_ids"][0] if adaptive and drafts else None,
+        mask_id=manifest["adaptive"][0] if served else None,
     )
-    write_json(out / "config.json", served)
-    generation = described / "generation_config.json"
-    found = read_json(generation) if generation.is_file() else {}
-    write_json(out / generation.name, served_generation(found, bos=vocab.bos, eos=vocab.eos))
+    write_json(out / "config.json", config)
+    file = described / "generation_config.json"
+    generation = read_json(file) if file.is_file() else {}
+    write_json(out / file.name, served_generation(generation, bos=vocab.bos, eos=vocab.eos))
     write_tokenizer(out, vocab, manifest["adaptive"])
     write_chat_template(out, chat_template)
     if adaptive:
-        write_json(out / "adaptive.json", adaptive)
+        write_json(out / ADAPTIVE, adaptive)
 
 
 def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
-    """What a decoder must know of the tokens: the adaptive ones, those of infilling, what opens a prompt,
-    and which no text becomes. None where no adaptive tokens were trained.
-    """
+    """Return the content of adaptive.json; None for a model without adaptive tokens."""
     if not manifest["adaptive"]:
         return None
     vocab = manifest["vocab"]
@@ -85,43 +92,135 @@ def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> d
             "checkpoint": fingerprint(checkpoint),
             "data": manifest["inputs"]["data.path"],
             "step": step,
-            "recipe": recipe(manifest),
+            "recipe": _recipe(manifest),
             "commit": manifest["commit"],
         },
     }
 
 
 def infilling_orders(manifest: dict[str, Any]) -> dict[str, list[str]]:
-    """The prompts of infilling that the model was trained on, by name; those in capitals are texts.
+    """Return the infilling prompts that the model was trained on; names in capitals stand for texts.
 
-    All that there are, of a training that has not kept which.
+    An earlier version's manifest does not say which: then all of them.
     """
     if not Vocab.from_json(manifest["vocab"]).infilling:
         return {}
-    modes = manifest["data"]["modes"] if "data" in manifest else dict.fromkeys(("PSM", "SPM"), 1)
+    modes = manifest["data"]["modes"] if "data" in manifest else {"PSM": 1, "SPM": 1}
     return {name: order for name, order in ORDERS.items() if modes.get(name.upper())}
 
 
-def recipe(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The settings of training, less a path that says something on one machine alone."""
-    settings = dict(manifest["settings"])
-    settings["model"] = {name: value for name, value in settings["model"].items() if name != "path"}
-    return settings
+def _recipe(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of training without the model's path, which is of one machine."""
+    model = {name: value for name, value in manifest["settings"]["model"].items() if name != "path"}
+    return {**manifest["settings"], "model": model}
 
 
-def _copy_tokenizer(described: Path, out: Path) -> None:
-    """Its files by their names, and nothing else that lies there: a directory that is published holds what an
-    export wrote. Raises UserError for a link, whose file may be anywhere.
+def served_config(
+    described: Mapping[str, Any], *, architecture: str, dtype: str, mask_id: int | None
+) -> dict[str, Any]:
+    """Return config.json with every reader's name for its values; `mask_id` is the only adaptive id.
+
+    Without `auto_map`: the weights are of Transformers' own class.
     """
-    for path in (described / name for name in FILES):
-        if path.is_symlink():
-            raise UserError(f"{path}: wanted a file of the training, found a link to {path.readlink()}")
-        if path.is_file():
-            shutil.copyfile(path, out / path.name)
+    config = {name: value for name, value in described.items() if name not in ("auto_map", *MASK_KEYS)}
+    config |= {"architectures": [architecture], "dtype": dtype, "torch_dtype": dtype}
+    config |= _rope_of_transformers_4(described.get("rope_parameters") or {})
+    return config if mask_id is None else {**config, **dict.fromkeys(MASK_KEYS, mask_id)}
 
 
-def _architecture(described: Path) -> str:
-    """The class of the library that the weights are of."""
-    config = AutoConfig.from_pretrained(described, local_files_only=True, trust_remote_code=False)
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return found.__name__
+def _rope_of_transformers_4(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` in the keys of Transformers 4; nothing for parameters by layer type.
+
+    Without them Transformers 4, and servers built on it, use rope_theta=10,000 and no draft is accepted.
+    """
+    if not parameters or any(isinstance(value, Mapping) for value in parameters.values()):
+        return {}
+    lifted = {name: parameters[name] for name in ("rope_theta", "partial_rotary_factor") if name in parameters}
+    scaling = {name: value for name, value in parameters.items() if name not in lifted}
+    return {**lifted, "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling}
+
+
+def served_generation(described: Mapping[str, Any], *, bos: int, eos: int) -> dict[str, Any]:
+    """Return generation_config.json, with the BOS and EOS of training where the base model sets none."""
+    own = {name: value for name, value in described.items() if value is not None}
+    return {**described, "bos_token_id": bos, "eos_token_id": eos, **own}
+
+
+def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> None:
+    """Rewrite tokenizer.json and tokenizer_config.json in place, for a model with these adaptive ids.
+
+    Adaptive ids of the vocabulary that this model does not use stay text.
+    """
+    tokenizer = load_tokenizer(folder)
+    file, config_file = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    value = json.loads(file.read_text(encoding="utf-8"))
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    ids = vocab.control - (set(vocab.adaptive) - set(adaptive))
+    pieces = {id: piece for id in sorted(ids) if (piece := tokenizer.id_to_token(id)) is not None}
+    write_json(config_file, _tokenizer_config(config, vocab, pieces))
+    value["added_tokens"] = mark_special(value["added_tokens"], pieces)
+    with TOKENIZING:
+        opening = tokenizer.encode("").ids
+    if opening != [vocab.bos]:
+        bos = pieces[vocab.bos]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, vocab.bos)]
+        )
+        value["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
+    write_bytes(file, json.dumps(value, ensure_ascii=False).encode())  # one line: merges are many
+
+
+def mark_special(added: Collection[dict[str, Any]], pieces: dict[int, str]) -> list[dict[str, Any]]:
+    """Return `added_tokens` of a tokenizer.json with these ids as special ones, which decoders skip."""
+    tokens = {token["id"]: token for token in added}
+    for id, piece in pieces.items():
+        tokens[id] = {"id": id, "content": piece, **PLAIN, **tokens.get(id, {}), "special": True}
+    return [tokens[id] for id in sorted(tokens)]
+
+
+def _tokenizer_config(described: dict[str, Any], vocab: Vocab, pieces: dict[int, str]) -> dict[str, Any]:
+    """Return a tokenizer_config.json by which Transformers encodes as training did.
+
+    PreTrainedTokenizerFast reads tokenizer.json literally. Classes of architectures build their own tokenizer
+    from its pieces: Transformers 5's for CodeLlama drops one of the spaces that begin a text.
+    """
+    config = {name: value for name, value in described.items() if name != "auto_map"}
+    special = [pieces[id] for id in pieces if id not in (vocab.bos, vocab.eos)]
+    listed = [
+        token if isinstance(token, str) else token["content"]
+        for token in config.get("additional_special_tokens") or []
+    ]
+    return {
+        "eos_token": pieces[vocab.eos],
+        **config,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": pieces[vocab.bos],
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "additional_special_tokens": list(dict.fromkeys([*listed, *special])),
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def write_chat_template(folder: Path, path: str | None) -> None:
+    """Write the chat template of a file; without one keep the tokenizer's own, else write COMPLETION.
+
+    Raise UserError for a file that is no template of messages.
+    """
+    config_file = folder / "tokenizer_config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    if path is None and ((folder / CHAT).is_file() or "chat_template" in config):
+        return
+    write_json(config_file, {name: value for name, value in config.items() if name != "chat_template"})
+    try:
+        write_bytes(folder / CHAT, Path(path or COMPLETION).read_text(encoding="utf-8").encode())
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        message = {"role": "user", "content": "x"}
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        if "x" not in text:
+            raise ValueError(f"{text!r} for the message 'x'")
+    except Exception as error:  # of the file system, Jinja or the template itself
+        raise UserError(
+            f"chat_template={path} must be a Jinja template of messages, got {in_one_line(error)}. "
+            "Use a file like Transformers' chat_template.jinja, or omit it."
+        ) from error

@@ -1,4 +1,4 @@
-"""A finished training folder, as an export reads it; that it describes what was trained, checks.py asks."""
+"""A finished training folder as an export reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,29 +8,35 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from conf import UserError
 from conf.console import print_line
-from conf.fingerprint import fingerprint
+from conf.errors import Refusing
+from conf.files import read_json
+from conf.fingerprint import fingerprint, fingerprint_file
 from conf.stage import read_manifest
-from data_prep.ngrams import TABLE
-from data_prep.vocab import Vocab
-from train.config import LoraSettings, ObjectiveConfig
-from train.engine.checkpoint import Checkpoint, find_whole, list_checkpoints
-from train.export.adapter import trained_lora
-from train.export.checkpoint_weights import CheckpointWeights
-from train.folder import CHECKPOINTS, DESCRIBED
-from train.model.families import skeleton
-from train.model.lora import PlainWeights
+from data_prep.ngrams import TABLE, find_table
+from data_prep.vocab import Vocab, tokenizer_file
+from train.checkpoint import Checkpoint, find_whole, list_checkpoints
+from train.config import CHECKPOINTS, DESCRIBED, LoraSettings, ObjectiveConfig
+from train.export.config import trained_lora
+from train.export.weights import CheckpointWeights
+from train.lora import PlainWeights, adapt
+from train.pretrained import skeleton
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The folder, its manifest, and its newest whole checkpoint."""
+    """A training folder, its manifest, and its newest whole checkpoint."""
 
     folder: Path
     manifest: dict[str, Any]
     checkpoint: Checkpoint
+    vocab: Vocab
+    objective: ObjectiveConfig
+    lora: LoraSettings  # rank 0 without LoRA
+    keep_adapter: bool  # beside the weights, not merged into them
 
     @property
     def described(self) -> Path:
@@ -39,97 +45,115 @@ class Trained:
 
     @property
     def table(self) -> Path | None:
-        """The n-gram table; None where the data had none."""
+        """The n-gram table; None if the data had none."""
         path = self.folder / TABLE
         return path if path.exists() else None
-
-    @property
-    def vocab(self) -> Vocab:
-        """The ids of the control pieces."""
-        return Vocab.from_json(self.manifest["vocab"])
-
-    @property
-    def objective(self) -> ObjectiveConfig:
-        """What was learned."""
-        return ObjectiveConfig(**self.manifest["settings"]["objective"])
-
-    @property
-    def lora(self) -> LoraSettings:
-        """How; rank 0 without LoRA."""
-        return trained_lora(self.manifest)
-
-    @property
-    def validation(self) -> dict[str, float]:
-        """The metrics of the checkpoint's own validation. Raises UserError where it had none."""
-        step = self.checkpoint.step
-        for row in self.manifest["validation"]:
-            if row["step"] == step:
-                return {name: value for name, value in row.items() if name != "step"}
-        raise UserError(
-            f"verify: wanted a checkpoint that was validated, found that of step {step} in {self.folder}, "
-            "which was not; verify=false exports it unverified"
-        )
 
     @property
     def config(self) -> PretrainedConfig:
         """The architecture, read anew."""
         return AutoConfig.from_pretrained(self.described, local_files_only=True, trust_remote_code=False)
 
+    @property
+    def validation(self) -> dict[str, float]:
+        """The metrics of the checkpoint's own validation. Raise UserError if there was none."""
+        step = self.checkpoint.step
+        for row in self.manifest["validation"]:
+            if row["step"] == step:
+                return {name: value for name, value in row.items() if name != "step"}
+        raise UserError(
+            f"verify must have a validated checkpoint, got none at step {step} in {self.folder}. "
+            "Use verify=false to export it unverified."
+        )
+
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
-        """Of the library's model, adapted where LoRA was trained."""
+        """Return the trained weights, those of LoRA among them."""
         return CheckpointWeights(self.folder / CHECKPOINTS / self.checkpoint.name, dtype)
 
-    def measurable(self, override: str) -> Path:
-        """The data of the checkpoint's own validation, to measure that again. Raises UserError where either is
-        missing: before anything is written.
-        """
-        _ = self.validation
-        return self.shards(override)
-
-    def served_weights(self, dtype: torch.dtype, *, kept: bool) -> Mapping[str, Tensor]:
-        """Of the plain model, which is served: with LoRA merged in float32, or the base model's, with the
-        adapter `kept` beside them.
-        """
+    def served_weights(self, dtype: torch.dtype) -> Mapping[str, Tensor]:
+        """Return the plain model's weights: the base model's, with the adapter merged unless it is kept."""
         if not self.lora.rank:
             return self.weights(dtype)
         return PlainWeights(
             skeleton(self.config),
             self.lora,
-            self.weights(dtype if kept else torch.float32),
+            self.weights(dtype if self.keep_adapter else torch.float32),
             adaptive=self.manifest["adaptive"],
-            merged=not kept,
+            merged=not self.keep_adapter,
             dtype=dtype,
         )
 
     def shards(self, override: str) -> Path:
-        """The data that it was trained on: where they lay then, or where the setting data.path says.
+        """Return the training data: where they were, or in the folder `override` if given.
 
-        Raises UserError where they are not, or are others.
+        Raise UserError if they are missing or have changed.
         """
-        place = override or self.manifest.get("places", {}).get("data.path")
-        if place is None or not (override or Path(place).is_dir()):
-            found = f"nothing at {place}" if place else "no word of where they are"
+        place = override or self.manifest.get("places", {}).get("data.path")  # absent from earlier versions
+        if not place or not (override or Path(place).is_dir()):
             raise UserError(
-                f"data.path: wanted the shards that {self.folder} was trained on, to verify the export with, "
-                f"found {found}: give data.path=DIR, or verify=false"
+                f"data.path must be the shards that {self.folder} was trained on, got nothing at "
+                f"{place or 'an unknown place'}. Give data.path=DIR, or verify=false."
             )
         read_manifest(place, "shards", "data.path")
         if fingerprint(place) != self.manifest["inputs"]["data.path"]:
             raise UserError(
-                f"data.path={place}: wanted the shards that {self.folder} was trained on, found others"
+                f"data.path={place} must be the shards that {self.folder} was trained on, got other shards."
             )
         return Path(place)
 
 
-def open_trained(folder: str) -> Trained:
-    """The training folder of the setting `checkpoint`.
+def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
+    """Open the training folder of the setting `checkpoint`.
 
-    Raises UserError for one that is not finished or has no whole checkpoint.
+    Raise UserError unless it is finished, with a whole checkpoint.
     """
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
-    found, broken = find_whole(list_checkpoints(Path(folder) / CHECKPOINTS))
-    if found is None:
-        raise UserError(f"checkpoint={folder}: wanted a folder with checkpoints, found none")
-    for path, why in broken.items():
-        print_line(f"export: {path} is broken ({why}): {found.name} is taken")
-    return Trained(Path(folder), manifest, found)
+    checkpoint, broken = find_whole(list_checkpoints(Path(folder) / CHECKPOINTS))
+    if checkpoint is None:
+        raise UserError(f"checkpoint={folder} must contain checkpoints, got none.")
+    for path, reason in broken.items():
+        print_line(f"export: {path} is broken ({reason}); using {checkpoint.name}")
+    return Trained(
+        Path(folder),
+        manifest,
+        checkpoint,
+        vocab=Vocab.from_json(manifest["vocab"]),
+        objective=ObjectiveConfig(**manifest["settings"]["objective"]),
+        lora=trained_lora(manifest),
+        keep_adapter=keep_adapter,
+    )
+
+
+def check_trained(trained: Trained) -> None:
+    """Raise UserError unless architecture, tokenizer and n-gram table are those of the training."""
+    described, tokenizer = trained.described, tokenizer_file(trained.described)
+    for path in (described, *sorted(described.glob("*")), trained.folder / TABLE):
+        if path.is_symlink():  # may lead to any file of this machine, which an export would publish
+            raise UserError(f"{path} must be a file, got a link to {path.readlink()}. Copy the file here.")
+    file = described / "config.json"
+    config = read_json(file, "a model's config.json")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # code beside the model is never run
+        code = f" with auto_map={config['auto_map']}" if "auto_map" in config else ""
+        raise UserError(f"{file} must have a model_type of Transformers, got {kind}{code}.")
+    for path, name in ((file, "architecture"), (tokenizer, "tokenizer")):
+        if trained.manifest.get(name) not in (None, fingerprint_file(path)):  # None: an earlier version
+            raise UserError(f"{path} must be the {name} of the training, got a changed file. Restore it.")
+    find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
+    _check_shapes(trained, file)
+
+
+def _check_shapes(trained: Trained, file: Path) -> None:
+    """Raise UserError unless the architecture has exactly the checkpoint's weights, in their shapes."""
+    with Refusing(f"{file} must be a model's config.json, got"):
+        lm = skeleton(trained.config)
+    if trained.lora.rank:
+        adapt(lm, trained.lora, adaptive=trained.manifest["adaptive"])
+    expected = {name: tuple(tensor.shape) for name, tensor in lm.state_dict().items()}
+    stored = trained.weights(torch.bfloat16).shapes  # a type that every checkpoint has
+    for name in sorted(expected.keys() | stored.keys()):
+        if expected.get(name) != stored.get(name):
+            raise UserError(
+                f"{file} must fit the weights of {trained.checkpoint.name}, got {name} of shape "
+                f"{expected.get(name)} here and {stored.get(name)} there."
+            )

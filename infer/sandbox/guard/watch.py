@@ -1,21 +1,182 @@
-"""What the processes of a program use, all together, as the kernel tells it."""
+"""The guard of one room: starts it, counts what it uses, ends it and reports.
 
-import errno
+It stands outside, where programs cannot see it. One line of JSON with the job comes on standard input, one with
+the report goes to standard output. When standard input ends, the sandbox wants no more or is gone: then the
+room ends too.
+"""
+
+import json
 import os
 import re
+import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
+from . import BOX, Job, Report
+from .walls import FOLDER_FILES, OWN, READY, adopt_orphans, exit_code, start
+
+TICK = 0.02  # seconds between two looks, on average: a program must not foresee them
+LONG_TICK = 0.2  # between two looks at files
+BUILDING = 60.0  # seconds that a room may take to be built
+OUT_OF_MEMORY = "out of memory"
+CGROUP = "adaptive-sandbox-"
+PATIENCE = 2.0  # seconds until a cgroup whose processes have ended can be removed
+_CHUNK = 1 << 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MEMORY = re.compile(r"^Vm(?:RSS|Swap|PTE):\s*(\d+) kB$", re.MULTILINE)
 _SEND_BUFFER = 212992  # bytes, where a container does not say
 
 
+def main() -> None:
+    """Serve one job."""
+    adopt_orphans()
+    job = Job.read(sys.stdin.readline())
+    try:
+        report = _serve(job)
+    except OSError as error:
+        report = Report("not built", trouble=str(error))
+    print(json.dumps(report))
+
+
+def _serve(job: Job) -> Report:
+    group = create_cgroup(job.cgroup, job.limits.memory << 20) if job.cgroup else ""
+    folder = _make_folder() if job.level == "limits" else BOX
+    try:
+        return Guard(job._replace(cgroup=group), folder).watch()
+    finally:
+        end_all()
+        if group:
+            _remove_cgroup(group)
+        if job.level == "limits":  # whatever rights its owner took from itself, and however deep it is
+            for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+                os.spawnvpe(os.P_WAIT, command[0], command, {"PATH": os.defpath})
+
+
+def _make_folder() -> str:
+    import tempfile  # slow, and seldom needed
+
+    return tempfile.mkdtemp(prefix="sandbox-")
+
+
+class Guard:
+    """Starts a room in `folder` and watches it."""
+
+    def __init__(self, job: Job, folder: str) -> None:
+        self._job, self._folder = job, folder
+        self._output, output = os.pipe()
+        self._ready, ready = os.pipe()
+        woken, wake = os.pipe()  # readable when a child has ended
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake)
+        self._heard = {self._output: bytearray(), self._ready: bytearray(), woken: bytearray()}
+        self._open = [*self._heard, 0]
+        self._opened, self._begun = time.monotonic(), 0.0
+        self._next_look, self._time = 0.0, ProcessorTime()
+        self._looked, self._disk = 0.0, DiskUsage()
+        self._room = start(job, folder, output, ready)
+        for descriptor in (output, ready, *job.channel):
+            os.close(descriptor)
+
+    def watch(self) -> Report:
+        """Watch until it has ended, exceeds a limit or is not wanted any more.
+
+        Raises OSError where the room could not be built.
+        """
+        ended, status = "", None
+        while not ended:
+            stopped = 0 in self._read(max(0.0, self._next_look - time.monotonic()))
+            status = self._reap()
+            if status is not None:
+                ended = "exited"
+            elif stopped:
+                ended = self._excess(last=True) or "stopped"
+            elif time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + 2 * TICK * int.from_bytes(os.urandom(2)) / 0xFFFF
+                ended = self._excess()
+            elif self._flooded():
+                ended = "too much output"
+        seconds = time.monotonic() - (self._begun or self._opened)
+        end_all()
+        if self._job.cgroup and out_of_memory_events(self._job.cgroup):
+            ended = OUT_OF_MEMORY
+        self._open = [descriptor for descriptor in self._open if descriptor]
+        while self._read(0.0) and self._open and not self._flooded():
+            continue  # what was written before the end
+        output = self._heard[self._output].decode(errors="replace")
+        if ended == "exited" and self._heard[self._ready] != READY:
+            raise OSError((self._heard[self._ready].decode(errors="replace") or output).strip()[-500:])
+        code = exit_code(status or 0)
+        if ended == "exited" and code - 128 in signal.valid_signals():
+            ended, code = "killed", code - 128
+        return Report(ended, code, output, seconds)
+
+    def _read(self, seconds: float) -> list[int]:
+        """Read what comes within so many seconds; return the descriptors that had something or have ended."""
+        ready = select.select(self._open, [], [], seconds)[0]
+        for descriptor in ready:
+            data = os.read(descriptor, _CHUNK)
+            if not data:
+                self._open.remove(descriptor)
+            elif descriptor:
+                self._heard[descriptor] += data
+        if not self._begun and self._heard[self._ready] == READY:
+            self._begun = time.monotonic()
+        return ready
+
+    def _reap(self) -> int | None:
+        """Wait for children that have ended, orphans too; return the room's status if it is among them."""
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in (0, self._room):
+                return status if pid else None
+
+    def _flooded(self) -> bool:
+        return len(self._heard[self._output]) > self._job.limits.output * (1 << 20)
+
+    def _excess(self, *, last: bool = False) -> str:
+        """Return the limit that is exceeded, in words, or nothing. The last look leaves nothing out."""
+        now, limits = time.monotonic(), self._job.limits
+        if not self._begun:
+            if now - self._opened > BUILDING:
+                raise OSError(f"the room was not ready after {BUILDING:g} s")
+            return ""
+        pids = descendants(os.getpid())
+        processes = [process for process in map(_process, pids) if process]
+        waited = sum(os.times()[2:4])  # for children of ours that have ended
+        cpu_seconds = self._time.add([*processes, Process(0, 0, False, 0.0, waited, 0)], now)
+        if sum(process.tasks for process in processes) - OWN[self._job.level] >= limits.processes:
+            return "too many processes"
+        if now - self._begun > limits.wall_seconds:
+            return f"timed out after {limits.wall_seconds:g} s"
+        if cpu_seconds > limits.cpu_seconds:
+            return f"timed out after {limits.cpu_seconds:g} s of computing"
+        if last or now - self._looked > LONG_TICK:
+            self._looked, self._disk = now, self._disk_usage(pids)
+        if self._out_of_memory(pids):
+            return OUT_OF_MEMORY
+        full = self._disk.size_bytes > limits.folder << 20 or self._disk.files > FOLDER_FILES
+        return "too much on disk" if full else ""
+
+    def _disk_usage(self, pids: list[int]) -> "DiskUsage":
+        return tree_usage(self._folder) if self._job.level == "limits" else file_system_usage(pids, BOX)
+
+    def _out_of_memory(self, pids: list[int]) -> bool:
+        if self._job.cgroup:
+            return out_of_memory_events(self._job.cgroup) > 0
+        used = sum(map(memory, pids))
+        if (
+            self._job.level != "limits" and len(pids) > 1
+        ):  # with a network and a file system in memory of its own
+            used += socket_memory(pids[1]) + self._disk.size_bytes
+        return used > self._job.limits.memory << 20
+
+
 class Process(NamedTuple):
-    """One process at one moment."""
+    """A process at a moment."""
 
     pid: int
     started: int  # with the pid a name that no other process has
@@ -25,14 +186,25 @@ class Process(NamedTuple):
     tasks: int  # threads
 
 
-class ProcessorTime:
-    """The CPU seconds of all processes of a program, by two counts of which the larger holds.
+def _process(pid: int) -> Process | None:
+    """Return a process; None if it has ended."""
+    try:
+        state, *fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return None
+    own, waited = (sum(map(int, fields[start : start + 2])) / _TICKS for start in (10, 12))
+    tasks = int(fields[16])
+    return Process(pid, int(fields[18]), state == "R" or tasks > 1, own, waited, tasks)
 
-    The kernel's count adds the seconds of ended children to the process that waits for them. It is exact, but
-    loses children whose parent ignores SIGCHLD. So we count too what each process was seen to use from look to
-    look. A process that is new and runs counts for the time since the last look: one of d seconds is seen with
-    probability d / t between looks t seconds apart, and then counts for t, which is d on average. This needs
-    looks at times that the program cannot foresee.
+
+class ProcessorTime:
+    """The CPU seconds of all processes of a program: the larger of two counts.
+
+    The kernel adds the seconds of ended children to the process that waits for them. That is exact, but loses
+    children whose parent ignores SIGCHLD. So we also add what each process was seen to use from look to look. A
+    new running process counts for the time since the last look: one of d seconds is seen with probability d / t
+    between looks t seconds apart, and then counts for t, which is d on average. This needs looks at times that
+    the program cannot foresee.
     """
 
     def __init__(self) -> None:
@@ -44,157 +216,37 @@ class ProcessorTime:
     def add(self, processes: list[Process], now: float) -> float:
         """Return the seconds so far, with what a look at time `now` shows."""
         elapsed = 0.0 if self._looked is None else now - self._looked
-        fresh = 0
+        new = 0
         for process in processes:
             before = self._before.get((process.pid, process.started))
             if before is not None:
                 self._seen_seconds += process.own_seconds - before
             elif process.running:
-                fresh += 1
-        self._seen_seconds += min(fresh, self._processors) * elapsed
+                new += 1
+        self._seen_seconds += min(new, self._processors) * elapsed
         self._before = {(process.pid, process.started): process.own_seconds for process in processes}
         self._looked = now
-        kernels = sum(process.own_seconds + process.waited_seconds for process in processes)
-        return max(kernels, self._seen_seconds)
-
-
-def children(pid: int) -> list[int]:
-    """Those of a process, by all its threads; none of one that has ended."""
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as file:
-                found += map(int, file.read().split())
-    except OSError:  # it ended while it was read
-        pass
-    return found
+        return max(
+            self._seen_seconds, sum(process.own_seconds + process.waited_seconds for process in processes)
+        )
 
 
 def descendants(pid: int) -> list[int]:
-    """All below a process, parents first."""
-    found = children(pid)
-    for child in found:
-        found += children(child)
-    return found
-
-
-def look(pids: list[int]) -> list[Process]:
-    """Return the processes of these numbers that have not ended."""
-    return [process for process in map(_process, pids) if process]
-
-
-def _process(pid: int) -> Process | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    own, waited = (sum(map(int, fields[start : start + 2])) / _TICKS for start in (10, 12))
-    tasks = int(fields[16])
-    return Process(pid, int(fields[18]), state == "R" or tasks > 1, own, waited, tasks)
-
-
-def memory(pids: list[int]) -> int:
-    """Return the bytes of processes: resident, swapped, and the page tables. A page that they share is counted
-    for each.
-    """
-    return sum(_memory_of(pid) for pid in pids)
-
-
-def _memory_of(pid: int) -> int:
-    try:
-        sizes = _sizes(f"/proc/{pid}/status")
-        if not sizes:  # the first thread has ended: the others have the memory, if there are any
-            threads = [f"/proc/{pid}/task/{thread}/status" for thread in os.listdir(f"/proc/{pid}/task")]
-            sizes = next(filter(None, map(_sizes, threads)), [])
-    except OSError:  # it ended while it was read
-        return 0
-    return sum(sizes) << 10
-
-
-def _sizes(path: str) -> list[int]:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return [int(size) for size in _MEMORY.findall(file.read())]
-
-
-def socket_memory(pid: int) -> int:
-    """Return the bytes that the sockets in a process's network namespace can hold.
-
-    A socket takes a message as long as there is less than the buffer's size in it: at most twice that size.
-    """
-    try:
-        with open(f"/proc/{pid}/net/sockstat", encoding="utf-8") as file:
-            count = int(file.readline().split()[-1])  # "sockets: used 2"
-    except OSError:  # the process has ended
-        return 0
-    return count * 2 * _send_buffer()
-
-
-def _send_buffer() -> int:
-    try:
-        with open("/proc/sys/net/core/wmem_default", encoding="utf-8") as file:
-            return int(file.read())
-    except FileNotFoundError:
-        return _SEND_BUFFER
-
-
-class FolderUsage(NamedTuple):
-    """Of a file system."""
-
-    size_bytes: int = 0
-    files: int = 0
-
-
-def folder_usage(pids: Iterable[int], path: str) -> FolderUsage:
-    """Return what the file system at a path in the processes' view of the machine holds."""
-    for pid in pids:
-        try:
-            status = os.statvfs(f"/proc/{pid}/root{path}")
-        except OSError:  # the process has ended, or may not be looked into: the next has the same view
-            continue
-        size = (status.f_blocks - status.f_bfree) * status.f_frsize
-        return FolderUsage(size, status.f_files - status.f_ffree)
-    return FolderUsage()
-
-
-def tree_usage(path: str) -> FolderUsage:
-    """Return what lies below a folder. One whose name is too long to be read counts as more than enough."""
-    size, files, folders = 0, 0, [path]
-    while folders:
-        try:
-            entries = list(os.scandir(folders.pop()))
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return FolderUsage(sys.maxsize, sys.maxsize)
-            continue  # it is gone, or its owner has closed it
-        for entry in entries:
-            try:
-                size += entry.stat(follow_symlinks=False).st_blocks * 512
-            except OSError as error:
-                if error.errno == errno.ENAMETOOLONG:
-                    return FolderUsage(sys.maxsize, sys.maxsize)
-                continue
-            files += 1
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-    return FolderUsage(size, files)
-
-
-def kill(pids: list[int]) -> None:
-    """End processes at once; those that have ended already are passed over."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    """Return all processes below one, parents first."""
+    pids = [pid]
+    for parent in pids:
+        with suppress(OSError):  # it ended while it was read
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                pids += map(int, _read_text(f"/proc/{parent}/task/{thread}/children").split())
+    return pids[1:]
 
 
 def end_all() -> None:
-    """No descendant survives, whatever it called itself or whose child it made itself: this process is one
-    that orphans come to.
-    """
+    """Kill all descendants, until none is left: orphans become children of this process."""
     while True:
-        kill([-1] if os.getpid() == 1 else descendants(os.getpid()))
+        for pid in descendants(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
@@ -203,14 +255,130 @@ def end_all() -> None:
         time.sleep(0.001)
 
 
-def tasks_of_user(user: int) -> int:
-    """Processes and threads of a user on the whole machine, which is what the kernel's limit counts."""
-    count = 0
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                if entry.stat().st_uid == user:
-                    count += len(os.listdir(f"/proc/{entry.name}/task"))
-            except OSError:
-                continue
-    return count
+def memory(pid: int) -> int:
+    """Return the bytes of a process: resident, swapped, page tables. Shared pages count for each process."""
+    with suppress(OSError):  # it ended while it was read
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            sizes = _MEMORY.findall(_read_text(f"/proc/{pid}/task/{thread}/status"))
+            if sizes:  # the first thread may have ended: the others have the memory
+                return sum(map(int, sizes)) << 10
+    return 0
+
+
+def socket_memory(pid: int) -> int:
+    """Return the bytes that the sockets in a process's network namespace can hold.
+
+    A socket takes a message as long as there is less than the buffer's size in it: at most twice that size.
+    """
+    buffer = _SEND_BUFFER
+    with suppress(FileNotFoundError):
+        buffer = int(_read_text("/proc/sys/net/core/wmem_default"))
+    try:
+        count = int(_read_text(f"/proc/{pid}/net/sockstat").split()[2])  # "sockets: used 2"
+    except OSError:  # the process has ended
+        return 0
+    return count * 2 * buffer
+
+
+class DiskUsage(NamedTuple):
+    """What a file system or a folder holds."""
+
+    size_bytes: int = 0
+    files: int = 0
+
+
+def file_system_usage(pids: list[int], path: str) -> DiskUsage:
+    """Return what the file system at a path holds, in the view of one of the processes."""
+    for pid in reversed(pids):
+        with suppress(OSError):  # the process has ended, or has another view
+            status = os.statvfs(f"/proc/{pid}/root{path}")
+            size = (status.f_blocks - status.f_bfree) * status.f_frsize
+            return DiskUsage(size, status.f_files - status.f_ffree)
+    return DiskUsage()
+
+
+def tree_usage(path: str) -> DiskUsage:
+    """Return what lies below a folder, as `du` does: folders may be nested deeper than a path can name."""
+    import subprocess  # slow, and seldom needed
+
+    counts = []
+    for unit in ("--block-size=1", "--inodes"):
+        lines = subprocess.run(["du", "-s", unit, path], capture_output=True, text=True, check=False).stdout
+        counts.append(int(lines.split()[0]) if lines else 0)
+    return DiskUsage(*counts)
+
+
+# A memory cgroup holds the limit for all kinds of memory. Beside the pages of processes it counts what no
+# process shows: shared memory without a mapping, files in memory, buffers of sockets and pipes, page tables.
+# Most containers and users have no cgroup that they may write to: then the guard counts what it can see.
+_LIMITS = {  # what the limits of memory, and of memory and swap, are called in versions 2 and 1
+    "memory.max": ("memory.swap.max", "memory.events"),
+    "memory.limit_in_bytes": ("memory.memsw.limit_in_bytes", "memory.oom_control"),
+}
+
+
+def cgroup_parents() -> list[str]:
+    """Return the folders of cgroups below which this process may try to make others.
+
+    In version 1 our own, which is the mounted root in a container that sees its own part alone; in version 2
+    our own or the one above, since a cgroup either holds processes or passes controllers on to its children.
+    """
+    parents = []
+    for line in _read_text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            parents += [f"/sys/fs/cgroup/memory{path}", "/sys/fs/cgroup/memory"]
+        elif not controllers:
+            parents += [f"/sys/fs/cgroup{path}", f"/sys/fs/cgroup{os.path.dirname(path)}"]
+    return [parent for parent in dict.fromkeys(parents) if os.access(f"{parent}/cgroup.procs", os.W_OK)]
+
+
+def create_cgroup(parent: str, memory_bytes: int) -> str:
+    """Make a cgroup with this limit and return its folder. Raises OSError where the kernel refuses it."""
+    for name in os.listdir(parent):  # of guards that were killed
+        if name.startswith(CGROUP) and not os.path.exists(f"/proc/{name.removeprefix(CGROUP)}"):
+            with suppress(OSError):  # it belongs to another container's guard
+                os.rmdir(f"{parent}/{name}")
+    folder = f"{parent}/{CGROUP}{os.getpid()}"
+    os.mkdir(folder)
+    try:
+        for limit, (swap, _) in _LIMITS.items():
+            if os.path.exists(f"{folder}/{limit}"):
+                _write(f"{folder}/{limit}", memory_bytes)
+                if os.path.exists(f"{folder}/{swap}"):
+                    _write(f"{folder}/{swap}", 0 if limit == "memory.max" else memory_bytes)
+        out_of_memory_events(folder)
+    except OSError:
+        os.rmdir(folder)
+        raise
+    return folder
+
+
+def out_of_memory_events(folder: str) -> int:
+    """Return how many processes the kernel has ended because of a cgroup's limit."""
+    for _, events in _LIMITS.values():
+        with suppress(FileNotFoundError):
+            counts = dict(line.split() for line in _read_text(f"{folder}/{events}").splitlines())
+            return int(counts["oom_kill"])
+    raise OSError(f"{folder} does not count processes that were ended for memory")
+
+
+def _remove_cgroup(folder: str) -> None:
+    """Remove a cgroup whose processes have ended. The kernel may need a moment to see that they have."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:  # afterwards a later guard removes it: an empty cgroup does no harm
+        try:
+            os.rmdir(folder)
+            break
+        except OSError:
+            time.sleep(0.01)
+
+
+def _read_text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _write(path: str, value: int) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(str(value))

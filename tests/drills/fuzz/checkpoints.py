@@ -22,9 +22,9 @@ from tests.drills.fuzz import mutate
 from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import refused
 from tests.drills.fuzz.tiny import TRAINING, made
-from train.engine.checkpoint import BrokenFile, list_checkpoints, read_checkpoint, write_checkpoint, write_file
-from train.export.checkpoint_weights import CheckpointWeights
+from train.checkpoint import BrokenFile, list_checkpoints, read_checkpoint, write_checkpoint, write_file
 from train.export.trained import open_trained
+from train.export.weights import CheckpointWeights
 
 COUNT = 1500
 MARK = "FUZZ_PICKLE_RAN"  # what a foreign pickle leaves in the environment

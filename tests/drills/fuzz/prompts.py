@@ -17,8 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
+from conf.encoding import SPACE
 from infer import DecodeConfig, Infill, Model, generate, load
-from infer.text import SPACE
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.command import call
 from tests.drills.fuzz.model_directories import costs, refused

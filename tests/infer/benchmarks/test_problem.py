@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from infer.benchmarks.problem import Problem
 from infer.config import Infill
-from infer.sandbox.program import Program
+from infer.sandbox import Program
 
 TEXTS = st.text(alphabet="ab\n}#", max_size=12)
 

@@ -126,7 +126,7 @@ def test_infillings_are_not_truncated(tmp_path: Path, infilling_text: Text) -> N
     path = tmp_path / "lines.jsonl"
     path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
     config = PromptSetConfig(path=str(path), count=None, truncate=512)
-    sentence = r"prompts\.infilling\.truncate: must be null for infilling prompts, .* got 512\. Use prompts"
+    sentence = r"prompts\.infilling\.truncate must be null for infilling prompts, .* got 512\. Use prompts"
     with pytest.raises(UserError, match=sentence):
         load_prompts("infilling", config, infilling_text, seed=0)
 

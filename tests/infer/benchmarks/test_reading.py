@@ -145,8 +145,8 @@ def test_a_benchmark_of_no_kind_a_folder_without_files_and_a_language_that_is_no
         ({"share": 0.0}, "prompts.share must be a share above 0"),
         ({"count": 0}, "prompts.count must be at least 1, got 0"),
         ({"max_tokens": 0}, "prompts.max_tokens must be at least 1, got 0"),
-        ({"truncate": 1}, "prompts.truncate: must be at least 2 tokens, got 1"),
-        ({"truncate": 512, "max_tokens": 9}, "prompts.truncate: must be null where max_tokens=9 .* got 512"),
+        ({"truncate": 1}, "prompts.truncate must be at least 2 tokens, got 1"),
+        ({"truncate": 512, "max_tokens": 9}, "prompts.truncate must be null where max_tokens=9 .* got 512"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

@@ -135,7 +135,7 @@ def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
         ({"sources": ["trie"]}, "decode.sources must be some of adaptive, text, ngrams, each once, got"),
         ({"sources": []}, "decode.sources must be some of"),
         ({"sources": ["text", "text"]}, "decode.sources must be some of .* each once"),
-        ({"sources": "text"}, "decode.sources: wanted a list of texts, found 'text'"),
+        ({"sources": "text"}, "decode.sources must be a list of texts, got 'text'"),
         (
             {"method": "ngrams", "sources": ["adaptive"]},
             "decode.sources must be some of text, ngrams, each once",

@@ -128,7 +128,7 @@ def test_a_place_that_cannot_be_is_told_before_anything_is_measured(
     monkeypatch.setattr(run, "check_parity", None)
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file" / "check.json", tmp_path / "file" / "deeper" / "check.json"):
-        with pytest.raises(UserError, match=f"^out={out}: must be a path that the system can open, got"):
+        with pytest.raises(UserError, match=f"^out={out} must be a path that the system can open, got"):
             check(out)
-        with pytest.raises(UserError, match=f"^out={out}: must be a file in a folder that exists, got no"):
+        with pytest.raises(UserError, match=f"^out={out} must be a file in a folder that exists, got no"):
             main(GpuCheckConfig(str(out), device="cpu"))

@@ -173,7 +173,7 @@ def test_it_is_printed_and_drawn(
         (["step=900"], "step must be one of the text's "),
         (["decode.max_new_tokens=1"], "decode.max_new_tokens must give a text long enough for drafts"),
         (["out=graph.pdf"], "out must be a file that ends in .svg or .png, got graph.pdf"),
-        (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg: must be a file in a folder that exists"),
+        (["out=/nowhere/at/all.svg"], "out=/nowhere/at/all.svg must be a file in a folder that exists"),
         (["decode=gsd"], "decode.method=gsd needs a draft model, got none"),
         (["draft=self:1", "decode=sdsat"], "draft=self:1 needs decode=ssd|tsd|gsd, got sdsat"),
         (["decode.tau=3"], "decode.tau needs decode.method=ssd|tsd|gsd, got sdsat"),

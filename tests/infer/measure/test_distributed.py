@@ -77,7 +77,7 @@ def test_a_damaged_unit_is_done_again(
     assert units.open(ALONE) == []
     file = tmp_path / "a.json"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(UserError, match=r"a.json is corrupt: it .*: the run does it again"):
+    with pytest.raises(UserError, match=r"a.json must be whole, got a file that .*: the run does it again"):
         units.read()
     assert UnitStore(tmp_path, ["a", "b"]).open(ALONE) == ["a"]
     assert "it is done again" in capsys.readouterr().out

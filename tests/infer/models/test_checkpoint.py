@@ -176,7 +176,7 @@ def test_json_of_no_use(model_dir: Path, tmp_path: Path, text: str) -> None:
     """Brackets a hundred thousand deep were a RecursionError."""
     shutil.copyfile(model_dir / "config.json", tmp_path / "config.json")
     (tmp_path / "adaptive.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match="adaptive.json: (wanted adaptive_ids|adaptive_ids must)") as told:
+    with pytest.raises(UserError, match="adaptive.json(: adaptive_ids)? must") as told:
         load_adaptive(tmp_path)
     assert "\n" not in str(told.value)
 

@@ -1,8 +1,6 @@
-"""`model.generate` by this decoder: the library's greedy tokens and manners, and `infer.generate`'s draws."""
+"""`model.generate` by this decoder: the library's greedy tokens and `infer.generate`'s draws."""
 
-import inspect
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from infer import DecodeConfig, Model
 from infer import generate as by_infer
 from infer.engine.attention import is_alibi
 from infer.engine.sampling import Sampling
-from infer.portable.asked import WARPERS, prompts_of, sampling_of
-from infer.portable.custom_generate import generate
+from infer.portable.generate_args import WARPERS, prompts_of, sampling_of
 from tests.infer.engine.test_families import FAMILIES, tiny
 from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
 
@@ -41,15 +38,15 @@ WAYS: list[dict[str, Any]] = [
 @settings(max_examples=25)
 @given(st.data())
 def test_greedy_is_the_librarys_greedy(lm: PreTrainedModel, ours: Generate, data: st.DataObject) -> None:
-    """Batches filled up on the left, lengths, ends, and processors that count rows and columns."""
-    asked = left_padded(data.draw(st.lists(IDS, min_size=1, max_size=3)))
+    """Batches padded on the left, lengths, ends, and processors that use rows and columns."""
+    args = left_padded(data.draw(st.lists(IDS, min_size=1, max_size=3)))
     new = data.draw(st.integers(1, 24))
-    asked |= {"max_new_tokens": new, "do_sample": False, "pad_token_id": 2}
+    args |= {"max_new_tokens": new, "do_sample": False, "pad_token_id": 2}
     further = {
         "repetition_penalty": 1.3,
         "no_repeat_ngram_size": 2,
         "min_new_tokens": max(1, new // 2),
-        "min_length": asked["input_ids"].shape[1] + new // 2,
+        "min_length": args["input_ids"].shape[1] + new // 2,
         "eos_token_id": data.draw(st.lists(st.integers(13, 399), min_size=1, max_size=90)),
         "bad_words_ids": [[20], [30, 41]],
         "suppress_tokens": list(range(100, 120)),
@@ -59,16 +56,16 @@ def test_greedy_is_the_librarys_greedy(lm: PreTrainedModel, ours: Generate, data
         "begin_suppress_tokens": list(range(50)),
     }
     chosen = data.draw(st.lists(st.sampled_from(sorted(further)), max_size=3, unique=True))
-    asked |= {name: further[name] for name in chosen}
-    wanted = lm.generate(**asked)
+    args |= {name: further[name] for name in chosen}
+    wanted = lm.generate(**args)
     for way in WAYS:
-        assert torch.equal(ours(**asked, **way), wanted), (way, chosen)
+        assert torch.equal(ours(**args, **way), wanted), (way, chosen)
 
 
 @settings(max_examples=15)
 @given(st.data())
 def test_draws_are_those_of_infer(ours: Generate, model: Model, data: st.DataObject) -> None:
-    """Sequence b has the seed `seed + b`, whatever stands beside it and is drafted."""
+    """Sequence b has the seed `seed + b`, whatever is beside it and is drafted."""
     prompts = data.draw(st.lists(IDS, min_size=1, max_size=3))
     seed, new = data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(1, 24))
     shape = {
@@ -82,16 +79,16 @@ def test_draws_are_those_of_infer(ours: Generate, model: Model, data: st.DataObj
     wanted = [list[int]() for _ in prompts]
     for step in by_infer(model, prompts, plain, seeds=seeds):
         wanted[step.sequence] += step.tokens
-    asked = left_padded(prompts)
+    args = left_padded(prompts)
     for way in WAYS:
-        found = ours(**asked, do_sample=True, max_new_tokens=new, seed=seed, pad_token_id=2, **shape, **way)
-        texts = found[:, asked["input_ids"].shape[1] :].tolist()
-        assert [text[: len(one)] for text, one in zip(texts, wanted)] == wanted, way
-        assert all(set(text[len(one) :]) <= {2} for text, one in zip(texts, wanted))
+        result = ours(**args, do_sample=True, max_new_tokens=new, seed=seed, pad_token_id=2, **shape, **way)
+        texts = result[:, args["input_ids"].shape[1] :].tolist()
+        assert [text[: len(own)] for text, own in zip(texts, wanted)] == wanted, way
+        assert all(set(text[len(own) :]) <= {2} for text, own in zip(texts, wanted))
 
 
 class Opaque(LogitsProcessor):
-    """A warper that is not known for what it is."""
+    """A warper of an unknown class."""
 
     def __init__(self, warper: LogitsProcessor) -> None:
         self._warper = warper
@@ -103,17 +100,17 @@ class Opaque(LogitsProcessor):
 @settings(max_examples=10)
 @given(st.data())
 def test_the_picks_own_cuts_are_the_librarys(ours: Generate, data: st.DataObject) -> None:
-    """Temperature, top_k and top_p by the pick, and by the library's warpers before a pick without any."""
+    """Temperature, top_k and top_p by the pick, and by the library's warpers."""
     values = {
         "top_p": data.draw(st.sampled_from([0.5, 0.9])),
         "top_k": data.draw(st.sampled_from([4, 50])),
         "temperature": data.draw(st.sampled_from([0.6, 1.4])),
     }
-    asked = {"max_new_tokens": 24, "do_sample": True, "seed": data.draw(st.integers(0, 99)), "probes": "root"}
+    args = {"max_new_tokens": 24, "do_sample": True, "seed": data.draw(st.integers(0, 99)), "probes": "root"}
     prompt = torch.tensor([data.draw(IDS)])
     opaque = [Opaque(kind(values[name])) for kind, name in reversed(WARPERS)]
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert torch.equal(ours(prompt, **asked, **values), ours(prompt, **asked, **off, logits_processor=opaque))
+    assert torch.equal(ours(prompt, **args, **values), ours(prompt, **args, **off, logits_processor=opaque))
 
 
 def test_warpers_in_another_order_stay_processors() -> None:
@@ -130,20 +127,20 @@ def test_warpers_in_another_order_stay_processors() -> None:
     "warper", [{"min_p": 0.2}, {"typical_p": 0.5}, {"epsilon_cutoff": 0.1}, {"top_h": 0.4}]
 )
 def test_the_librarys_other_warpers_hold_whatever_is_drafted(ours: Generate, warper: dict[str, float]) -> None:
-    asked = {"max_new_tokens": 20, "do_sample": True, "seed": 5, **warper}
-    found = [ours(torch.tensor([PROMPT]), **asked, **way) for way in WAYS]
-    assert all(torch.equal(one, found[0]) for one in found)
-    free = {name: value for name, value in asked.items() if name not in warper}
-    assert not torch.equal(found[0], ours(torch.tensor([PROMPT]), **free))
+    args = {"max_new_tokens": 20, "do_sample": True, "seed": 5, **warper}
+    result = [ours(torch.tensor([PROMPT]), **args, **way) for way in WAYS]
+    assert all(torch.equal(ids, result[0]) for ids in result)
+    free = {name: value for name, value in args.items() if name not in warper}
+    assert not torch.equal(result[0], ours(torch.tensor([PROMPT]), **free))
 
 
 def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
     """Two calls differ, as the library's do, and set_seed repeats them. Greedy decoding draws nothing."""
-    asked = {"max_new_tokens": 20, "do_sample": True, "num_return_sequences": 3, "probes": "root"}
+    args = {"max_new_tokens": 20, "do_sample": True, "num_return_sequences": 3, "probes": "root"}
     texts = []
     for _ in range(2):
         set_seed(7)
-        texts.append([ours(torch.tensor([PROMPT]), **asked).tolist() for _ in range(2)])
+        texts.append([ours(torch.tensor([PROMPT]), **args).tolist() for _ in range(2)])
     assert texts[0] == texts[1]
     rows = [tuple(row) for batch in texts[0] for row in batch]
     assert len(set(rows)) == len(rows) == 6
@@ -153,14 +150,14 @@ def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_streamer_hears_what_the_library_tells(
+def test_a_streamer_gets_what_the_library_gives(
     lm: PreTrainedModel, ours: Generate, way: dict[str, Any]
 ) -> None:
-    """The library gives a streamer to no callable: it heard the prompt, and never its end."""
+    """The library passes no streamer to a callable: it got the prompt, and never the end."""
     heard = []
-    for one, more in ((lm.generate, {}), (ours, way)):
+    for decode, more in ((lm.generate, {}), (ours, way)):
         streamer = Listener()
-        one(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, streamer=streamer, **more)
+        decode(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, streamer=streamer, **more)
         heard.append(streamer.heard)
     assert heard[0] == heard[1]
     assert heard[1][0] == [PROMPT] and heard[1][-1] == "end"
@@ -168,21 +165,21 @@ def test_a_streamer_hears_what_the_library_tells(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_stopping_criteria_end_each_text(lm: PreTrainedModel, ours: Generate, way: dict[str, Any]) -> None:
-    asked: dict[str, Any] = left_padded([PROMPT, [77, 78], [99] * 7])
-    asked |= {"max_new_tokens": 30, "do_sample": False, "stopping_criteria": [Ends(5)], "pad_token_id": 2}
-    wanted = lm.generate(**asked)
-    assert wanted.shape[1] < 37 and torch.equal(ours(**asked, **way), wanted)
+    args: dict[str, Any] = left_padded([PROMPT, [77, 78], [99] * 7])
+    args |= {"max_new_tokens": 30, "do_sample": False, "stopping_criteria": [Ends(5)], "pad_token_id": 2}
+    wanted = lm.generate(**args)
+    assert wanted.shape[1] < 37 and torch.equal(ours(**args, **way), wanted)
 
 
 def test_stop_strings_end_the_text(lm: PreTrainedModel, ours: Generate, model_dir: Path) -> None:
-    """The library loses the tokenizer on the way to a callable, and asks for one."""
+    """The library loses the tokenizer on the way to a callable, and then requires it."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
     prompt = torch.tensor([PROMPT])
     text = tokenizer.decode(lm.generate(prompt, max_new_tokens=30, do_sample=False)[0, len(PROMPT) :])
-    asked = {"max_new_tokens": 30, "do_sample": False, "stop_strings": [text[9:12]], "tokenizer": tokenizer}
-    wanted = lm.generate(prompt, **asked)
+    args = {"max_new_tokens": 30, "do_sample": False, "stop_strings": [text[9:12]], "tokenizer": tokenizer}
+    wanted = lm.generate(prompt, **args)
     assert wanted.shape[1] < len(PROMPT) + 30
-    assert torch.equal(ours(prompt, **asked), wanted)
+    assert torch.equal(ours(prompt, **args), wanted)
     config = GenerationConfig(max_new_tokens=30, do_sample=False, stop_strings=[text[9:12]])
     assert torch.equal(ours(prompt, config, tokenizer=tokenizer), wanted)
     with pytest.raises(ValueError, match="could not locate a tokenizer"):
@@ -190,15 +187,13 @@ def test_stop_strings_end_the_text(lm: PreTrainedModel, ours: Generate, model_di
 
 
 def test_it_takes_what_generate_takes(lm: PreTrainedModel, ours: Generate) -> None:
-    """A prompt by place or name or none; a length by default, as the library has it; a dict where one is
-    asked for; more sequences than `infer.generate` takes; a prefix constraint.
-    """
+    """A prompt by position, name or none; the default length; a dict; many sequences; a prefix constraint."""
     prompt = torch.tensor([PROMPT])
     wanted = lm.generate(prompt)
     assert torch.equal(ours(prompt), wanted) and torch.equal(ours(input_ids=prompt), wanted)
-    told = ours(inputs=prompt, return_dict_in_generate=True)
-    assert type(told) is type(lm.generate(prompt, return_dict_in_generate=True))
-    assert torch.equal(told.sequences, wanted)
+    output = ours(inputs=prompt, return_dict_in_generate=True)
+    assert type(output) is type(lm.generate(prompt, return_dict_in_generate=True))
+    assert torch.equal(output.sequences, wanted)
     assert torch.equal(ours(max_new_tokens=5), lm.generate(max_new_tokens=5))
     assert torch.equal(ours(prompt, max_length=9), lm.generate(prompt, max_length=9))
     many = torch.tensor([[token, token + 1] for token in range(20, 32)])
@@ -211,7 +206,7 @@ def test_a_given_custom_generate_goes_first(lm: PreTrainedModel, ours: Generate)
     """`model.generate` may be this function, in a model loaded with trust_remote_code."""
     seen = {}
 
-    def other(model: PreTrainedModel, input_ids: Tensor, k: int = 0, **asked: Any) -> Tensor:
+    def other(model: PreTrainedModel, input_ids: Tensor, k: int = 0, **args: Any) -> Tensor:
         seen.update(model=model, k=k)
         return input_ids
 
@@ -257,16 +252,16 @@ def test_every_family_decodes_as_the_library_does(family: str) -> None:
     lm = tiny(kind, **more)
     before = "eager" if is_alibi(lm.config) else "sdpa"
     assert lm.config._attn_implementation == before
-    asked: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": 20, "do_sample": False}
-    wanted = lm.generate(**asked)
+    args: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": 20, "do_sample": False}
+    wanted = lm.generate(**args)
     for way in WAYS:
-        assert torch.equal(drafting(lm, 5)(**asked, **way), wanted), way
+        assert torch.equal(drafting(lm, 5)(**args, **way), wanted), way
     assert lm.config._attn_implementation == before
-    assert torch.equal(lm.generate(**asked), wanted)
+    assert torch.equal(lm.generate(**args), wanted)
 
 
 @given(st.lists(IDS, min_size=1, max_size=4), st.data())
-def test_prompts_are_what_was_filled_up(prompts: list[list[int]], data: st.DataObject) -> None:
+def test_prompts_are_rows_without_padding(prompts: list[list[int]], data: st.DataObject) -> None:
     batch = left_padded(prompts)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     assert prompts_of(ids, mask, None) == prompts
@@ -283,36 +278,28 @@ def test_prompts_are_what_was_filled_up(prompts: list[list[int]], data: st.DataO
             prompts_of(ids, other, None)
 
 
-def test_the_arguments_can_be_read() -> None:
-    """`partial(generate, ...)` of the bundle shows them in help()."""
-    names = inspect.signature(partial(generate, adaptive_ids=(6,), L=5)).parameters
-    assert {"k", "probes", "seed"} <= set(names)
-
-
 def test_k_of_training_fits_the_context(lm: PreTrainedModel, ours: Generate) -> None:
-    """Near the longest length a call without k was refused for it."""
+    """Near the end of the context a call without k was refused."""
     left = 2
     prompt = torch.tensor([[13 + id % 300 for id in range(lm.config.max_position_embeddings - left)]])
-    asked: dict[str, Any] = {"max_new_tokens": left, "do_sample": False}
+    args: dict[str, Any] = {"max_new_tokens": left, "do_sample": False}
     for probes in ("root", "all", 1):
-        assert torch.equal(ours(prompt, **asked, probes=probes), lm.generate(prompt, **asked))
-    with pytest.raises(ValueError, match="k: wanted at most the 2 tokens that the context has left, found 3"):
-        ours(prompt, **asked, probes="root", k=3)
+        assert torch.equal(ours(prompt, **args, probes=probes), lm.generate(prompt, **args))
+    with pytest.raises(ValueError, match="k must be at most the 2 tokens left in the context, got 3"):
+        ours(prompt, **args, probes="root", k=3)
 
 
 def test_a_request_s_temperature_samples(ours: Generate, lm: PreTrainedModel) -> None:
-    """`transformers serve` puts a request's temperature into a config and leaves do_sample unset: 0.8 was
-    decoded greedily, without a word.
-    """
-    prompt, asked = torch.tensor([PROMPT]), {"max_new_tokens": 20, "top_k": 0}
+    """`transformers serve` puts temperature into a config without do_sample: 0.8 was decoded greedily."""
+    prompt, args = torch.tensor([PROMPT]), {"max_new_tokens": 20, "top_k": 0}
     greedy = ours(prompt, max_new_tokens=20, do_sample=False)
-    wanted = ours(prompt, **asked, do_sample=True, temperature=1.4, seed=5)
+    wanted = ours(prompt, **args, do_sample=True, temperature=1.4, seed=5)
     assert not torch.equal(wanted, greedy)
-    request = GenerationConfig(temperature=1.4, **asked)
+    request = GenerationConfig(temperature=1.4, **args)
     assert torch.equal(ours(prompt, generation_config=request, seed=5), wanted)
     for config in (
-        GenerationConfig(temperature=1.4, do_sample=False, **asked),
-        GenerationConfig(**asked),
+        GenerationConfig(temperature=1.4, do_sample=False, **args),
+        GenerationConfig(**args),
         lm.generation_config,
     ):
         assert torch.equal(ours(prompt, generation_config=config, max_new_tokens=20, seed=5), greedy)

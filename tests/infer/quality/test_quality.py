@@ -19,10 +19,11 @@ from infer.benchmarks.config import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware
 from infer.quality import run as quality
-from infer.quality.answers import answer
+from infer.quality import work
 from infer.quality.config import QualityConfig
 from infer.quality.result import read
-from infer.quality.verdicts import cases, judge
+from infer.quality.run import cases, judge
+from infer.quality.work import answer
 from infer.sandbox import SandboxConfig, Verdict, open_sandbox
 from tests.infer.quality.conftest import done
 
@@ -77,10 +78,10 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quality, "answer", killed(after=4))
+    monkeypatch.setattr(work, "answer", killed(after=4))
     with pytest.raises(KeyboardInterrupt):
         quality.run(broken)
-    monkeypatch.setattr(quality, "answer", killed(after=100))
+    monkeypatch.setattr(work, "answer", killed(after=100))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(quality, "judge", interrupted)
         quality.run(broken)
@@ -140,7 +141,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
     def given(model: Any, batch: Any, config: Any) -> Any:
         return [one | {"pieces": [["own", "    return x\n"]]} for one in answer(model, batch, config)]
 
-    monkeypatch.setattr(quality, "answer", given)
+    monkeypatch.setattr(work, "answer", given)
     monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
     config = run("decoders=[plain]", "base=null", names=("humaneval",))
     quality.run(config)
@@ -174,9 +175,9 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
             found[0]["tokens"][-1] += 1
         return found
 
-    monkeypatch.setattr(quality, "answer", lossy)
+    monkeypatch.setattr(work, "answer", lossy)
     config = run(names=("infilling",))
-    with pytest.raises(UserError, match="float32 answers must all be .* infilling python"):
+    with pytest.raises(UserError, match="float32 answers must be identical .* infilling python"):
         quality.run(config)
     assert done(config)["same"][0]["identical"] == 2
     with pytest.raises(UserError, match="float32 answers"):
@@ -190,12 +191,12 @@ def test_a_model_that_solves_what_its_base_does_not(
 
     def given(model: Any, batch: Any, config: Any) -> Any:
         found = answer(model, batch, config)
-        for one, (problem, _) in zip(found, batch.asks, strict=True):
+        for one, (problem, _) in zip(found, batch.items, strict=True):
             right = f"{problem.answer}{problem.stop[0] if problem.stop else ''}"
             one["pieces"] = [["own", right if batch.who == "model" else "    return 2\n"]]
         return found
 
-    monkeypatch.setattr(quality, "answer", given)
+    monkeypatch.setattr(work, "answer", given)
     config = run()
     quality.run(config)
     values = {(row["benchmark"], row["who"], row["decoder"]): row["value"] for row in done(config)["rows"]}

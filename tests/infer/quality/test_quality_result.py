@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from infer.quality.result import result
-from infer.quality.verdicts import key_of
+from infer.quality.work import answer_key
 from infer.report.summary import warnings
 from infer.report.terminal import print_scores
 
@@ -42,7 +42,7 @@ def verdicts(*units: dict[str, Any]) -> dict[str, Any]:
     for one in units:
         for given in one["answers"]:
             good = given["pieces"] == [["own", "good"]]
-            key = key_of(one["benchmark"], one["language"], given)
+            key = answer_key(one["benchmark"], one["language"], given)
             found[key] = [good, "passed" if good else "failed: AssertionError"]
     return {"verdicts": found}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from infer.quality.scores import bootstrap, difference, pass_at_k, wilson
+from infer.quality.result import bootstrap, difference, pass_at_k, wilson
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())

@@ -13,7 +13,8 @@ from infer.benchmarks.reading import read_problems
 from infer.quality import run as quality
 from infer.quality import work
 from infer.quality.config import QualityConfig
-from infer.quality.verdicts import TOO_LONG, Case, judge
+from infer.quality.result import TOO_LONG
+from infer.quality.run import Case, judge
 from infer.quality.work import contaminated, find_work
 from tests.conftest import tiny_llama
 from tests.infer.quality.conftest import done
@@ -22,7 +23,7 @@ from tests.infer.quality.conftest import done
 def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
     problem = read_problems("infilling", BenchmarkConfig(kind="infilling", path=str(files["infilling"])))[0]
     judged = judge([Case("a", problem, "  a += 1"), Case("b", problem, "a += 2\n")], None, 1)
-    assert judged == {"a": [True, "exact match"], "b": [False, "no match: expected 'a += 1'"]}
+    assert judged == {"a": [True, "exact match"], "b": [False, "no match: the answer is 'a += 1'"]}
 
 
 def test_a_prompt_beyond_the_context_is_answered_by_nothing(
@@ -82,7 +83,10 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
     found = find_work(run())
     told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
     assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executed
-    with pytest.raises(UserError, match=r"got none \(humaneval python: the python interpreter is missing\)"):
+    with pytest.raises(
+        UserError,
+        match=r"no problems that can be judged here \(humaneval python: the python interpreter is missing\)",
+    ):
         find_work(run(names=("humaneval",)))
 
 
@@ -127,13 +131,13 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("decoders=[sdsat]", "decoders must have plain"),
-        ("decoders=[plain,gsd]", "decoders must be some of plain, sdsat, got gsd"),
-        ("batch=9", "batch must be 1 to 8, got 9"),
+        ("decoders=[sdsat]", "decoders must contain plain"),
+        ("decoders=[plain,gsd]", "decoders must be of plain, sdsat, got gsd"),
+        ("batch=9", "batch must be from 1 to 8, got 9"),
         ("samples=5", "k must be at most samples=5, got 10"),
-        ("temperature=0", "temperature must be above 0, of sampled answers, got 0"),
+        ("temperature=0", "temperature of sampled answers must be above 0, got 0"),
         ("dtype=int8", "dtype must be one of float32, bfloat16, float16, got int8"),
-        ("benchmarks=humanevil", "benchmarks: wanted some of .*, found humanevil"),
+        ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
 def test_mistaken_settings_are_told_in_a_sentence(

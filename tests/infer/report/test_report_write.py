@@ -237,7 +237,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("speed/manifest.json")
                 .write_text('{"kind": "study"}')
             ),
-            "must be a finished folder of kind 'speed', got kind 'study'",
+            "must be of kind 'speed', got kind 'study'",
         ),
     ],
 )
@@ -386,7 +386,7 @@ def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, caps
     ("spoil", "sentence"),
     [
         (lambda folder: (folder / "manifest.json").unlink(), "got no manifest.json in it"),
-        (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl: must be the log of a training"),
+        (lambda folder: (folder / "log.jsonl").write_text("{"), "log.jsonl must be the log of a training"),
     ],
 )
 def test_what_is_no_training_folder_is_refused(tmp_path: Path, monkeypatch, capsys, spoil, sentence) -> None:

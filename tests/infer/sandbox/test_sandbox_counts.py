@@ -9,9 +9,9 @@ import pytest
 
 from conf import UserError
 from infer.sandbox import Program, Sandbox, SandboxConfig, open_sandbox
-from infer.sandbox.guard import cgroup
+from infer.sandbox import sandbox as module
+from infer.sandbox.guard import watch
 from infer.sandbox.guard.watch import Process, ProcessorTime, tree_usage
-from infer.sandbox.python import interpreter
 
 END_OF_THREAD = {"x86_64": 60, "aarch64": 93}[os.uname().machine]  # the number of the call
 # The name: the program, which passes where the limit does not hold, and the reasons that may be given.
@@ -163,7 +163,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     )
     patch = pytest.MonkeyPatch()
     if request.param == "counted":
-        patch.setattr(cgroup, "parents", list)
+        patch.setattr(module, "cgroup_parents", list)
     try:
         opened = open_sandbox(config)
     except UserError as error:
@@ -221,45 +221,34 @@ def test_seconds_that_the_kernel_knows_count_once() -> None:
 
 
 def test_which_memory_limit_holds_is_said() -> None:
-    config, python = SandboxConfig(unconfined=True), interpreter(None)
-    assert "1024 MiB of memory held by a memory cgroup" in Sandbox("limits", config, python, "/cgroup").told
-    assert "memory that no process shows is not limited" in Sandbox("limits", config, python).told
-    assert "counted by looks at processes, sockets and files" in Sandbox("namespaces", config, python).told
+    config = SandboxConfig(unconfined=True)
+    assert "1024 MiB of memory held by a memory cgroup" in Sandbox("limits", config, "/cgroup").told
+    assert "memory that no process shows is not limited" in Sandbox("limits", config).told
+    assert "counted by looks at processes, sockets and files" in Sandbox("namespaces", config).told
 
 
 @pytest.mark.parametrize(
-    ("mounts", "membership", "paths"),
+    ("membership", "parents"),
     [
-        # version 1, beside other controllers and version 2
         (
-            ["40 30 0:35 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"]
-            + ["41 30 0:36 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu"],
-            ["4:memory:/a/b", "1:cpu:/c"],
-            ["/sys/fs/cgroup/memory/a/b"],
-        ),
-        # version 1 in a container that sees its own part alone
-        (
-            ["40 30 0:35 /docker/1 /sys/fs/cgroup/memory rw master:9 - cgroup cgroup rw,memory"],
-            ["4:memory:/docker/1"],
-            ["/sys/fs/cgroup/memory"],
-        ),
-        (["40 30 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"], ["0::/user/me"], ["/sys/fs/cgroup/user/me"]),
-        # below a part that cannot be seen
-        (["40 30 0:35 /x /sys/fs/cgroup rw - cgroup2 cgroup2 rw"], ["0::/../y"], []),
-        (["22 1 8:1 / / rw - ext4 /dev/sda rw"], ["0::/"], []),
+            "4:memory:/a/b\n1:cpu:/c\n",
+            ["memory/a/b", "memory"],
+        ),  # version 1; a container sees its part as the root
+        ("0::/user/me\n", ["user/me", "user"]),  # version 2
+        ("1:cpu:/c\n", []),
     ],
 )
-def test_the_own_cgroup_is_read_from_its_mounts(
-    tmp_path: Path, mounts: list[str], membership: list[str], paths: list[str]
+def test_cgroups_are_made_below_the_own_or_beside_it(
+    monkeypatch: pytest.MonkeyPatch, membership: str, parents: list[str]
 ) -> None:
-    (tmp_path / "mountinfo").write_text("\n".join(mounts) + "\n")
-    (tmp_path / "cgroup").write_text("\n".join(membership) + "\n")
-    assert cgroup.own_cgroups(str(tmp_path)) == paths
+    monkeypatch.setattr(watch, "_read_text", lambda path: membership)
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    assert watch.cgroup_parents() == [f"/sys/fs/cgroup/{parent}" for parent in parents]
 
 
 def test_a_cgroup_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder that is no cgroup stands for a kernel that refuses: the sandbox opens, and counts."""
-    monkeypatch.setattr(cgroup, "parents", lambda: [str(tmp_path)])
+    monkeypatch.setattr(module, "cgroup_parents", lambda: [str(tmp_path)])
     try:
         opened = open_sandbox(SandboxConfig())
     except UserError as error:

@@ -112,7 +112,7 @@ FAKED = {
         "def f(x): return 1\n"
     ),
     "an answer of an unknown kind": (
-        "import os\nos.write(4, b'{\"passed\": true}\\n[1]\\n')\ndef f(x): return 1\n"
+        "import os, sys\nos.write(int(sys.argv[3]), b'{\"passed\": true}\\n[1]\\n')\ndef f(x): return 1\n"
     ),
     "an answer nested deep": "def f(x):\n    x = []\n    for _ in range(5000): x = [x]\n    return x\n",
 }
@@ -210,7 +210,7 @@ def players() -> set[int]:
     found = set()
     for entry in os.scandir("/proc"):
         try:
-            if entry.name.isdigit() and b"from players" in Path(entry.path, "cmdline").read_bytes():
+            if entry.name.isdigit() and b"players.py" in Path(entry.path, "cmdline").read_bytes():
                 found.add(int(entry.name))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""The training folders that exports are made of: trained once."""
+"""The training folders that exports are made of."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ from tests.train.export.runs import RUNS, train
 
 @pytest.fixture(scope="session")
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run, on two ranks."""
+    """Every run, on two ranks, trained once."""
     return make_once(tmp_path_factory, "runs", lambda folder: train(folder, data_folder, RUNS, ranks=2))

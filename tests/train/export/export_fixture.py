@@ -1,4 +1,4 @@
-"""A finished training folder without weights: all that an export puts beside them is made of it."""
+"""A finished training folder without weights, for what an export writes beside them."""
 
 import json
 from pathlib import Path
@@ -21,6 +21,7 @@ BEFORE = {
     "masked": 90.0,
     "accepted": 0.1,
 }
+BEFORE |= {"accuracy_1": 0.08, "accuracy_2": 0.05}
 AFTER = {
     "step": 9,
     "standard_loss": 1.4,
@@ -29,7 +30,6 @@ AFTER = {
     "masked": 90.0,
     "accepted": 0.9,
 }
-BEFORE |= {"accuracy_1": 0.08, "accuracy_2": 0.05}
 AFTER |= {"accuracy_1": 0.5, "accuracy_2": 0.4}
 BASE = {"name": "CodeLlama-7b-hf", "hub": "codellama/CodeLlama-7b-hf", "commit": "0" * 40, "license": "llama2"}
 VERIFIED = {
@@ -45,7 +45,7 @@ VERIFIED = {
 
 
 def training(folder: Path, *, adaptive: int = 1, **facts: Any) -> tuple[Path, dict[str, Any]]:
-    """The folder and its manifest, with so many adaptive ids."""
+    """Return the folder and its manifest, with `adaptive` ids."""
     tokenizer = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
     vocab = find_vocab(tokenizer, CONFIG)
     described = folder / "model"
@@ -86,6 +86,6 @@ def training(folder: Path, *, adaptive: int = 1, **facts: Any) -> tuple[Path, di
     }
     if not adaptive:
         metrics = ("step", "standard_loss", "accuracy_0")
-        manifest["validation"] = [{name: one[name] for name in metrics} for one in (BEFORE, AFTER)]
+        manifest["validation"] = [{name: row[name] for name in metrics} for row in (BEFORE, AFTER)]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder, read_manifest(folder, "checkpoint", "checkpoint")

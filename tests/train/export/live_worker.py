@@ -2,10 +2,9 @@
 
     torchrun -m tests.train.export.live_worker FOLDER DATA NAME=OVERRIDE,OVERRIDE ...
 
-Starting PyTorch and DeepSpeed costs more than all of it, so many runs share one start. Each leaves a
-finished training folder FOLDER/NAME and, written by the first rank, FOLDER/NAME.live: the `masters` by name,
-which are the float32 weights that the optimizer steps, and the `logits` (1, n, V) that the engine's own
-model gives `ids` (1, n) after the last step.
+Many runs share one start of PyTorch and DeepSpeed. Each leaves a finished training folder FOLDER/NAME and
+FOLDER/NAME.live: the `masters`, the optimizer's float32 weights by name, and the `logits` (1, n, V) of
+the engine's own model for `ids` (1, n) after the last step.
 """
 
 import sys
@@ -21,10 +20,10 @@ from deepspeed.utils import safe_get_full_fp32_param
 from conf import settings
 from conf.stage import made_from, read_manifest
 from tests.train.resume_worker import RECIPE
+from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
-from train.engine import engine as engines
-from train.loop import Trainer
+from train.trainer import Trainer
 
 SHORT = ["steps=3", "save_every=3", "validate_every=3", "global_batch=4", "optimizer.warmup_steps=1"]
 STAGES = {f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)}
@@ -32,7 +31,7 @@ BFLOAT16 = "deepspeed.bf16.enabled=true"
 
 
 def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
-    """A run that has ended, with its engine still there."""
+    """Return a finished run with its engine."""
     config = settings("train", TrainConfig, [*RECIPE, *SHORT, f"data.path={data}", f"out={out}", *overrides])
     inputs = {"data.path": str(data)}
     if config.model.path is not None:
@@ -43,22 +42,22 @@ def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
 
 
 def masters(engine: Any) -> dict[str, torch.Tensor]:
-    """Copies, in one piece each, of what the engine's optimizer holds; frozen weights as the model has them."""
+    """Return whole copies of the optimizer's weights; frozen ones as the model has them."""
     copies = {}
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         groups = zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True)
         copies = {id(own): copy for group in groups for own, copy in zip(*group, strict=True)}
-    found = {}
+    weights = {}
     for name, parameter in engine.module.named_parameters():
         master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
         with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-            one = copies.get(id(parameter), parameter) if master is None else master
-            found[name.removeprefix("lm.")] = one.detach().float().clone()
-    return found
+            weight = copies.get(id(parameter), parameter) if master is None else master
+            weights[name.removeprefix("lm.")] = weight.detach().float().clone()
+    return weights
 
 
-def tell(trainer: Trainer, path: Path) -> None:
-    """Write `path`, from what is alive."""
+def report(trainer: Trainer, path: Path) -> None:
+    """Write masters and logits of a live run."""
     engine = trainer.engine._engine
     ids = torch.from_numpy(trainer.data.human[0].tokens[:96].astype("int64"))[None]
     gate = engine.module._gate
@@ -68,9 +67,9 @@ def tell(trainer: Trainer, path: Path) -> None:
         deepspeed.zero.GatheredParameters(list(engine.module.parameters()), enabled=trainer.engine.stage == 3),
     ):
         logits = engine.module.lm.eval()(input_ids=ids, use_cache=False).logits
-    found = {"ids": ids, "logits": logits, "masters": masters(engine)}
+    value = {"ids": ids, "logits": logits, "masters": masters(engine)}
     if trainer.rank == 0:
-        torch.save(found, path)
+        torch.save(value, path)
 
 
 if __name__ == "__main__":
@@ -78,4 +77,4 @@ if __name__ == "__main__":
     engines.start()
     for run in runs:
         name, _, overrides = run.partition("=")
-        tell(train(Path(folder) / name, Path(data), overrides.split(",")), Path(folder) / f"{name}.live")
+        report(train(Path(folder) / name, Path(data), overrides.split(",")), Path(folder) / f"{name}.live")

@@ -1,6 +1,6 @@
-"""How servers read a model directory's config.json, each by the rule of its own code.
+"""How servers read a model directory's config.json.
 
-Written from the sources, in words of our own: vLLM 0.33.0, and TensorRT-LLM's main branch at 00679c66
+Rewritten from their sources: vLLM 0.33.0, and TensorRT-LLM's main branch at 00679c66
 (PARDForCausalLM) and 051edebb (PARDWorker), whose rule 1.4.0rc1's reference has too.
 """
 
@@ -9,25 +9,21 @@ from typing import Any
 
 
 def vllm_mask_id(config: Mapping[str, Any]) -> int:
-    """vllm/v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params. Raises ValueError where there
-    is none.
-    """
+    """Follow vllm/v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params."""
     dflash = config.get("dflash_config")
     if dflash and "mask_token_id" in dflash:
-        found = dflash["mask_token_id"]
-    elif config.get("mask_token_id") is not None:
-        found = config["mask_token_id"]
-    else:
-        named = [name for name in ("dspark_noise_token_id", "pard_token", "ptd_token_id") if name in config]
-        if not named:
-            raise ValueError("config.json: wanted a mask token for parallel drafting, found none")
-        found = config[named[0]]
-    return int(found)
+        return int(dflash["mask_token_id"])
+    if config.get("mask_token_id") is not None:
+        return int(config["mask_token_id"])
+    for name in ("dspark_noise_token_id", "pard_token", "ptd_token_id"):
+        if name in config:
+            return int(config[name])
+    raise ValueError("config.json must have a mask token for parallel drafting, got none")
 
 
 def tensorrt_mask_id(config: Mapping[str, Any], mask_token_id: int | None = None) -> int:
-    """tensorrt_llm/_torch/speculative/pard.py, prepare_1st_drafter_inputs, which asks PARDDecodingConfig; then
-    tensorrt_llm/_torch/models/modeling_speculative.py, PARDForCausalLM. The last resort is no row of the model.
+    """Follow tensorrt_llm/_torch/speculative/pard.py, prepare_1st_drafter_inputs (PARDDecodingConfig's value),
+    then tensorrt_llm/_torch/models/modeling_speculative.py, PARDForCausalLM. Its last resort is no row.
     """
     if mask_token_id is not None:
         return mask_token_id

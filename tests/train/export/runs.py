@@ -1,4 +1,4 @@
-"""Training folders of every ZeRO stage, made by live_worker.py; exporting them, and spoiling copies of them."""
+"""Training folders of every ZeRO stage, made by live_worker.py: exports of them, and damaged copies."""
 
 import json
 import shutil
@@ -13,9 +13,9 @@ from conf import UserError, settings
 from conf.files import read_result
 from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
+from train.attention import register
 from train.export.__main__ import main
 from train.export.config import ExportConfig
-from train.objective.attention import register
 
 TIED = "+model.shape.tie_word_embeddings=true"
 LORA = ["objective=branch", "lora.rank=4"]
@@ -36,33 +36,32 @@ ADAPTED = [name for name in RUNS if name not in PLAIN]
 
 
 def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -> Path:
-    """The worker's folders."""
-    told = [f"{name}={','.join(overrides)}" for name, overrides in runs.items()]
-    run = warm.run_ranks("tests.train.export.live_worker", folder, data, *told, ranks=ranks)
+    args = [f"{name}={','.join(overrides)}" for name, overrides in runs.items()]
+    run = warm.run_ranks("tests.train.export.live_worker", folder, data, *args, ranks=ranks)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
 
 
 def export(checkpoint: Path, out: Path, *overrides: str) -> Path:
-    given = [f"checkpoint={checkpoint}", f"out={out}", "tracker.mode=disabled", *overrides]
-    main(settings("export", ExportConfig, given))
+    args = [f"checkpoint={checkpoint}", f"out={out}", "tracker.mode=disabled", *overrides]
+    main(settings("export", ExportConfig, args))
     return out
 
 
 def logits(model: Path, ids: torch.Tensor) -> torch.Tensor:
-    """By Transformers' own reading of the directory, with the kernel of the training."""
+    """Return the logits of Transformers' model, with the kernel of the training."""
     lm = AutoModelForCausalLM.from_pretrained(model, attn_implementation=register("eager"))
     with torch.no_grad():
         return lm.eval()(input_ids=ids, use_cache=False).logits
 
 
 def copy_of(run: Path, out: Path) -> Path:
-    """A training folder to spoil."""
+    """Copy a training folder, to damage it."""
     return Path(shutil.copytree(run, out))
 
 
 def refused(run: Path, out: Path, *overrides: str) -> str:
-    """The one sentence that an export ends with, having written nothing."""
+    """Return the error of an export, which wrote nothing."""
     with pytest.raises(UserError) as error:
         export(run, out, *overrides)
     assert not out.exists() and "\n" not in str(error.value)
@@ -70,6 +69,6 @@ def refused(run: Path, out: Path, *overrides: str) -> str:
 
 
 def change(file: Path, **changed: Any) -> None:
-    """Of a JSON object; None takes one out."""
-    value = {**read_result(file), **changed}
-    file.write_text(json.dumps({name: one for name, one in value.items() if one is not None}))
+    """Change values of a JSON file; None removes one."""
+    content = {**read_result(file), **changed}
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))

@@ -1,4 +1,4 @@
-"""Weights of n-grams: what is fitted to planted windows, and what is left alone."""
+"""Weights of n-grams, fitted to planted windows."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from infer.drafters.places import Places
 from infer.engine.reading import Candidates
 from infer.ngrams import Ngrams, NgramTable, NgramWeights, TextNgrams
 from tests.infer.ngram_tables import make_table
-from train.export.acceptance import Window, choose_windows
 from train.export.ngram_weights import PLACES, _hits, accepted_drafts, count, expected, fit_ngrams
+from train.export.verify import Window, choose_windows
 
 V, L = 12, 3
 
@@ -24,7 +24,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> NgramTable:
 
 
 def plant(table: NgramTable | None, weights: NgramWeights, *, wrong: float, windows: int = 40) -> list[Window]:
-    """Windows of 24 texts that go on by the drafts of these weights, but for a share that is random."""
+    """Return windows of 24 texts that continue with the drafts of these weights, a share `wrong` at random."""
     rng, planted, ngrams = np.random.default_rng(1), list[Window](), Ngrams(table, V, weights=weights)
     for sequence in range(24):
         document, text = rng.integers(0, V, 5).tolist(), TextNgrams(ngrams)
@@ -69,8 +69,8 @@ def test_the_fit_drafts_as_decoding_does(table: NgramTable) -> None:
             assert expected(counts) == accepted_drafts(windows, ngrams)
 
 
-def test_defaults_stay_where_nothing_is_known_better(table: NgramTable) -> None:
-    """Of noise, of one sequence alone, and where n-grams say nothing and all weights are alike."""
+def test_defaults_stay_without_a_gain_beyond_noise(table: NgramTable) -> None:
+    """For noise, for a single sequence, and where n-grams propose nothing."""
     assert fit_ngrams(plant(table, NgramWeights(), wrong=1.0), table, V).weights == NgramWeights()
     alone = [w for w in plant(table, NgramWeights(0.25, 4.0, (1.4,)), wrong=0.0) if not w.sequence]
     assert fit_ngrams(alone, table, V).weights == NgramWeights()

@@ -1,4 +1,4 @@
-"""An export behind `transformers serve`, asked by the OpenAI client."""
+"""An export behind `transformers serve`, with the OpenAI client."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,14 +25,9 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
 @pytest.fixture(scope="module")
 def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export in float32."""
-    return (
-        make_once(
-            tmp_path_factory,
-            "served",
-            lambda folder: export(runs / "zero1", folder / "model", "dtype=float32", "verify_sequences=2"),
-        )
-        / "model"
-    )
+    overrides = ("dtype=float32", "verify_sequences=2")
+    make = lambda folder: export(runs / "zero1", folder / "model", *overrides)  # noqa: E731
+    return make_once(tmp_path_factory, "served", make) / "model"
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +66,8 @@ def test_a_chat_of_one_message_is_its_completion(api: Any, model: Path) -> None:
     assert chat.choices[0].message.content == wanted
     chunks = list(api.chat.completions.create(model=name, messages=[message], stream=True, **GREEDY))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == wanted
-    asked = {"temperature": 0, "max_output_tokens": 24, "stream": False}  # it streams unless told otherwise
-    response = api.responses.create(model=name, input=prompt, **asked)
+    args = {"temperature": 0, "max_output_tokens": 24, "stream": False}  # it streams by default
+    response = api.responses.create(model=name, input=prompt, **args)
     assert response.output_text == wanted
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer of an export, by the library's own AutoTokenizer and by our encoders."""
+"""The tokenizer of an export, by Transformers' AutoTokenizer and by our encoders."""
 
 import json
 import shutil
@@ -16,44 +16,29 @@ from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
 from infer.text import Infilling, Text
-from train.export.tokenizer import marked, write_chat_template, write_tokenizer
+from train.export.sidecars import mark_special, write_chat_template, write_tokenizer
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
-PIECES = [
-    " ",
-    "  ",
-    "▁",
-    "ো",
-    "x",
-    "\n",
-    "<EOT>",
-    "</s>",
-    "▁<EOT>",
-    "▁<EOT><EOT>",
-    " <EOT><EOT>",
-    "def f(x): .",
-]
+PIECES = [*" ▁ox\n", "  ", "ো", "<EOT>", "</s>", "▁<EOT>", "▁<EOT><EOT>", " <EOT><EOT>", "def f(x): ."]
+Codellama = tuple[Path, Vocab, Text, Text, Encoder]
 DIVERSE = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
 
 
 def exported(source: Path, folder: Path, config: VocabConfig, used: int) -> tuple[Vocab, Text, Text]:
-    """A copy of a tokenizer as an export writes it for a model with the first adaptive ids; and decoding's
-    reader of both.
-    """
+    """Export a tokenizer for a model with the first adaptive ids; return decoding's Text before and after."""
     shutil.copytree(source, folder)
     vocab = find_vocab(load_tokenizer(source), config)
     write_tokenizer(folder, vocab, vocab.adaptive[:used])
     infilling = Infilling(vocab.pre, vocab.suf, vocab.mid, vocab.eot) if vocab.infilling else None
-    made = [
+    before, after = (
         Text(load_tokenizer(at), control=vocab.control, rows=vocab.size, bos=vocab.bos, infilling=infilling)
         for at in (source, folder)
-    ]
-    return vocab, made[0], made[1]
+    )
+    return vocab, before, after
 
 
 def library(folder: Path) -> PreTrainedTokenizerBase:
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return found
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +49,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def codellama(
-    shared_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Vocab, Text, Text, Encoder]:
-    """With all seven of the paper's diverse tokens, of which two are letters."""
+def codellama(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Codellama:
+    """With the paper's seven diverse tokens, two of which are letters."""
     source = shared_data / "tokenizers" / "codellama-7b"
     folder = tmp_path_factory.mktemp("tokenizer") / "codellama"
     config = VocabConfig(adaptive=DIVERSE)
@@ -75,23 +58,19 @@ def codellama(
     return folder, vocab, before, after, Encoder(load_tokenizer(folder), vocab)
 
 
-def test_text_skips_adaptive_ids(codellama: tuple[Path, Vocab, Text, Text, Encoder]) -> None:
+def test_text_skips_adaptive_ids(codellama: Codellama) -> None:
     folder, vocab, _, after, _ = codellama
     tokenizer = library(folder)
     ids = tokenizer("def f(x):").input_ids
-    noisy = [id for one in ids for id in (one, *vocab.adaptive)]
+    noisy = [id for token in ids for id in (token, *vocab.adaptive)]
     assert tokenizer.decode(noisy, skip_special_tokens=True) == "def f(x):" == after.decode(noisy)
     assert set(vocab.control) <= set(tokenizer.all_special_ids)
     assert len(tokenizer) == vocab.size == 32016  # no row is added
 
 
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=8))
-def test_no_text_becomes_an_adaptive_id_by_our_encoders(
-    codellama: tuple[Path, Vocab, Text, Text, Encoder], parts: list[str]
-) -> None:
-    """Marked special, they are matched in raw text by a careless encoder: ours are none, and nothing else
-    changes in what they make of a text.
-    """
+def test_no_text_becomes_an_adaptive_id_by_our_encoders(codellama: Codellama, parts: list[str]) -> None:
+    """Special tokens are matched in raw text by a plain encoder."""
     _, vocab, before, after, encoder = codellama
     text = "".join(parts)
     ids = after.encode(text)
@@ -102,57 +81,42 @@ def test_no_text_becomes_an_adaptive_id_by_our_encoders(
 @pytest.mark.parametrize(
     "text", ["  lead", " def f():", "    return 1\n\n\n   x", "é漢😀\n", "\t\n \n", " ", "x ."]
 )
-def test_the_library_encodes_as_training_did(
-    codellama: tuple[Path, Vocab, Text, Text, Encoder], text: str
-) -> None:
-    """Transformers 5's class for CodeLlama dropped one of the spaces that open a text: "  lead" came back as
-    " lead". The export names the class that takes tokenizer.json as it is.
-    """
+def test_transformers_encodes_as_training_did(codellama: Codellama, text: str) -> None:
+    """Transformers 5's class for CodeLlama dropped a space: "  lead" came back as " lead"."""
     folder, _, _, after, _ = codellama
     tokenizer = library(folder)
     ids = tokenizer(text).input_ids
     assert ids == after.encode(text) and tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_ids_that_this_model_does_not_use_stay_text(shared_data: Path, tmp_path: Path) -> None:
-    """With identical tokens a Bengali letter is no adaptive token: the model may write it, and it is read."""
-    source = shared_data / "tokenizers" / "codellama-7b"
-    vocab, _, after = exported(source, tmp_path / "model", VocabConfig(adaptive=DIVERSE), 1)
-    assert after.decode([32011, 31864]) == "ো" == library(tmp_path / "model").decode(31864)
-    assert 32011 in library(tmp_path / "model").all_special_ids
-
-
-def test_a_row_without_a_piece_decodes_to_nothing(shared_data: Path, tmp_path: Path) -> None:
-    """deepseek-coder's adaptive ids are spare rows: no piece is made up for them, and text skips them."""
-    source = shared_data / "tokenizers" / "codellama-7b"
-    config = VocabConfig(rows=32100, adaptive=[32050])
-    vocab, _, after = exported(source, tmp_path / "model", config, 1)
+@pytest.mark.parametrize(
+    ("name", "config", "ids", "text"),
+    [
+        # With identical tokens the letter among the diverse ones is text
+        ("codellama-7b", VocabConfig(adaptive=DIVERSE), [32011, 31864], "ো"),
+        # A row without a piece, and one that training adds
+        ("codellama-7b", VocabConfig(rows=32100, adaptive=[32050]), [921, 32050], "x"),
+        ("codellama-34b-hf", VocabConfig(rows=32000, adaptive=[32000]), [921, 32000], "x"),
+    ],
+)
+def test_decoding_skips_only_the_adaptive_ids_of_the_model(
+    shared_data: Path, tmp_path: Path, name: str, config: VocabConfig, ids: list[int], text: str
+) -> None:
+    vocab, _, after = exported(shared_data / "tokenizers" / name, tmp_path / "model", config, 1)
     tokenizer = library(tmp_path / "model")
-    ids = [*tokenizer("x").input_ids, 32050]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "x" == after.decode(ids)
-    assert vocab.size == 32100 and len(tokenizer) == 32016
-
-
-def test_the_34b_row_that_training_adds_is_special(shared_data: Path, tmp_path: Path) -> None:
-    source = shared_data / "tokenizers" / "codellama-34b-hf"
-    vocab, _, after = exported(source, tmp_path / "model", VocabConfig(rows=32000, adaptive=[32000]), 1)
-    tokenizer = library(tmp_path / "model")
-    assert tokenizer.decode([1, 921, 32000], skip_special_tokens=True) == "x" == after.decode([921, 32000])
-    assert 32000 in tokenizer.all_special_ids
+    assert tokenizer.decode([vocab.bos, *ids], skip_special_tokens=True) == text == after.decode(ids)
+    assert (vocab.adaptive[0] in tokenizer.all_special_ids) == (config.rows != 32100)
+    assert len(tokenizer) == (32016 if name == "codellama-7b" else 32005)  # no piece is added
 
 
 @pytest.mark.parametrize("described", [True, False], ids=["described", "tokenizer.json alone"])
-def test_every_text_is_opened_as_the_documents_were(demo: Path, tmp_path: Path, described: bool) -> None:
-    """deepseek-coder's tokenizer.json opens no text; its class did in Transformers 4, and does not in 5."""
+def test_every_text_begins_with_bos_as_documents_did(demo: Path, tmp_path: Path, described: bool) -> None:
+    """deepseek-coder's tokenizer.json adds no BOS; its class did in Transformers 4, not in 5."""
     source = tmp_path / "source"
     shutil.copytree(demo, source)
     value = json.loads((source / "tokenizer.json").read_text())
-    value["post_processor"] = {
-        "type": "ByteLevel",
-        "add_prefix_space": True,
-        "trim_offsets": False,
-        "use_regex": True,
-    }
+    flags = {"add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    value["post_processor"] = {"type": "ByteLevel", **flags}
     decoder = {}
     for token in value["added_tokens"]:  # Qwen's pieces of infilling are added, and not special
         token["special"] = token["id"] < 2
@@ -182,8 +146,8 @@ def test_every_text_is_opened_as_the_documents_were(demo: Path, tmp_path: Path, 
     assert skipped <= set(tokenizer.all_special_ids)
 
 
-def test_the_chat_template_comes_along(demo: Path, tmp_path: Path) -> None:
-    """Transformers keeps it in a file of its own, which data preparation left behind."""
+def test_the_chat_template_is_exported(demo: Path, tmp_path: Path) -> None:
+    """Transformers keeps it in its own file, which data preparation did not copy."""
     source = tmp_path / "source"
     shutil.copytree(demo, source)
     (source / "chat_template.jinja").write_text("{{ messages[0].content }}!")
@@ -194,7 +158,7 @@ def test_the_chat_template_comes_along(demo: Path, tmp_path: Path) -> None:
 
 
 def test_a_completion_model_gets_a_template(demo: Path, tmp_path: Path) -> None:
-    """Chats of a model without a template were an internal error of the server."""
+    """Chats with a model without a template were an internal server error."""
     exported(demo, tmp_path / "model", CONFIG, 1)
     write_chat_template(tmp_path / "model", None)
     tokenizer: Any = library(tmp_path / "model")
@@ -215,7 +179,7 @@ def test_one_message_is_its_completion_with_codellamas_tokenizer(shared_data: Pa
 
 
 def test_a_template_is_the_files_then_the_tokenizers(demo: Path, tmp_path: Path) -> None:
-    folder, given = tmp_path / "model", tmp_path / "chat.jinja"
+    folder, template = tmp_path / "model", tmp_path / "chat.jinja"
     exported(demo, folder, CONFIG, 1)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(
@@ -228,36 +192,25 @@ def test_a_template_is_the_files_then_the_tokenizers(demo: Path, tmp_path: Path)
 
     write_chat_template(folder, None)
     assert rendered() == "x!"
-    given.write_text("{{ messages[0].content }}?")
-    write_chat_template(folder, str(given))
+    template.write_text("{{ messages[0].content }}?")
+    write_chat_template(folder, str(template))
     assert rendered() == "x?"
     for text in ("{% for", "{{ messages[0].content.absent() }}", "always the same"):
-        given.write_text(text)
-        with pytest.raises(
-            UserError, match=r"chat_template=.*chat\.jinja must be a Jinja template of messages, got"
-        ):
-            write_chat_template(folder, str(given))
+        template.write_text(text)
+        with pytest.raises(UserError, match=r"chat_template=.*chat\.jinja must be a Jinja template"):
+            write_chat_template(folder, str(template))
 
 
-def test_what_is_marked_keeps_its_flags() -> None:
+def test_special_tokens_keep_their_flags() -> None:
     added = [{"id": 5, "content": "b", "special": False, "lstrip": True}]
-    assert marked(added, {3: "a", 5: "b"}) == [
-        {
-            "id": 3,
-            "content": "a",
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        },
-        {"id": 5, "content": "b", "single_word": False, "rstrip": False, "normalized": False, "special": True}
-        | {"lstrip": True},
+    flags = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+    assert mark_special(added, {3: "a", 5: "b"}) == [
+        {"id": 3, "content": "a", "lstrip": False, **flags},
+        {"id": 5, "content": "b", "lstrip": True, **flags},
     ]
 
 
-def test_it_is_idempotent(demo: Path, tmp_path: Path) -> None:
-    """What was exported can be trained on and exported again."""
+def test_an_export_of_an_export_changes_nothing(demo: Path, tmp_path: Path) -> None:
     vocab, _, _ = exported(demo, tmp_path / "model", CONFIG, 1)
     names = ("tokenizer.json", "tokenizer_config.json")
     before = [(tmp_path / "model" / name).read_bytes() for name in names]

@@ -1,0 +1,34 @@
+"""Names say what they hold: a participle or a pronoun is no name (CONTRIBUTING.md, style)."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FILLERS = {"found", "told", "one", "some", "kept", "made", "asked", "taken", "shown"}
+
+
+def names(tree: ast.AST) -> set[str]:
+    """Return the names of a module's variables and parameters."""
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return found | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+
+
+def test_no_name_is_a_filler() -> None:
+    fillers = {}
+    for package in ("conf", "data_prep", "train", "infer"):
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            if bad := names(ast.parse(path.read_text())) & FILLERS:
+                fillers[name] = bad
+    assert not fillers
+
+
+def test_errors_say_must_be_and_got() -> None:
+    """'X: wanted A, found B' became 'X must be A, got B'."""
+    old = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("conf", "data_prep", "train", "infer")
+        for path in (ROOT / package).rglob("*.py")
+        if any(": wanted " in line and '"' in line for line in path.read_text().splitlines())
+    ]
+    assert not old

@@ -1,0 +1,66 @@
+"""What ends a run, in a sentence. Whole runs: test_resume.py, tests/test_pipeline.py."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from conf import RankLocalError
+from train.metrics import StepLog
+from train.trainer import SETTLED, WINDOW, Trainer, why_diverged
+
+
+def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank showed a traceback, though a batch that is too large is the user's setting."""
+
+    def step() -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+    monkeypatch.setattr("train.trainer.Pulse", lambda *_, **__: None)
+    monkeypatch.setattr("train.trainer.shared_store", lambda: None)
+    released: list[bool] = []
+    trainer: Any = SimpleNamespace(
+        rank=0,
+        ranks=1,
+        step=6,
+        saved=4,
+        config=SimpleNamespace(micro_batch=2),
+        checkpoints=SimpleNamespace(release=lambda: released.append(True)),
+        _run=step,
+    )
+    with pytest.raises(RankLocalError, match=r"in step 7 with micro_batch=2: CUDA out of .* Step 4 is saved"):
+        Trainer.run(trainer)
+    assert released
+
+
+def test_a_good_step_is_good() -> None:
+    assert why_diverged(2.0, 1.0, [], 3.0) is None
+    assert why_diverged(100.0, 1.0, [1.0] * (SETTLED - 1), 3.0) is None
+    assert why_diverged(2.9, 1.0, [1.0] * WINDOW, 3.0) is None
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_not(loss: float) -> None:
+    assert "the loss is" in str(why_diverged(loss, 1.0, [], 3.0))
+
+
+def test_nor_is_a_gradient_or_a_leap() -> None:
+    assert "the gradient is not finite at a loss of 2" in str(why_diverged(2.0, math.inf, [], 3.0))
+    found = why_diverged(3.1, 1.0, [9.0] * 100 + [1.0] * WINDOW, 3.0)
+    assert found == "the loss is 3.1, above 3 times the last 50 steps' mean of 1"
+
+
+def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path) -> None:
+    """A run killed after step 4, in the midst of a line, goes on after step 2."""
+    path = tmp_path / "log.jsonl"
+    log = StepLog(path, step=0)
+    for step in range(1, 5):
+        log.append(step, {"loss": step / 3})
+    path.write_text(path.read_text() + '{"step": 5, "lo')
+    StepLog(path, step=2).append(3, {"loss": 1.0})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == [{"step": 1, "loss": 1 / 3}, {"step": 2, "loss": 2 / 3}, {"step": 3, "loss": 1.0}]

@@ -1,0 +1,136 @@
+"""Floating-point operations of a training step, and what a device can do: the arithmetic of MFU.
+
+A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4 d per query, key and
+layer (scores and values over d = heads x head width), for the pairs that the causal mask leaves. The backward
+pass costs twice the forward (Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
+"""
+
+import re
+from typing import NamedTuple
+
+from transformers import PretrainedConfig
+
+from train.config import ObjectiveConfig, TrainConfig
+from train.pretrained import skeleton
+
+# Dense bfloat16, from the makers' datasheets; the first pattern that matches torch.cuda.get_device_name.
+PEAKS = {
+    r"\bB200\b": 2250e12,
+    r"\b(GH200|H200|H800|H100.*HBM3|H100 SXM)\b": 989e12,
+    r"\bH100 NVL\b": 835e12,
+    r"\bH100\b": 756e12,  # PCIe
+    r"\b(A100|A800)\b": 312e12,
+    r"\bL40S\b": 362e12,
+    r"\bRTX 5090$": 209e12,
+    r"\bRTX 4090$": 165e12,
+    r"\b(A40|RTX A6000)\b": 150e12,
+    r"\bA10\b": 125e12,
+    r"\bL4\b": 121e12,
+    r"\bRTX 3090$": 71e12,
+    r"\bA10G\b": 70e12,
+}
+
+
+class Flops(NamedTuple):
+    """Operations of one step."""
+
+    model: float  # what the step needs, MFU's count
+    hardware: float  # what is computed, with the layers' forward again under activation checkpointing (HFU's)
+
+
+def peak_flops(device: str, override: float | None = None) -> float | None:
+    """Return the operations per second of a device by torch.cuda.get_device_name; None if unknown.
+
+    `override` are TFLOP/s from the settings.
+    """
+    if override is not None:
+        return override * 1e12
+    return next((peak for pattern, peak in PEAKS.items() if re.search(pattern, device)), None)
+
+
+def step_flops(architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int) -> Flops:
+    """Return the operations of a step over all ranks.
+
+    Frozen weights (LoRA) need no gradient; what the adapter itself computes is left out. With a gated adapter
+    the trunk has no backward pass, and predicts nothing.
+    """
+    layers, head = matrix_parameters(architecture)
+    work = expected_work(config.objective, seq_len)
+    width = architecture.num_attention_heads * head_width(architecture)
+    of_row, of_pair = 2 * layers, 4 * width * architecture.num_hidden_layers
+    products = of_row * work.rows + 2 * head * work.predicted
+    scores = of_pair * work.pairs
+    needed = (2 if config.lora.rank else 3) * products + 3 * scores
+    again = of_row * work.rows + scores
+    if config.lora.gated:
+        trunk_scores = of_pair * seq_len * (seq_len + 1) / 2
+        needed -= of_row * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
+        again -= of_row * seq_len + trunk_scores
+    computed = needed + config.model.activation_checkpointing * again
+    return Flops(config.global_batch * needed, config.global_batch * computed)
+
+
+class Work(NamedTuple):
+    """What one sequence of the shards becomes, on average."""
+
+    rows: float  # through the layers
+    pairs: float  # of query and key, in each layer's attention
+    predicted: float  # rows whose logits are computed
+
+
+def expected_work(objective: ObjectiveConfig, n: int) -> Work:
+    """Return an objective's average layout over n tokens, without documents' borders and control tokens."""
+    causal = n * (n + 1) / 2
+    if objective.name == "dual":
+        return Work(rows=2 * n, pairs=2 * causal, predicted=n + n * covered_share(objective))
+    if objective.name == "branch":
+        widths = retained(objective)
+        branches = n * objective.start_rate * sum(widths)
+        # A window starts anywhere with equal chance; its j-th token sees its prefix and j of the window.
+        own = n * objective.start_rate * sum(j * share for j, share in enumerate(widths, start=1))
+        return Work(rows=n + branches, pairs=causal + branches * (n - 1) / 2 + own, predicted=n + branches)
+    return Work(rows=n, pairs=causal, predicted=n)
+
+
+def retained(objective: ObjectiveConfig) -> list[float]:
+    """Return the share of windows with a j-th token, for j = 1, 2, ...
+
+    Widths are uniform on 1..L (eq. 4), those of a share of wide windows on L + 1..L_max, and PARD's conditional
+    drop keeps the j-th with probability max(r^j, floor).
+    """
+    L, rate, floor = objective.L, objective.retention, objective.retention_floor
+    reached = [(L - j + 1) / L for j in range(1, L + 1)]
+    if wide := objective.wide_share:
+        more = objective.L_max - L
+        reached = [(1 - wide) * share + wide for share in reached]
+        reached += [wide * (more - j) / more for j in range(more)]
+    return [share * max(rate**j, floor) for j, share in enumerate(reached, start=1)]
+
+
+def covered_share(objective: ObjectiveConfig) -> float:
+    """Return the share of positions that a window covers: no start within reach, for each distance."""
+    missed = 1.0
+    for share in retained(objective):
+        missed *= 1 - objective.start_rate * share
+    return 1 - missed
+
+
+def head_width(config: PretrainedConfig) -> int:
+    """Return the width of one attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
+    """Count the parameters that a row is multiplied with, in all layers and in the head.
+
+    A lookup in the embedding is no product; of experts, those count that a token is routed to.
+    """
+    lm = skeleton(config)
+    apart = {id(lm.get_input_embeddings().weight), id(lm.get_output_embeddings().weight)}
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    routed = getattr(config, "num_experts_per_tok", None) or 1
+    layers = 0
+    for name, parameter in lm.named_parameters():
+        if parameter.ndim >= 2 and id(parameter) not in apart:
+            layers += parameter.numel() * routed // experts if ".experts." in name else parameter.numel()
+    return layers, lm.get_output_embeddings().weight.numel()

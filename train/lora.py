@@ -1,0 +1,164 @@
+"""LoRA by peft: low-rank weights beside frozen ones; gated, they act on adaptive rows alone.
+
+Gated LoRA (arXiv 2507.11851): the rows of standard tokens pass the base model's own products and
+nothing else, so the standard path is the base model's bit for bit, whatever the adapter has
+learned.
+
+    row            y1  y2  y3  a1  a2
+    gate            0   0   0   1   1
+    output of a    Wx  Wx  Wx  Wx + s·BAx  Wx + s·BAx
+    linear layer
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from conf import UserError
+from train.checkpoint import write_safetensors
+from train.config import LoraSettings
+
+ADAPTER = "default"  # peft's name for the only adapter
+PEFT = "base_model.model."  # where peft's files have the library's model
+
+
+class Gate:
+    """Lets the adapter of a model act in some forwards only."""
+
+    def __init__(self, lm: nn.Module) -> None:
+        self._layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Make the model the base model within the block.
+
+        The gate is open outside of it: layers that are recomputed for their gradient are branches'.
+        """
+        for layer in self._layers:
+            layer._disable_adapters = True  # enable_adapters would freeze the weights too
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
+
+
+def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int], seed: int = 0) -> PeftModel:
+    """Freeze `lm` and add peft's layers to it, in place; return peft's view of it.
+
+    With `adaptive_rows` the input embeddings of the adaptive ids are trained too. The head's rows never are: a
+    head that shares its weight with the embedding gets its own copy, since the standard path reads every row
+    of it. Raises UserError for targets that do not exist.
+    """
+    rows = list(adaptive) if config.adaptive_rows else []
+    if rows and lm.get_input_embeddings().weight is lm.get_output_embeddings().weight:
+        head = lm.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        lm.config.tie_word_embeddings = False
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=config.targets or "all-linear",
+        trainable_token_indices=rows or None,
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(seed)
+    expected = f"lora.targets={','.join(config.targets)} must be linear layers of the model other than its head"
+    try:
+        # In the model's own type: the engine keeps float32 masters of what is trained.
+        adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{expected}, got {str(error).splitlines()[0]}") from error
+    if any(isinstance(layer, LoraLayer) for layer in (lm.get_output_embeddings(), lm.get_input_embeddings())):
+        raise UserError(f"{expected}, got the head or the embedding")
+    return adapted
+
+
+class PlainWeights(Mapping[str, Tensor]):
+    """The weights of the plain model in `dtype`, each computed on access from those of the adapted model.
+
+    With `merged` they contain the adapter, added in float32 by peft's own layer; else they are the base
+    model's. `lm` is the plain model on the meta device, and becomes the adapted one.
+    """
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        config: LoraSettings,
+        weights: Mapping[str, Tensor],
+        *,
+        adaptive: Sequence[int],
+        merged: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self._lm, self._weights, self._merged, self._dtype = lm, weights, merged, dtype
+        self._adapted = adapt(lm, config, adaptive=adaptive)
+        self._names = {_plain(name): name for name in lm.state_dict() if not _of_adapter(name)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        adapted = self._names[name]
+        place, inner, kind = adapted.rpartition(".base_layer.")
+        if not (inner and self._merged):
+            return self._weights[adapted].to(self._dtype)
+        layer: Any = copy.deepcopy(self._lm.get_submodule(place))
+        own = {key: self._weights[f"{place}.{key}"].float() for key in layer.state_dict()}
+        layer.load_state_dict(own, assign=True)
+        layer.merge()
+        return getattr(layer.get_base_layer(), kind).detach().to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter as peft reads it: adapter_model.safetensors, adapter_config.json."""
+        own = {f"{PEFT}{name}": tensor for name, tensor in adapter_weights(self._weights).items()}
+        adapter = get_peft_model_state_dict(self._adapted, own, save_embedding_layers=False)
+        folder.mkdir()
+        tensors = {name: tensor.to(self._dtype) for name, tensor in adapter.items()}
+        write_safetensors(tensors, folder / SAFETENSORS_WEIGHTS_NAME)
+        settings: Any = self._adapted.peft_config[ADAPTER]
+        settings.base_model_name_or_path = None  # the directory that the adapter lies in
+        settings.target_modules = sorted(settings.target_modules)
+        settings.inference_mode = True
+        settings.save_pretrained(str(folder))
+
+
+def read_adapter(lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Add an adapter that `save_adapter` wrote to the plain model, in place, to compute in `dtype`.
+
+    The model's own weights may be on the meta device, given by hooks: peft's loader would leave the trained
+    rows of the embedding there too.
+    """
+    get_peft_model(lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False)
+    own = {name.replace(f".{ADAPTER}", ""): name for name in lm.state_dict() if _of_adapter(name)}
+    tensors = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
+    adapter = {own[name.removeprefix(PEFT)]: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    lm.load_state_dict(adapter, strict=False, assign=True)
+
+
+def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the adapter's own of an adapted model's weights, read into memory."""
+    return {name: weights[name] for name in weights if _of_adapter(name)}
+
+
+def _of_adapter(name: str) -> bool:
+    return "lora_" in name or "trainable_tokens" in name
+
+
+def _plain(name: str) -> str:
+    """Return the name that a weight of the adapted model has in the plain one."""
+    return name.replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")

@@ -1,0 +1,203 @@
+"""The one loss: a weighted sum over the positions of a linear head, with logits in chunks.
+
+Shape legend: T positions, c of them in a chunk, d width, V vocabulary. Full float32 logits of a
+16,384-token sequence would be 2 GB at V = 32,016: only `chunk` positions have logits at any time. Since
+∂loss/∂logits is known as soon as the logits are, the gradients are made in the forward pass and nothing
+is computed twice (as in Liger Kernel, arXiv 2410.10989, §3.2).
+
+A standard token learns by cross-entropy. With z its logits, q = softmax(z), and p the model's own
+distribution where the token that it drafts is predicted from the clean prefix (its teacher, through which
+no gradient flows), an adaptive token learns by
+
+    ce    -log q(label), with the share `soft` of -Σ p log q         ∂/∂z = q - target
+    tv    1 - α, where α = Σ min(p, q) is the chance that a          ∂/∂z = q (Σ 1[q < p] q - 1[q < p])
+          draft of q is accepted (Leviathan et al. 2023, §3.3)
+    lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), which     λ (q - p) + (1 - λ) · that of tv
+          takes it from KL to tv as it learns (arXiv 2602.23881)
+
+Weights by place (D-PACE, arXiv 2605.18810, eq. 7 and 8): a draft counts only with those before it, so
+the j-th of a window weighs what it adds to the expected accepted length,
+
+    w_j = Σ_{m ≥ j} Π_{i ≤ m} ã_i    with ã = ½ + ½ a,    a = q(label) for ce, α for tv and lk
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from train.objective import IGNORE
+
+ETA = 3.0  # λ = exp(-ETA α): the paper's
+SMOOTHING = 0.5  # ã = SMOOTHING + (1 - SMOOTHING) a: the paper's
+
+
+@dataclass(frozen=True)
+class DraftLoss:
+    """How adaptive tokens learn: `kind` ce, tv or lk; `soft` for ce; whether places weigh differently."""
+
+    kind: str = "ce"
+    soft: float = 0.0
+    by_place: bool = False
+
+    @property
+    def taught(self) -> bool:
+        """Whether teachers are needed."""
+        return self.kind != "ce" or self.soft > 0
+
+
+def draft_loss(
+    hidden_Td: Tensor,
+    weight_Vd: Tensor,
+    labels_T: Tensor,
+    weights_T: Tensor,
+    *,
+    chunk: int,
+    offsets_T: Tensor | None = None,
+    teachers_T: Tensor | None = None,
+    draft: DraftLoss = DraftLoss(),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, a scalar with gradient, and for each position, without gradient, its cross-entropy (T,)
+    and its likeliest token (T,) int64.
+
+    Positions labelled IGNORE cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
+    teaches, -1 for none: such a position learns its label. `offsets_T`, j where a window's j-th token
+    predicts, is needed for weights by place. A chunk ends with a window, so it may be longer by one.
+    """
+    absent = torch.full_like(labels_T, -1)
+    teachers = teachers_T if teachers_T is not None and draft.taught else absent
+    offsets = offsets_T if offsets_T is not None and draft.by_place else absent
+    return _DraftLoss.apply(
+        hidden_Td, weight_Vd, labels_T, weights_T, teachers, offsets, draft, chunk, torch.is_grad_enabled()
+    )
+
+
+class _DraftLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        teachers: Tensor,
+        offsets: Tensor,
+        draft: DraftLoss,
+        chunk: int,
+        grad_enabled: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        of_hidden, of_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        d_hidden = torch.zeros_like(hidden) if of_hidden else None
+        # In bfloat16 a sum over chunks would lose what is small beside it.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        losses, predicted = torch.zeros_like(weights), torch.full_like(labels, IGNORE)
+        labelled = labels != IGNORE
+        taught = labelled & (teachers >= 0)
+        for part in (*_chunks(labelled & ~taught, offsets, chunk), *_chunks(taught, offsets, chunk)):
+            hidden_cd = hidden[part]
+            logits_cV = (hidden_cd @ weight.T).float()
+            predicted[part] = logits_cV.argmax(-1)
+            teacher, p_cV = teachers[part], None
+            if teacher[0] >= 0:
+                p_cV = torch.softmax((hidden[teacher] @ weight.T).float(), dim=-1)
+            losses[part], learned, agreed = _chunk(logits_cV, labels[part], p_cV, draft)
+            of_place = place_weights(agreed, offsets[part]) if draft.by_place else 1.0
+            weights_c = weights[part] * of_place
+            loss += (learned * weights_c).sum()
+            d_logits = logits_cV.mul_(weights_c[:, None]).to(hidden.dtype)
+            if d_hidden is not None:
+                d_hidden[part] = d_logits @ weight
+            if d_weight is not None:
+                if wide == weight.dtype:
+                    d_weight.addmm_(d_logits.T, hidden_cd)
+                else:
+                    d_weight += d_logits.T @ hidden_cd
+            del logits_cV, d_logits, p_cV  # before the next chunk's are made
+        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(losses, predicted)
+        return loss, losses, predicted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_loss: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight = (None if saved is None else saved.mul_(d_loss) for saved in ctx.saved_tensors)
+        return d_hidden, d_weight, *[None] * 7
+
+
+def _chunks(chosen: Tensor, offsets: Tensor, chunk: int) -> list[Tensor]:
+    """Cut the chosen (T,) places into chunks, each extended to the end of its last window."""
+    places = torch.nonzero(chosen)[:, 0]
+    goes_on = offsets[places] > 1
+    if not goes_on.any():
+        return [part for part in places.split(chunk) if len(part)]
+    index = torch.arange(len(places), device=places.device)
+    starts = torch.where(goes_on, len(places), index)
+    starts = starts.flip(0).cummin(0).values.flip(0)  # the next place that begins a window
+    return [part for part in places.tensor_split(starts[chunk::chunk].unique().cpu()) if len(part)]
+
+
+def _chunk(logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (c,) cross-entropies with the labels, losses that are learned, and chances that a draft holds.
+
+    The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's distribution.
+    """
+    log_z, by_label = logits.logsumexp(-1), logits.gather(1, labels[:, None])[:, 0]
+    losses = log_z - by_label
+    agreed = torch.exp(-losses)
+    if p is None or draft.kind == "ce":
+        soft = 0.0 if p is None else draft.soft
+        softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
+        q = logits.sub_(log_z[:, None]).exp_()
+        q.scatter_add_(1, labels[:, None], torch.full_like(labels, -1, dtype=q.dtype)[:, None] * (1 - soft))
+        if p is not None:
+            q.sub_(p, alpha=soft)
+        return losses, (1 - soft) * losses + soft * softly, agreed
+    divergence = torch.special.xlogy(p, p).sum(-1) + log_z - (p * logits).sum(-1)  # KL(p | q)
+    q = logits.sub_(log_z[:, None]).exp_()
+    below = (q < p).float()
+    alpha = torch.minimum(q, p).sum(-1)
+    share = torch.exp(-ETA * alpha) if draft.kind == "lk" else torch.zeros_like(alpha)
+    of_tv = ((q * below).sum(-1, keepdim=True) - below).mul_(q)
+    q.sub_(p).mul_(share[:, None]).add_(of_tv.mul_((1 - share)[:, None]))
+    return losses, share * divergence + (1 - share) * (1 - alpha), alpha
+
+
+def place_weights(agreed: Tensor, offsets: Tensor) -> Tensor:
+    """Return (c,) weights of whole windows' positions: w_j of offset j, and 1 of a standard token's.
+
+    `agreed` (c,) are the chances a that each draft holds.
+    """
+    smoothed = SMOOTHING + (1 - SMOOTHING) * agreed
+    reached = torch.where(offsets > 0, smoothed, 1.0)  # Π_{i ≤ j} ã_i after the loop
+    first = torch.arange(len(offsets), device=offsets.device)
+    widest = int(offsets.max()) if len(offsets) else 0
+    for j in range(2, widest + 1):
+        row = first[offsets == j]
+        reached[row] = reached[row] * reached[row - 1]
+    weights = reached.clone()  # Σ_{m ≥ j}
+    for j in range(widest, 1, -1):
+        row = first[offsets == j]
+        weights[row - 1] = weights[row - 1] + weights[row]
+    return weights
+
+
+def tally(losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
+    """Sum (r, c) columns by offset into (L + 1, 4) float64; columns beyond L are left out.
+
+    Each row has positions, cross-entropy, correct, and correct with all earlier offsets of the window.
+    """
+    correct = predicted == labels
+    # Misses from the window's first column to this one; a window's columns are neighbours.
+    missed = torch.cumsum(~correct, dim=1)
+    column = torch.arange(labels.shape[1], device=labels.device)
+    before = torch.where(offsets > 0, column - offsets, column)
+    missed = missed - torch.where(before >= 0, missed.gather(1, before.clamp(min=0)), 0)
+    accepted = correct & (missed == 0)
+    valid = (labels != IGNORE) & (offsets <= L)
+    rows = torch.stack([valid.double(), losses.double(), correct.double(), accepted.double()], dim=-1)[valid]
+    sums = torch.zeros(L + 1, 4, dtype=torch.float64, device=rows.device)
+    return sums.index_add_(0, offsets[valid], rows)

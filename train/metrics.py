@@ -1,0 +1,221 @@
+"""What a run reports: means by window offset, log.jsonl, the console and Weights & Biases."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import wandb
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from conf.console import PlainConsole
+from conf.files import write_bytes
+from conf.stage import commit, versions
+from conf.tracker import TrackerConfig, begin_run, run_file
+
+OFFSETS = 10  # offsets whose accuracy a console line shows
+LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
+
+
+def summarise(tally: Tensor) -> dict[str, float]:
+    """Return means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j, masked_loss, masked, accepted.
+
+    Without standard tokens (a gated adapter) the first is left out. `accepted` is the expected length of the
+    drafts that hold, Σ_j P(a_1..a_j all right): what greedy decoding with L adaptive tokens accepts per loop
+    where the text is what the model itself would write.
+    """
+    (count, loss, correct, _), *drafts = tally.tolist()
+    metrics = {"standard_loss": loss / count, "accuracy_0": correct / count} if count else {}
+    if masked := sum(row[0] for row in drafts):
+        metrics["masked_loss"] = sum(row[1] for row in drafts) / masked
+        metrics["masked"] = masked
+        metrics["accepted"] = sum(row[3] / max(row[0], 1) for row in drafts)
+        for offset, (count, _, correct, _) in enumerate(drafts, start=1):
+            metrics[f"accuracy_{offset}"] = correct / max(count, 1)
+    return metrics
+
+
+def best(validation: list[dict[str, float]]) -> dict[str, float]:
+    """Return the least of each loss and the most of each other metric over the validations."""
+    names = [name for name in validation[0] if name.endswith("_loss") or name.startswith("acc")]
+    columns = {name: [row[name] for row in validation if name in row] for name in names}
+    return {name: min(values) if name.endswith("_loss") else max(values) for name, values in columns.items()}
+
+
+def describe_step(metrics: dict[str, float]) -> str:
+    """Describe a step beside its progress bar, within 80 columns."""
+    parts = [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
+    if "masked_loss" in metrics:
+        parts.append(f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}")
+    return " ".join([*parts, f"{metrics['tokens_per_second'] / 1000:.1f}k tok/s"])
+
+
+def describe_validation(metrics: dict[str, float]) -> str:
+    """Describe a validation in one console line."""
+    parts = [f"loss {metrics['standard_loss']:.3f}"]
+    if "masked_loss" in metrics:
+        accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
+        percentages = " ".join(f"{100 * value:.0f}" for value in accuracies[:OFFSETS])
+        if len(accuracies) > OFFSETS:
+            percentages += f" ... {100 * accuracies[-1]:.0f} (the last of {len(accuracies)})"
+        parts.append(f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}")
+        parts.append(f"accuracy by offset {percentages} %")
+    return "  ".join(parts)
+
+
+def describe_change(validation: list[dict[str, float]]) -> str:
+    """Describe the held-out figures before and after training, in one sentence."""
+    before, after = validation[0], validation[-1]
+    rise = after["standard_loss"] / before["standard_loss"] - 1
+    sentence = (
+        f"held-out standard-token loss {before['standard_loss']:.3f} before, {after['standard_loss']:.3f} "
+        f"after ({100 * rise:+.1f} %)"
+    )
+    if "accepted" in after:
+        sentence += (
+            f"; accuracy at window offset 1 {100 * before['accuracy_1']:.1f} % before, "
+            f"{100 * after['accuracy_1']:.1f} % after; expected accepted drafts {before['accepted']:.2f} "
+            f"before, {after['accepted']:.2f} after"
+        )
+    return sentence
+
+
+class StepLog:
+    """Appends to the log of a run that has taken `step` steps; later lines, and damaged ones, are removed."""
+
+    def __init__(self, path: Path, *, step: int) -> None:
+        self._path = path
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            write_bytes(path, "".join(line for line in lines if _step_of(line) <= step).encode())
+
+    def append(self, step: int, metrics: dict[str, Any]) -> None:
+        """Add the metrics of a step; steps count from 1."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+
+def _step_of(line: str) -> float:
+    """Return the step of a line of the log; infinity for a damaged line, as a kill may leave."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return float("inf")
+
+
+class Tracker:
+    """Logs metrics by step to the console and W&B; silent on every rank but the first.
+
+    `file` has W&B's run id, so that a resumed run stays one run; `linked` is that of a run in the same group.
+    """
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        *,
+        out: Path,
+        name: str,
+        settings: dict[str, Any],
+        speaks: bool,
+        job_type: str = "train",
+        file: Path | None = None,
+        linked: Path | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        self._console = PlainConsole(quiet=not speaks)
+        self._run: Any = None
+        self.run_id = run_id  # W&B's, which a checkpoint has as well
+        if speaks and config.mode != "disabled":
+            out.mkdir(parents=True, exist_ok=True)
+            self._run = begin_run(
+                config,
+                out,
+                file=file or run_file(out),
+                name=name,
+                job_type=job_type,
+                settings=settings | {"versions": versions(), "commit": commit()},
+                tell=self.tell,
+                linked=linked,
+                run_id=run_id,
+            )
+            self.run_id = self._run.id
+
+    def define_axis(self, name: str) -> None:
+        """Draw all metrics over this one, which is logged with them."""
+        self._send(lambda run: (run.define_metric(name), run.define_metric("*", step_metric=name)))
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """Record figures of the whole run."""
+        self._send(lambda run: run.summary.update(dict(values)))
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Record a folder as an artifact of the type model; its files are read where they are."""
+
+        def send(run: Any) -> None:
+            artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name), type="model")
+            artifact.add_dir(str(folder), policy="immutable")
+            run.log_artifact(artifact)
+
+        self._send(send)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Record metrics of a step."""
+        self._send(lambda run: run.log(metrics, step=step))
+
+    def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Record a table of a step."""
+        if rows:
+            values = [list(row) for row in rows]
+            self._send(lambda run: run.log({name: wandb.Table(list(columns), values)}, step=step))
+
+    def tell(self, sentence: str) -> None:
+        """Print a line on the console."""
+        self._console.print(sentence, soft_wrap=True)
+
+    def alarm(self, sentence: str) -> None:
+        """Warn on the console, and by W&B's alerts."""
+        self.tell(f"warning: {sentence}")
+        self._send(lambda run: run.alert(title="adaptive-tokens", text=sentence))
+
+    @contextmanager
+    def progress(self, name: str, *, done: int, total: int) -> Iterator[Callable[[int, str], None]]:
+        """Yield a function that shows a step and a line beside the bar; in a log file, a line now and then."""
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        task = bar.add_task(name, total=total, completed=done, line="")
+        last = time.monotonic()
+
+        def show(step: int, line: str) -> None:
+            nonlocal last
+            bar.update(task, completed=step, line=line)
+            if not self._console.is_terminal and (time.monotonic() - last > LINE_SECONDS or step == total):
+                last = time.monotonic()
+                self.tell(f"step {step}/{total} {line}")
+
+        with bar:
+            yield show
+
+    def finish(self) -> None:
+        """Close the run."""
+        self._send(lambda run: run.finish())
+
+    def _send(self, action: Callable[[Any], Any]) -> None:
+        """Call W&B, whose process may have been killed, by a signal to all or for lack of memory."""
+        if self._run is None:
+            return
+        try:
+            action(self._run)
+        except (OSError, wandb.errors.Error) as error:
+            self._run = None
+            self.tell(f"tracker: W&B's process is gone ({error}): the run continues without it")

@@ -1,0 +1,140 @@
+"""What is trained: the library's model under the loss of a layout."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from conf.stage import partial_of
+from data_prep.vocab import TOKENIZER, Vocab
+from train.attention import Mask, TrunkKeys, branch_kernel, branch_mask
+from train.config import TrainConfig
+from train.lora import Gate, adapt
+from train.loss import DraftLoss, draft_loss, tally
+from train.objective import IGNORE
+from train.pretrained import load_model
+
+
+class AdaptiveLM(nn.Module):
+    """The library's model, `lm`, under the loss. `chunk` positions have logits at once. `attention` is
+    objective.attention, `draft` how adaptive tokens learn while gradients are enabled.
+
+    With a `gate` the adapter acts on the branches alone: the trunk is a pass of its own, without gradient and
+    without adapter, whose keys and values the branches attend to, as decoding's cache holds them.
+    """
+
+    def __init__(
+        self, lm: PreTrainedModel, *, chunk: int, L: int, gate: Gate | None = None, attention: str = "auto"
+    ) -> None:
+        super().__init__()
+        self.lm = lm
+        self.draft = DraftLoss()
+        self._chunk, self._L, self._gate, self._attention = chunk, L, gate, attention
+
+    def forward(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        offsets: Tensor,
+        weights: Tensor,
+        positions: Tensor,
+        teachers: Tensor,
+        trunk: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss of a Layout's (r, c) tensors, its tally (L + 1, 4), and the likeliest token of every
+        labelled column (r, c).
+        """
+        hidden = self.encode(ids, offsets, positions, trunk)
+        if self._gate is not None and torch.is_grad_enabled():
+            labels = labels.masked_fill(offsets == 0, IGNORE)  # no weight learns from standard tokens
+        return self.score(hidden, labels, offsets, weights, teachers)
+
+    def score(
+        self, hidden: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor, teachers: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `forward` does, from `encode`'s hidden states."""
+        loss, losses, predicted = draft_loss(
+            hidden.flatten(0, 1),
+            self.lm.get_output_embeddings().weight,
+            labels.flatten(),
+            weights.flatten(),
+            chunk=self._chunk,
+            offsets_T=offsets.flatten(),
+            teachers_T=teachers.flatten(),
+            draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
+        )
+        losses, predicted = losses.view_as(labels), predicted.view_as(labels)
+        return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
+
+    def encode(self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int) -> Tensor:
+        """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors."""
+        self.train(torch.is_grad_enabled())  # no dropout in a validation
+        mask = self._mask(positions, offsets, trunk)
+        if self._gate is None:
+            return self._decode(ids, positions, mask)
+        keys: TrunkKeys = {}
+        with torch.no_grad(), self._gate.closed():
+            standard = self._decode(ids[:, :trunk], positions[:, :trunk], None, trunk_keys=keys)
+        if mask is None:
+            return standard
+        branches = self._decode(ids[:, trunk:], positions[:, trunk:], mask, trunk_keys=keys)
+        return torch.cat([standard, branches], dim=1)
+
+    def _decode(self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys) -> Tensor:
+        return (
+            self.lm.get_decoder()(
+                input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **kwargs
+            )
+        ).last_hidden_state
+
+    def _mask(self, positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
+        if positions.shape[1] == trunk:
+            return None
+        config = self.lm.config
+        heads = config.num_attention_heads
+        kernel = branch_kernel(
+            self._attention,
+            positions.device.type,
+            self.lm.dtype,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            dropout=getattr(config, "attention_dropout", 0.0),
+        )
+        return branch_mask(positions, offsets, trunk, kernel)
+
+
+def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
+    """Return the module for the engine, and the number of the model's own parameters. Called by every rank."""
+    from train.engine import count_parameters, gathered, load_partitioned  # and with it DeepSpeed
+
+    objective = config.objective
+    with load_partitioned(config):
+        dtype = torch.bfloat16 if config.bf16 else torch.float32
+        lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=config.seed)
+    parameters = count_parameters(lm)
+    if config.lora.rank:
+        with gathered(lm.get_input_embeddings(), lm.get_output_embeddings()):
+            adapt(lm, config.lora, adaptive=objective.adaptive_ids(vocab.adaptive), seed=config.seed)
+    gate = Gate(lm) if config.lora.gated else None
+    module = AdaptiveLM(lm, chunk=config.loss_chunk, L=objective.L, gate=gate, attention=objective.attention)
+    return module, parameters
+
+
+def describe(lm: Any, data: Path, out: Path) -> None:
+    """Write what an export needs beside the weights: the architecture and the tokenizer."""
+    partial = partial_of(out)
+    shutil.rmtree(partial, ignore_errors=True)
+    lm.config.save_pretrained(partial)
+    if lm.generation_config is not None:
+        lm.generation_config.save_pretrained(partial)
+    for path in (data / TOKENIZER).iterdir():
+        shutil.copyfile(path, partial / path.name)  # without its mode: the data may be read-only
+    out.mkdir(exist_ok=True)
+    for path in partial.iterdir():  # file by file: a resumed run has them already
+        os.replace(path, out / path.name)
+    partial.rmdir()

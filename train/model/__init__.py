@@ -1,1 +1,0 @@
-"""The module that is trained: Transformers' model, its rows for adaptive ids, adapters, the loss on top."""

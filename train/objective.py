@@ -1,0 +1,271 @@
+"""Objectives as layouts: (sequences, windows, adaptive ids) -> what the model sees and predicts. Pure.
+
+Windows are the paper's "Poisson-style" process (SDSAT §2.2, eq. 4). Every position starts a window with
+probability `start_rate`, independently; its width is uniform on 1..L; M = H(Y, A) is Y with the covered
+positions replaced. A covered position is known by its offset j, its place in the run of adaptive tokens since
+the last standard token, because that is what a_j means when decoding:
+
+    Y        y1 y2 y3 y4 y5 y6 y7 y8
+    covered   0  0  1  1  0  0  1  0
+    offsets   0  0  1  2  0  0  1  0
+    M        y1 y2 a1 a2 y5 y6 a1 y8
+
+Windows that overlap or touch form one longer run, as in the paper.
+
+Shape legend: b sequences, n tokens in each, r rows of the model's input, c columns of each, of which the first
+n are its trunk. `labels` is already shifted: labels[i] is the token that column i predicts. The loss of every
+objective is the same weighted sum of cross-entropies, so an objective is its layout.
+
+    documents          0  0  0  1  1  -      (- is padding)
+    Y                  a  b  c  D  e  ·
+    labels of Y        b  c  ×  e  ×  ×      (× is IGNORE: never across a document's end)
+    offsets            0  1  2  0  0  0      (b and c are replaced)
+    M                  a  A  A  D  e  ·
+    labels of M        ×  c  ×  ×  ×  ×      (only adaptive positions, M_mask of eq. 9)
+
+`branch` leaves Y whole and appends each window's adaptive tokens as columns of their own, which attend to the
+clean prefix of their window and to the earlier tokens of it:
+
+    columns            a  b  c  d  e │ A1 A2 │ A1        windows of width 2 after a, 1 after c
+    positions          0  1  2  3  4 │ 1  2  │ 3
+    labels             b  c  d  e  × │ c  d  │ e
+    offsets            0  0  0  0  0 │ 1  2  │ 1
+    attends  a         1
+             b         1  1
+             c         1  1  1
+             d         1  1  1  1
+             e         1  1  1  1  1
+             A1        1             │ 1
+             A2        1             │ 1  1
+             A1        1  1  1       │       │ 1
+
+So a column of offset j at position t sees the t - j + 1 first columns of the trunk and the j - 1 columns before
+it: the mask follows from offsets and positions (train/attention.py).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+IGNORE = -100
+COLUMNS = 16  # branch columns are padded to a multiple of it: fewer shapes for allocators
+
+
+def sample_windows(
+    n: int, *, L: int, start_rate: float, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw windows over n positions: `starts` (m,) ascending and `widths` (m,) in 1..L."""
+    starts = np.flatnonzero(generator.random(n) < start_rate)
+    return starts, generator.integers(1, L + 1, size=len(starts))
+
+
+def widen(
+    widths: np.ndarray, *, L: int, L_max: int, share: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Draw a `share` of (m,) widths, chosen independently, again: uniformly on L + 1..L_max.
+
+    widths                  2 5 1 3 4
+    chosen                  0 1 0 0 1
+    with L = 5, L_max = 8   2 7 1 3 6
+    """
+    chosen = generator.random(len(widths)) < share
+    return np.where(chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths)
+
+
+def retain(widths: np.ndarray, *, rate: float, floor: float, generator: np.random.Generator) -> np.ndarray:
+    """Return (m,) widths after PARD's conditional drop of far tokens (arXiv 2504.18583, §3.3).
+
+    The j-th token of a window stays with probability max(rate^j, floor), and never without those before it,
+    which it attends to. A window may end with width 0.
+    """
+    j = np.arange(1, widths.max(initial=0) + 1)
+    stays = generator.random(len(widths))[:, None] < np.maximum(rate**j, floor)
+    return np.minimum(widths, stays.sum(axis=1))
+
+
+def window_offsets(starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarray) -> np.ndarray:
+    """Return (n,) offsets: 0 for a standard position, j for the j-th adaptive token of its run.
+
+    `replaceable` (n,) bool says where a standard token may be replaced at all.
+    """
+    n = len(replaceable)
+    ends = np.minimum(starts + widths, n)
+    edges = np.bincount(starts, minlength=n + 1) - np.bincount(ends, minlength=n + 1)
+    covered = (np.cumsum(edges[:n]) > 0) & replaceable
+    index = np.arange(n)
+    last_standard = np.maximum.accumulate(np.where(covered, -1, index))
+    return np.where(covered, index - last_standard, 0)
+
+
+def replace(tokens: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]) -> np.ndarray:
+    """Return M = H(Y, A): (n,) tokens with a_j at offset j.
+
+    One adaptive id serves every offset (identical tokens); several are a_1, a_2, ... (diverse tokens). Raises
+    ValueError for an offset beyond the diverse ids.
+    """
+    ids = np.asarray(adaptive)
+    if len(ids) == 1:
+        return np.where(offsets > 0, ids[0], tokens)
+    if offsets.max(initial=0) > len(ids):
+        raise ValueError(f"offset {offsets.max()} has no adaptive id: there are {len(ids)}")
+    return np.where(offsets > 0, ids[offsets - 1], tokens)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of one forward.
+
+    ids, labels, offsets, positions: (r, c) int64; weights: (r, c) float32, so that
+    loss = Σ weights · cross-entropy over columns whose label is not IGNORE.
+    offsets is 0 where a standard token predicts and j where a_j does. teachers (r, c) int64 is, where a_j
+    predicts, the place in the flattened rows whose standard token predicts the same from the clean prefix; -1
+    elsewhere. trunk is n.
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    offsets: np.ndarray
+    weights: np.ndarray
+    positions: np.ndarray
+    teachers: np.ndarray
+    trunk: int
+
+
+def next_tokens(tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """Return (b, n) labels: the next token of the same document, else IGNORE.
+
+    `documents` (b, n) is the index of each token's document, -1 for padding.
+    """
+    labels = np.full_like(tokens, IGNORE)
+    same = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
+    labels[:, :-1] = np.where(same, tokens[:, 1:], IGNORE)
+    return labels
+
+
+def replaceable(tokens: np.ndarray, documents: np.ndarray, control: Sequence[int]) -> np.ndarray:
+    """Return (b, n) bool: neither padding, nor a control token, nor the first token of a document."""
+    first = np.ones_like(documents, dtype=bool)
+    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return (documents >= 0) & ~first & ~np.isin(tokens, list(control))
+
+
+def causal(tokens: np.ndarray, documents: np.ndarray) -> Layout:
+    """f(Ŷ, Y), eq. 7: every standard token predicts the next."""
+    return _trunk(tokens, next_tokens(tokens, documents), np.zeros_like(tokens))
+
+
+def basic(tokens: np.ndarray, documents: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]) -> Layout:
+    """f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's baseline (App. A)."""
+    return _trunk(replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets)
+
+
+def dual(
+    tokens: np.ndarray,
+    documents: np.ndarray,
+    offsets: np.ndarray,
+    adaptive: Sequence[int],
+    *,
+    w: float = 1.0,
+    masked_mean: str = "n",
+) -> Layout:
+    """½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9: rows 0..b-1 are Y, rows b..2b-1 are M.
+
+    The masked term is divided by n as eq. 7 has it, or with masked_mean="masked" by the number of masked
+    positions of the forward.
+    """
+    standard = causal(tokens, documents)
+    labels = np.where(offsets > 0, standard.labels, IGNORE)
+    clean = np.arange(tokens.size).reshape(tokens.shape)
+    masked = Layout(
+        ids=replace(tokens, offsets, adaptive),
+        labels=labels,
+        offsets=offsets,
+        weights=_masked_weights(labels, tokens.size, w, masked_mean),
+        positions=standard.positions,
+        teachers=np.where(offsets > 0, clean, -1),
+        trunk=standard.trunk,
+    )
+    return _join(standard, masked, axis=0)
+
+
+def branch(
+    tokens: np.ndarray,
+    documents: np.ndarray,
+    windows: Sequence[tuple[np.ndarray, np.ndarray]],
+    free: np.ndarray,
+    adaptive: Sequence[int],
+    *,
+    w: float = 1.0,
+    masked_mean: str = "n",
+    multiple: int = COLUMNS,
+    standard: np.ndarray | None = None,
+) -> Layout:
+    """Lay out the two terms of eq. 9 with Y computed once and every window on a clean prefix.
+
+    `windows` are each sequence's starts and widths; a window ends before the first position that is not `free`
+    (b, n) bool, and before one that predicts nothing. Rows are padded to a common width, a `multiple`, with
+    columns that predict nothing and see the first token alone. `standard` (b,) are factors of each row's
+    standard term; with factor 0 the trunk is only a teacher.
+    """
+    trunk = causal(tokens, documents)
+    b, n = tokens.shape
+    usable = free & (trunk.labels != IGNORE)
+    columns = [_columns(*window, usable[row]) for row, window in enumerate(windows)]
+    m = -(-max(len(offsets) for _, offsets in columns) // multiple) * multiple
+    positions, offsets = np.zeros((b, m), dtype=np.int64), np.zeros((b, m), dtype=np.int64)
+    for row, (position, offset) in enumerate(columns):
+        positions[row, : len(position)] = position
+        offsets[row, : len(offset)] = offset
+    labels = np.where(offsets > 0, np.take_along_axis(trunk.labels, positions, axis=1), IGNORE)
+    clean = np.arange(b)[:, None] * (n + m) + positions
+    masked = Layout(
+        ids=replace(np.take_along_axis(tokens, positions, axis=1), offsets, adaptive),
+        labels=labels,
+        offsets=offsets,
+        weights=_masked_weights(labels, tokens.size, w, masked_mean),
+        positions=positions,
+        teachers=np.where(offsets > 0, clean, -1),
+        trunk=n,
+    )
+    if standard is not None:
+        factors = standard.astype(np.float32)[:, None]
+        labels = np.where(factors > 0, trunk.labels, IGNORE)
+        trunk = dataclasses.replace(trunk, labels=labels, weights=trunk.weights * factors)
+    return _join(trunk, masked, axis=1)
+
+
+def _trunk(ids: np.ndarray, labels: np.ndarray, offsets: np.ndarray) -> Layout:
+    """Return rows without branches, whose loss is the mean over all n."""
+    return Layout(
+        ids=ids,
+        labels=labels,
+        offsets=offsets,
+        weights=np.full(ids.shape, 1 / ids.size, dtype=np.float32),
+        positions=np.tile(np.arange(ids.shape[1]), (len(ids), 1)),
+        teachers=np.full_like(ids, -1),
+        trunk=ids.shape[1],
+    )
+
+
+def _masked_weights(labels: np.ndarray, n: int, w: float, masked_mean: str) -> np.ndarray:
+    count = n if masked_mean == "n" else max(1, int((labels != IGNORE).sum()))
+    return np.full(labels.shape, w / count, dtype=np.float32)
+
+
+def _columns(starts: np.ndarray, widths: np.ndarray, usable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions and offsets of all windows' tokens, one window after the other."""
+    n = len(usable)
+    index = np.where(usable, n, np.arange(n))
+    end = np.minimum.accumulate(index[::-1])[::-1]  # the first unusable position from here on
+    widths = np.minimum(widths, end[starts] - starts)
+    offsets = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths) + 1
+    return np.repeat(starts, widths) + offsets - 1, offsets
+
+
+def _join(standard: Layout, masked: Layout, *, axis: int) -> Layout:
+    """Join the two terms of eq. 9, as rows or as columns; each weighs a half."""
+    names = ("ids", "labels", "offsets", "positions", "teachers", "weights")
+    joined = {name: np.concatenate([getattr(standard, name), getattr(masked, name)], axis) for name in names}
+    return Layout(**joined | {"weights": joined["weights"] / 2}, trunk=standard.trunk)

@@ -1,0 +1,348 @@
+"""The training loop: steps, validation, checkpoints, in that order.
+
+What happens in a step: data.py (batches), objective.py (layouts), model.py and loss.py (forward), engine.py
+(backward, optimizer).
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conf import RankLocalError, UserError
+from conf.clock import duration
+from conf.errors import DIVERGED, DOCS, MEMORY, QUALITY, in_one_line
+from conf.files import write_json
+from conf.fingerprint import MANIFEST, fingerprint_file
+from conf.stage import write_manifest
+from data_prep.ngrams import TABLE, link_table
+from data_prep.vocab import Vocab
+from train.checkpoints import Checkpoints
+from train.checks import check_ranks
+from train.config import DESCRIBED, DIAGNOSTICS, LOG, ObjectiveConfig, OptimizerConfig, TrainConfig
+from train.data import TRAINING, TrainingData, load_batch, own_text, rank_batches, trained_on
+from train.distributed import Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
+from train.engine import Abandoned, Engine, check_settings, start
+from train.flops import peak_flops, step_flops
+from train.loss import DraftLoss
+from train.metrics import StepLog, Tracker, best, describe_step, describe_validation, summarise
+from train.model import assemble, describe
+from train.pretrained import base_model
+from train.validation import COLUMNS, Validation
+
+WINDOW = 50  # steps whose mean loss a step is compared with
+SETTLED = 10  # fewest steps to compare with
+
+
+class Stopped(Exception):
+    """A signal stopped the run; the last whole step is saved."""
+
+
+def train(config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
+    """Run one rank, from the start or the newest checkpoint; return the validations, oldest first.
+
+    Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
+    DeepSpeed does not take.
+    """
+    check_settings(config.deepspeed)
+    try:
+        trainer = Trainer(config, provenance, data)
+    except torch.OutOfMemoryError as error:
+        raise RankLocalError(
+            f"out of memory while loading weights, gradients and optimizer: {in_one_line(error)}. plan=true "
+            "shows what each takes",
+            page=MEMORY,
+        ) from error
+    return trainer.run()
+
+
+def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
+    """Return the learning rate (SDSAT §3.2).
+
+    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last step.
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def objective_at(step: int, steps: int, objective: ObjectiveConfig) -> ObjectiveConfig:
+    """Return the objective of a step: its widest window, and its draft loss.
+
+    With growth=0.4 and L=4 the widest window is 1, 2, 3, 4 in the first four tenths of the steps; with
+    ce_share=0.2 the first fifth learns by cross-entropy (total variation starves on cold drafts).
+    """
+    share = step / steps
+    L = objective.L if share >= objective.growth else 1 + int(objective.L * share / objective.growth)
+    kind = "ce" if share < objective.ce_share else objective.draft_loss
+    return replace(objective, L=L, draft_loss=kind, ce_share=0.0 if kind == "ce" else objective.ce_share)
+
+
+def why_diverged(loss: float, gradient_norm: float, recent: Sequence[float], ratio: float) -> str | None:
+    """Return what is wrong with a step, or None: a loss or a gradient that is not finite, or a loss above
+    `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
+    """
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    if not math.isfinite(gradient_norm):
+        return f"the gradient is not finite at a loss of {loss:.4g}"
+    before = recent[-WINDOW:]
+    if len(before) >= SETTLED and loss > ratio * (mean := sum(before) / len(before)):
+        return f"the loss is {loss:.4g}, above {ratio:g} times the last {len(before)} steps' mean of {mean:.4g}"
+    return None
+
+
+class Trainer:
+    """One rank of a run."""
+
+    def __init__(self, config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> None:
+        self.config, self.provenance = config, provenance
+        self.rank, self.ranks = start()
+        config.accumulations(self.ranks)  # report a batch that does not divide before anything else
+        check_ranks(gather(asdict(config)))
+        self.out = Path(config.out)
+        self.vocab, self.trained_on = Vocab.from_json(data["vocab"]), trained_on(data)
+        if config.data.own:
+            self.trained_on["own"] = own_text(config)
+        self.data = TrainingData(config)
+        self.stop = StopSignals()
+        self.checkpoints = Checkpoints(
+            self.out, provenance, keep_last=config.keep_last, keep_every=config.keep_every
+        )
+        checkpoint = self.checkpoints.newest()
+        if checkpoint is not None:
+            config.check_steps(checkpoint.step)
+        self.module, self.parameters = assemble(config, self.vocab)
+        if self.rank == 0:
+            describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
+            if (table := Path(config.data.path) / TABLE).is_file():
+                link_table(table, self.out / TABLE)
+        universal = checkpoint is not None and not checkpoint.fits(self.ranks)
+        self.engine = Engine(self.module, config, universal=universal)
+        self.peak = peak_flops(self.engine.device_name(), config.peak_tflops)
+        self.seq_len: int = data["seq_len"]
+        self.flops = step_flops(self.module.lm.config, config, seq_len=self.seq_len).model
+        self.held_out = Validation(
+            config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
+        )
+        if checkpoint is not None:
+            self.checkpoints.load(checkpoint, self.engine)
+        state = checkpoint.state if checkpoint else {"validation": [], "recent": [], "run_id": None}
+        self.step = self.saved = checkpoint.step if checkpoint else 0
+        self.validation: list[dict[str, float]] = state["validation"]
+        self.recent: list[float] = state["recent"]  # losses of the last steps
+        # [first step, steps]: from that step on the learning rate followed a schedule of so many steps
+        self.schedules: list[list[int]] = state.get("schedules", [])
+        if not self.schedules or self.schedules[-1][1] != config.steps:
+            self.schedules.append([self.step, config.steps])
+        self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
+        self.tracker = Tracker(
+            config.tracker,
+            out=self.out,
+            name=f"{self.out.name}-{config.objective.name}",
+            settings=asdict(config),
+            speaks=self.rank == 0,
+            run_id=state["run_id"],
+        )
+        self.tracker.define_axis("tokens_seen")
+
+    def run(self) -> list[dict[str, float]]:
+        """Train to the last step and finish the folder; return the validations, oldest first.
+
+        Raises Stopped, after saving, when a signal came, and UserError when memory ran out or another rank
+        died.
+        """
+        # Started after all slow reads of files, which would delay its beats.
+        pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
+        try:
+            self._run()
+        except torch.OutOfMemoryError as error:
+            raise RankLocalError(
+                f"out of memory in step {self.step + 1} with micro_batch={self.config.micro_batch}: "
+                f"{in_one_line(error)}. Step {self.saved} is saved",
+                page=MEMORY,
+            ) from error
+        except RuntimeError as error:
+            if not is_lost_rank(error):
+                raise
+            raise UserError(
+                f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
+                f"failed first. Start it again to continue from step {self.saved}"
+            ) from error
+        finally:
+            self.checkpoints.release()
+        pulse.finish()
+        return self.validation
+
+    def _run(self) -> None:
+        config = self.config
+        if not self.validation:
+            self._validate()
+        warmup = config.optimizer.warmup_steps
+        if config.steps <= warmup:
+            self.tracker.tell(
+                f"warning: in steps={config.steps} the learning rate only rises: its warm-up is {warmup}"
+            )
+        if self.rank == 0 and self.step < config.steps:
+            (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
+        with self.tracker.progress(config.objective.name, done=self.step, total=config.steps) as show:
+            while self.step < config.steps and not self.stop.agreed(self.engine.device):
+                try:
+                    metrics = self.train_step()
+                except Abandoned:
+                    break
+                self._track("train", metrics)
+                if self.log:
+                    self.log.append(self.step, metrics)
+                show(self.step, describe_step(metrics))
+                if self.step % config.validate_every == 0 or self.step == config.steps:
+                    self._validate()
+                if self.step % config.save_every == 0 or self.step == config.steps:
+                    self._save()
+        if self.step < config.steps and self.step > self.saved:
+            self._save()
+        if self.rank == 0 and self.step == config.steps:
+            self._finish()
+        self.tracker.finish()
+        dist.barrier()
+        if self.step < config.steps:
+            saved = f"step {self.saved} is saved" if self.saved else "before the first step was saved"
+            raise Stopped(f"stopped by a signal; {saved}: start it again to continue")
+
+    def train_step(self) -> dict[str, float]:
+        """Take one step of the optimizer; return its metrics by name, as means over all ranks.
+
+        Raises UserError when the loss has diverged, and Abandoned when a signal came between micro-batches.
+        """
+        config, began, device = self.config, time.perf_counter(), self.engine.device
+        parts = rank_batches(
+            self.data.order(self.step), rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch
+        )
+        objective = objective_at(self.step, config.steps, config.objective)
+        seed = (config.seed, TRAINING, self.step)
+        batches = [
+            load_batch(
+                self.data,
+                part,
+                self.vocab,
+                objective,
+                seed=seed,
+                device=device,
+                standard=self.data.standard(part),
+            )
+            for part in parts
+        ]
+        self.module.draft = DraftLoss(
+            objective.draft_loss, objective.soft, by_place=objective.place_weights == "dynamic"
+        )
+        lr = learning_rate(self.step, config.steps, config.optimizer)
+        # Signals are also checked between micro-batches: a step may take longer than a scheduler waits.
+        losses, tally = self.engine.step(
+            batches, lr, key=(config.seed, self.step), stop=lambda: self.stop.agreed(device)
+        )
+        dist.all_reduce(tally)
+        total = losses.double().sum()
+        dist.all_reduce(total)
+        metrics = summarise(tally) | {
+            "loss": float(total) / (len(losses) * self.ranks),
+            "lr": lr,
+            "gradient_norm": self.engine.gradient_norm(),
+            "epoch": (self.step + 1) * self.data.human_sequences / len(self.data.human),
+            "memory_gib": self.engine.peak_memory() / 2**30,
+        }
+        self._check(metrics, parts, losses)
+        self.step += 1
+        seconds = duration(began, time.perf_counter())
+        metrics["tokens_per_second"] = config.global_batch * self.seq_len / seconds
+        if self.peak is not None:
+            metrics["mfu"] = self.flops / (seconds * self.ranks * self.peak)
+        return metrics
+
+    def _check(self, metrics: dict[str, float], parts: list[np.ndarray], losses: Tensor) -> None:
+        """Raise UserError, after writing diagnostics, if the step has diverged; nothing is saved."""
+        loss = metrics["loss"]
+        why = why_diverged(loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio)
+        if why is None:
+            self.recent = [*self.recent, loss][-WINDOW:]
+            return
+        micro_batches = [
+            {"sequences": part.tolist(), "loss": value}
+            for part, value in zip(parts, losses.tolist(), strict=True)
+        ]
+        diagnostics = {
+            "why": why,
+            "step": self.step + 1,
+            "metrics": metrics,
+            "weight_norm": self.engine.weight_norm(),
+            "recent_losses": self.recent,
+            "micro_batches_by_rank": gather(micro_batches),
+        }
+        if self.rank == 0:
+            write_json(self.out / DIAGNOSTICS, diagnostics)
+        raise UserError(
+            f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; the last checkpoint is that of step "
+            f"{self.saved}",
+            page=DIVERGED,
+        )
+
+    def _validate(self) -> None:
+        metrics, drafts = self.held_out.run(self.engine.forward)
+        self.validation.append({"step": self.step, **metrics})
+        self._track("validation", metrics)
+        # Not by W&B's own min and max, which in offline files forget what was before a resume.
+        self.tracker.summarise({f"best/{name}": value for name, value in best(self.validation).items()})
+        self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
+        self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
+        rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1
+        if rise > self.config.max_loss_rise:
+            self.tracker.alarm(
+                f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
+                f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
+            )
+
+    def _track(self, prefix: str, metrics: dict[str, float]) -> None:
+        seen = self.step * self.config.global_batch * self.seq_len
+        named = {f"{prefix}/{name}": value for name, value in metrics.items()}
+        self.tracker.log(self.step, {"tokens_seen": seen} | named)
+
+    def _save(self) -> None:
+        state = {
+            "validation": self.validation,
+            "recent": self.recent,
+            "schedules": self.schedules,
+            "run_id": self.tracker.run_id,
+            "sequences": self.step * self.config.global_batch,  # position in the order of the data
+        }
+        self.checkpoints.save(self.engine, self.step, broadcast(state))
+        self.saved = self.step
+
+    def _finish(self) -> None:
+        objective, model = self.config.objective, self.config.model
+        write_manifest(
+            self.out,
+            "checkpoint",
+            # Not in `provenance`: a finished run may continue with more steps.
+            self.provenance | {"settings": self.provenance["settings"] | {"steps": self.step}},
+            schedules=self.schedules,
+            step=self.step,
+            ranks=self.ranks,
+            parameters=self.parameters,
+            vocab=self.vocab.to_json(),
+            adaptive=list(objective.adaptive_ids(self.vocab.adaptive)),
+            L=objective.L,
+            validation=self.validation,
+            base=base_model(None if model.random_init else model.path),
+            data=self.trained_on,
+            # For an export that measures again.
+            places={"data.path": str(Path(self.config.data.path).resolve())},
+            tokenizer=fingerprint_file(self.out / DESCRIBED / "tokenizer.json"),
+            architecture=fingerprint_file(self.out / DESCRIBED / "config.json"),
+        )
