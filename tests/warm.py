@@ -96,7 +96,7 @@ def _torchrun_variables(ranks: int) -> list[dict[str, str]]:
 
 
 def _start(command: list[str], environment: dict[str, str], streams: list[Path]) -> None:
-    # What the server made while it imported, no fork removes: the first one removed W&B's folder for tables, and
+    # What the server made while it imported, no fork removes: the first removed W&B's folder for tables, and
     # later ones logged no table.
     atexit._clear()
     os.environ.clear()
