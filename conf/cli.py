@@ -100,7 +100,7 @@ class ReaderGone(Exception):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Flush standard output at the block's end. One that is closed is /dev/null.
+    """Guard a block's standard output: flush it at the end; a closed one is /dev/null.
 
     Raises OSError that names it where it cannot be written, and ReaderGone where nobody reads it.
     """

@@ -222,7 +222,7 @@ def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfi
 
 
 def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractContextManager[None]:
-    """Around what needs a cache of so many tokens, and of so many rows of a tree behind them."""
+    """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
     lm = model.lm
     size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + rows))
     needed = (

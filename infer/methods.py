@@ -43,7 +43,7 @@ RULES = {"ssd": Rules(k=1, tau=None), "tsd": Rules(tau=None), "gsd": Rules()}
 
 
 def rules_of(decode: DecodeConfig) -> Rules:
-    """How a graph grows, by the settings; as in the paper (Appendix A) where they are silent."""
+    """Return how a graph grows, by the settings; as in the paper (Appendix A) where they are silent."""
     assert decode.method in RULES
     given = {name: getattr(decode, name) for name in ("k", "depth", "theta_prob", "theta_sib", "tau")}
     rules = replace(RULES[decode.method], **{name: value for name, value in given.items() if value is not None})
@@ -69,7 +69,7 @@ class DraftMethods:
         left: int,
         watch: Watch | None = None,
     ) -> Drafters:
-        """As Methods.drafters, for a method that is one of RULES.
+        """Return drafters as Methods.drafters does, for a method that is one of RULES.
 
         Raises UserError for a k, depth or number of nodes that cannot be; and with draft.adaptive for more
         places than the draft model has diverse tokens for, for their candidates verified by ratio, and
@@ -213,7 +213,7 @@ class Methods:
         return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
 
     def _sources(self, decode: DecodeConfig) -> frozenset[str]:
-        """Those of the settings; where none are given all that the method and the model have.
+        """Return the sources of the settings; where none are given all that the method and the model have.
 
         Raises UserError for one that the model does not have.
         """

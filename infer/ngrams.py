@@ -171,7 +171,9 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
 
 
 def _fits(arrays: Sequence[Integers], vocabulary: int) -> bool:
-    """Whether every context has its total and its successors, and each of these is an id of the vocabulary."""
+    """Return whether every context has its total and its successors, and each of these is an id of the
+    vocabulary.
+    """
     keys, totals, first, ids, counts = arrays
     starts = np.asarray(first)
     return bool(

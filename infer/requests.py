@@ -38,7 +38,7 @@ def _taken(prompt: object, name: str) -> Taken:
 
 
 def _items(value: object) -> list | None:
-    """None for what is no row of items."""
+    """Return the items; None for what is no row of items."""
     listed = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
     return (
         list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str | bytes | Mapping) else None
@@ -46,7 +46,7 @@ def _items(value: object) -> list | None:
 
 
 def seeds_of(seeds: object, default: int, count: int) -> list[int]:
-    """One for each of `count` prompts."""
+    """Return a seed for each of `count` prompts."""
     if seeds is None:
         return [default] * count
     items = _items(seeds) or []
@@ -57,7 +57,7 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
 
 
 def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
-    """(n,) token ids below `rows`, at least one."""
+    """Return (n,) token ids below `rows`, at least one."""
     if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
         raise UserError(f"{name} must have a prefix or a suffix, got neither")
     if not isinstance(prompt, Infill) and not len(prompt):

@@ -69,7 +69,7 @@ class Text:
 
     @TOKENIZING
     def encode(self, text: str) -> list[int]:
-        """BOS enc(text)."""
+        """Return BOS enc(text)."""
         return [*self._bos, *self._enc(text)]
 
     @TOKENIZING
@@ -89,7 +89,7 @@ class Text:
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without control pieces: what a stream of these ids gives."""
+        """Return text without control pieces: what a stream of these ids gives."""
         with TOKENIZING:
             text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         if BROKEN not in text:
@@ -100,7 +100,7 @@ class Text:
 
     @TOKENIZING
     def stream(self, *, opens: bool) -> "TextStream":
-        """For the ids behind a prompt; `opens` where they are the first of a text."""
+        """Return a stream for the ids behind a prompt; `opens` where they are the first of a text."""
         return TextStream(self._tokenizer, self._inf("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
@@ -118,7 +118,7 @@ class Text:
         return frozenset(id for id, piece in special.items() if any(string in piece for string in stop))
 
     def is_empty(self, ids: Sequence[int]) -> bool:
-        """Whether this is the prompt of an empty text."""
+        """Return whether this is the prompt of an empty text."""
         return list(ids) == self._bos
 
     def _enc(self, text: str) -> list[int]:
@@ -135,7 +135,7 @@ class TextStream:
     """Ids in, one by one, and text out as soon as its characters are whole."""
 
     def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
-        """`shield` is a piece of text: behind it the decoder strips no leading space."""
+        """Keep `shield`, a piece of text: behind it the decoder strips no leading space."""
         self._tokenizer, self._shield = tokenizer, shield
         self._context = [] if opens else shield
         self._stream = DecodeStream(self._context, skip_special_tokens=True)
@@ -181,7 +181,7 @@ class Output:
         self._pieces: list[str] = []
 
     def __call__(self, token: int) -> bool:
-        """Whether the text ends with this token."""
+        """Return whether the text ends with this token."""
         piece = self._stream(token)
         self._pieces.append(piece)
         seen = self._tail + piece
@@ -200,7 +200,7 @@ class Output:
 
 
 def in_pieces(tokens: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """[kind, text] in turn, of each token's kind (`Step.kinds`) and text: neighbours of a kind become one."""
+    """Yield [kind, text] of each token's kind (`Step.kinds`) and text: neighbours of a kind become one."""
     pieces = list[list[str]]()
     for kind, text in tokens:
         if pieces and pieces[-1][0] == kind:

@@ -122,7 +122,7 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 @contextlib.contextmanager
 def load_partitioned(config: TrainConfig) -> Iterator[None]:
-    """Within the block, ZeRO 3 partitions every weight as it loads: no rank ever holds the whole model."""
+    """Partition every weight as it loads, within the block, under ZeRO 3: no rank ever holds the whole model."""
     alive = None
     if config.stage == 3 and not config.model.random_init:
         # Transformers looks for a living object of this kind.
@@ -132,7 +132,7 @@ def load_partitioned(config: TrainConfig) -> Iterator[None]:
 
 
 def gathered(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Within the block, join these modules' own weights where ZeRO 3 has partitioned them.
+    """Join these modules' own weights, within the block, where ZeRO 3 has partitioned them.
 
     What rank 0 writes to them stays.
     """

@@ -152,12 +152,12 @@ def replaceable(tokens: np.ndarray, documents: np.ndarray, control: Sequence[int
 
 
 def causal(tokens: np.ndarray, documents: np.ndarray) -> Layout:
-    """f(Ŷ, Y), eq. 7: every standard token predicts the next."""
+    """Return f(Ŷ, Y), eq. 7: every standard token predicts the next."""
     return _trunk(tokens, next_tokens(tokens, documents), np.zeros_like(tokens))
 
 
 def basic(tokens: np.ndarray, documents: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]) -> Layout:
-    """f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's baseline (App. A)."""
+    """Return f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's baseline (App. A)."""
     return _trunk(replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets)
 
 
@@ -170,7 +170,7 @@ def dual(
     w: float = 1.0,
     masked_mean: str = "n",
 ) -> Layout:
-    """½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9: rows 0..b-1 are Y, rows b..2b-1 are M.
+    """Return ½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9: rows 0..b-1 are Y, rows b..2b-1 are M.
 
     The masked term is divided by n as eq. 7 has it, or with masked_mean="masked" by the number of masked
     positions of the forward.

@@ -55,7 +55,7 @@ def language_named(name: str) -> str:
 
 
 def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields task_id, prompt, entry_point, canonical_solution, test."""
+    """Read rows with the fields task_id, prompt, entry_point, canonical_solution, test."""
     return [
         Problem(
             id=row.text("task_id"),
@@ -77,7 +77,9 @@ def _beside(prompt: str) -> str:
 
 
 def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields task_id, code, test_list, and prompt, test_imports (sanitized) or text, test_setup_code."""
+    """Read rows with the fields task_id, code, test_list, and prompt, test_imports (sanitized) or text,
+    test_setup_code.
+    """
     shots = config.shots or 0
     by_id = {row.whole("task_id"): row for row in rows}
     chosen = MBPP_SHOTS[:shots]
@@ -124,8 +126,8 @@ def _solution(row: Row) -> str:
 
 
 def multipl_e(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields name, language, prompt, tests, stop_tokens; the language may be that of the file's name,
-    humaneval-LANG, and Python's own problems have no stop tokens.
+    """Read rows with the fields name, language, prompt, tests, stop_tokens; the language may be that of the
+    file's name, humaneval-LANG, and Python's own problems have no stop tokens.
     """
     return [_multipl_e(row) for row in rows]
 
@@ -153,7 +155,9 @@ def _multipl_e(row: Row) -> Problem:
 
 
 def infilling(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields prompt, suffix, canonical_solution, task_id or name, and language where it is not Python."""
+    """Read rows with the fields prompt, suffix, canonical_solution, task_id or name, and language where it is
+    not Python.
+    """
     order = config.order or "spm"
     return [
         Problem(

@@ -57,5 +57,5 @@ KINDS = {
 
 
 def rules(kind: str) -> str:
-    """One paragraph on prompt and stop rules, for people."""
+    """Return one paragraph on prompt and stop rules, for people."""
     return KINDS[kind].rules

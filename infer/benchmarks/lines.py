@@ -19,7 +19,9 @@ RULES = (
 
 
 def lines(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields content (or text), id, and language where it is not Python; texts that are too short give none."""
+    """Read rows with the fields content (or text), id, and language where it is not Python; pass over texts
+    that are too short.
+    """
     problems = []
     for row in rows:
         text = row.text("content", "text")

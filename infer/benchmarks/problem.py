@@ -33,5 +33,5 @@ class Problem:
         return Program(self.language, f"{head}{self.cut(completion)}\n", self.tests, self.known)
 
     def matches(self, completion: str) -> bool:
-        """Exact match: the completion is the authors' answer, but for white space at either end."""
+        """Return whether the completion is the authors' answer, but for white space at either end."""
         return self.answer is not None and self.cut(completion).strip() == self.answer.strip()

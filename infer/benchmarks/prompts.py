@@ -35,7 +35,7 @@ class TokenPrompt:
 
 
 def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -> list[TokenPrompt]:
-    """`count` prompts of at most `max_tokens`, or truncated to `truncate`, drawn without replacement from the
+    """Draw `count` prompts of at most `max_tokens`, or truncated to `truncate`, without replacement from the
     `first` problems; equally many of each category and language while they last.
 
     Raises UserError as `read_problems` does, for infillings of a model that has none, for too few prompts
@@ -83,7 +83,7 @@ def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -
 
 
 def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
-    """One of each group, again and again, until all are empty."""
+    """Yield one of each group, again and again, until all are empty."""
     left = list(groups)
     while left:
         still = []

@@ -104,7 +104,7 @@ def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable
 
 
 def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
-    """At most `count` of each language, in order."""
+    """Return at most `count` of each language, in order."""
     places = defaultdict(list)
     for place, problem in enumerate(problems):
         places[problem.language].append(place)

@@ -77,7 +77,7 @@ class Row:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """All rows of a file. Raises UserError for one that cannot be read, and for a malformed row."""
+    """Read all rows of a file. Raises UserError for a file that cannot be read, and for a malformed row."""
     source = path.name.split(".")[0]
     try:
         if path.suffix == ".parquet":
@@ -94,7 +94,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def placed(values: Sequence[Any], source: str, place: str) -> list[Row]:
-    """Values with their numbers."""
+    """Yield values with their numbers."""
     return [_row(value, source, place, number) for number, value in enumerate(values, 1)]
 
 
@@ -140,7 +140,7 @@ class Dataset:
 
 
 def hub_rows(dataset: Dataset, setting: str) -> list[Row]:
-    """All rows of the splits. Raises UserError, naming the setting, where the hub does not give them."""
+    """Read all rows of the splits. Raises UserError, naming the setting, where the hub does not give them."""
     rows: list[Any] = []
 
     def load() -> None:

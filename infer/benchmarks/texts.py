@@ -39,12 +39,12 @@ ALPACA_INPUT = (
 
 
 def gsm8k(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Field question."""
+    """Read rows with the field question."""
     return [Problem(f"GSM8K/{row.number}", f"Question: {row.text('question')}\nAnswer:") for row in rows]
 
 
 def spec_bench(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields question_id, category, turns."""
+    """Read rows with the fields question_id, category, turns."""
     return [_spec_bench(row) for row in rows]
 
 
@@ -57,7 +57,7 @@ def _spec_bench(row: Row) -> Problem:
 
 
 def alpaca(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Fields instruction, and input, or instances with an input each (the seed tasks)."""
+    """Read rows with the fields instruction, and input, or instances with an input each (the seed tasks)."""
     return [_alpaca(row) for row in rows]
 
 
@@ -72,12 +72,12 @@ def _alpaca(row: Row) -> Problem:
 
 
 def xsum(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Field document."""
+    """Read rows with the field document."""
     return [Problem(f"XSum/{row.number}", f"Article: {row.text('document')}\nSummary:") for row in rows]
 
 
 def wmt14(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Field en, or translation with it."""
+    """Read rows with the field en, or translation with it."""
     return [_wmt14(row) for row in rows]
 
 
@@ -89,7 +89,7 @@ def _wmt14(row: Row) -> Problem:
 
 
 def jsonl(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Field `key`; of its text the first `share` of the lines."""
+    """Read rows with the field `key`; of its text the first `share` of the lines."""
     assert isinstance(config, PromptSetConfig)
     key = config.key or "prompt"
     return [Problem(f"{row.source}/{row.number}", _first(row.text(key), config.share)) for row in rows]

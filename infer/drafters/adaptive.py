@@ -118,7 +118,7 @@ def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
-    """One id serves any k (identical tokens); of several (diverse) the first k are used.
+    """Return the ids of k probes: one id serves any k (identical tokens); of several (diverse) the first k.
 
     Raises ValueError for a k that is not possible.
     """

@@ -55,12 +55,12 @@ class Calibration:
         self._right = [3.0 * (bin_ + 0.5) / BINS for bin_ in range(BINS)]
 
     def chance(self, weight: float) -> float:
-        """Between 0 and 1."""
+        """Return the estimate, between 0 and 1."""
         bin_ = min(BINS - 1, int(weight * BINS))
         return self._right[bin_] / self._trials[bin_]
 
     def record(self, weight: float, right: bool) -> None:
-        """One candidate's fate."""
+        """Record whether one candidate was right."""
         bin_ = min(BINS - 1, int(weight * BINS))
         if self._trials[bin_] >= TRIALS:
             self._trials[bin_] /= 2
@@ -98,7 +98,7 @@ class Saving:
         self._save, self._next = save, SAVED[0]
 
     def step(self, steps: int, tables: Sequence[Costs]) -> None:
-        """So many steps were learned from."""
+        """Return the number of steps that were learned from."""
         if self._save and steps >= self._next:
             self._next *= SAVED[1]
             self._save(*tables)
@@ -112,7 +112,7 @@ class Worth:
         self.seen = 0
 
     def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
-        """Two drafts for the same step, and what each row of drafts costs, in tokens."""
+        """Record two drafts for the same step, and what each row of drafts costs, in tokens."""
         self.seen += 1
         pace = max(1 / STEPS, 1 / self.seen)
         for mean, drawn in ((self._with, drafts), (self._without, without)):
@@ -122,7 +122,7 @@ class Worth:
             mean += pace * (reached - mean)
 
     def __call__(self, k: int) -> float:
-        """In tokens, less what the rows of drafts cost."""
+        """Return the estimate in tokens, less what the rows of drafts cost."""
         (A, gains), (B, others) = self._with, self._without
         beyond = A[k - 1] / B[k - 1] * others[k:].sum() if B[k - 1] > 1e-3 else 0.0
         return float(gains[:k].sum() + beyond - others.sum())
@@ -134,7 +134,7 @@ class AutoPolicy:
     def __init__(
         self, costs: Costs, k: int, *, width: int = WIDTH, save: Callable[[Costs], None] | None = None
     ) -> None:
-        """Up to `k` probes hang under a node, 0 without adaptive tokens. `save` is given L(q) now and then."""
+        """Hang up to `k` probes under a node, 0 without adaptive tokens. `save` is given L(q) now and then."""
         self._lock = Lock()
         k = min(k, DEEPEST)
         self.width, self.most, self.max_rows = width, k, max(costs.rows[-1], 1 + k)
@@ -159,7 +159,7 @@ class AutoPolicy:
         return not self._credit.drafting or self._costs.due
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """Every draft worth its row, and every node to be probed."""
+        """Return every draft worth its row, and every node to be probed."""
         with self._lock:
             rate = self._rate
             drafts = self._drafts(places, rate, min(left - 1, DEEPEST))

@@ -73,7 +73,7 @@ class AutoBudget:
     def __init__(
         self, target: Costs, draft: Costs, *, save: Callable[[Costs, Costs], None] | None = None
     ) -> None:
-        """`save` is given both tables from time to time."""
+        """Give both tables to `save` from time to time."""
         self.max_rows = target.rows[-1]
         self._costs, self._draft = LoopCosts(target, self.max_rows), CostCurve(draft)
         self._calibration, self._credit, self._saving = Calibration(), Credit(), Saving(save)
@@ -96,7 +96,7 @@ class AutoBudget:
         return max(self._earned / self._spent, 1 / self._costs(1))
 
     def chance(self, weight: float) -> float:
-        """Recent share of right ones."""
+        """Return the recent share of right ones."""
         return self._calibration.chance(weight)
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
@@ -104,7 +104,7 @@ class AutoBudget:
         return level == 0 or reach * self._followed > self.rate * self._draft.costs(rows)
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """Every node that is worth its row."""
+        """Return every node that is worth its row."""
         rate = self.rate
         prices = [rate * slope for slope in self._costs.slopes[1:]]
         return unroll(graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight))

@@ -35,7 +35,7 @@ class Costs:
     weights: tuple[float, ...] = ()
 
     def __call__(self, q: int) -> float:
-        """L(q); beyond the last point by the last slope."""
+        """Return L(q); beyond the last point by the last slope."""
         right = min(max(1, bisect_right(self.rows, q)), len(self.rows) - 1)
         (q0, q1), (t0, t1) = self.rows[right - 1 : right + 1], self.ms[right - 1 : right + 1]
         return t0 + (t1 - t0) * (q - q0) / (q1 - q0)
@@ -139,7 +139,7 @@ class LoopCosts:
         return self._curve.costs
 
     def __call__(self, q: int) -> float:
-        """L(q); a batch may have more rows than a tree."""
+        """Return L(q); a batch may have more rows than a tree."""
         return self.ms[q] if q <= self._most else self.costs(q)
 
     def observe(self, q: int, ms: float, *, answered: bool = False) -> float:

@@ -58,7 +58,7 @@ class Pending:
         return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
 
     def feed(self, nodes: Sequence[int]) -> range:
-        """Rows for these nodes in the next forward, whose parents have theirs; the root has one already."""
+        """Queue these nodes for the next forward; their parents have rows, the root has one already."""
         for node in nodes:
             if node not in self.rows:
                 self.rows[node] = len(self.tokens)
@@ -190,8 +190,8 @@ class DraftModelDrafters(Drafters, ABC):
     def _forward(
         self, pending: Sequence[Pending | None], probes: Sequence[Sequence[int]] | None = None
     ) -> Reading:
-        """One forward of all rows that were not fed yet, and of each sequence's probes under the last. One
-        without any is a row all the same: its last one again.
+        """Run one forward of all queued rows, and of each sequence's probes under the last. A sequence without
+        any feeds its last row again.
         """
         trees = [item.tree if item else Tree.chain(0) for item in pending]
         for b, tokens in enumerate(probes or ()):
@@ -273,7 +273,7 @@ class LevelDrafters(DraftModelDrafters):
         return reading.following(b, rows, self._rules.k)
 
     def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
-        """For all sequences together: a forward of one's frontier is one of all."""
+        """Decide for all sequences together: a forward of one's frontier is one of all."""
         reach = sum(growth.reach for growth in growths) / sequences
         return self._budget.deepens(level, reach, max(len(growth.frontier) for growth in growths))
 

@@ -44,14 +44,14 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 
 def is_alibi(config: PretrainedConfig) -> bool:
-    """Whether masks of this architecture have the bias in them. They are additive then: it has an attention
+    """Return whether masks of this architecture contain the bias. They are additive then: it has an attention
     of its own, which takes no other.
     """
     return config.model_type == "bloom"
 
 
 def leave_to_masks(decoder: Any) -> Tensor:
-    """From now on the decoder adds no bias to a 4-D mask. Returns its (H,) slopes, in float32."""
+    """Stop the decoder from adding a bias to a 4-D mask. Returns its (H,) slopes, in float32."""
     decoder.build_alibi_tensor = _beside
     two_places = torch.ones(1, 2, device=decoder.device)
     return build_alibi_tensor(two_places, decoder.num_heads, torch.float32)[:, 0, 1]
@@ -65,7 +65,7 @@ def _beside(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tenso
 
 
 def biased(attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, H, q, n) in `dtype`: slope x key position where a row attends, and -inf elsewhere.
+    """Return (B, H, q, n) in `dtype`: slope x key position where a row attends, and -inf elsewhere.
 
     `attends` (B, 1, q, n) bool; `places` (B, n) positions of the tokens that the columns hold. The
     position is absolute, and rounded in narrow types, as the library's is and as in BLOOM's training.
@@ -114,7 +114,7 @@ def tree_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """(B, heads, q, d) queries over (B, kv_heads, kv, d) keys; returns (B, q, heads, d).
+    """Attend from (B, heads, q, d) queries to (B, kv_heads, kv, d) keys; returns (B, q, heads, d).
 
     Grouped queries are folded into rows of their key's head, so that no key is copied.
     Raises ValueError for what a model's attention has beyond that: it would silently be left out.
@@ -142,7 +142,7 @@ def tree_attention(
 
 @lru_cache(maxsize=1)  # all layers of a prompt ask for the same
 def band(n: int, window: int, device: torch.device) -> Tensor:
-    """(1, 1, n, n) bool: each row attends to itself and to the `window` - 1 rows before it."""
+    """Return (1, 1, n, n) bool: each row attends to itself and to the `window` - 1 rows before it."""
     rows = torch.ones(n, n, dtype=torch.bool, device=device)
     return (rows.tril() & rows.triu(1 - window))[None, None]
 

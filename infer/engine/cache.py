@@ -54,19 +54,19 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.keys[:n, :, : slots.end], self.values[:n, :, : slots.end]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is lazy here."""
+        """Do nothing: nothing is lazy here."""
 
     def get_seq_length(self) -> int:
-        """Columns before the slots."""
+        """Return the number of columns before the slots."""
         return self.slots.start
 
     def get_max_length(self) -> int:
-        """Capacity in rows."""
+        """Return the capacity in rows."""
         assert self.keys is not None
         return self.keys.shape[2]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys visible to a forward of `query_length` rows, and their offset."""
+        """Return the keys visible to a forward of `query_length` rows, and their offset."""
         return self.slots.end, 0
 
 
@@ -123,7 +123,7 @@ class TreeCache(Cache):
             self.lengths[b] += len(path)
 
     def _gather(self, paths: Sequence[Sequence[int]]) -> None:
-        """All layers at once; a shorter path is filled up with rows that stay where they are."""
+        """Copy all layers at once; a shorter path is filled up with rows that stay where they are."""
         width = max(map(len, paths))
         rows = [[*path, *range(len(path), width)] for path in paths]
         device = self._kv.device

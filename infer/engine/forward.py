@@ -63,9 +63,9 @@ class Target:
         return places_of(self.decoder, self.head)
 
     def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: Mapping[str, Tensor | None] | None) -> Tensor:
-        """(B, q, d), the rows in the slots of the cache; `masks` (B, 1, q, columns), with ALiBi's slopes
-        (B, H, q, columns), by kind of layer, and without one the rows are prompts, or one row that sees
-        all there is.
+        """Return (B, q, d), the rows in the slots of the cache. `masks` (B, 1, q, columns), with ALiBi's slopes
+        (B, H, q, columns), go by kind of layer; without one the rows are prompts, or one row that sees all
+        there is.
         """
         output = self.decoder(
             input_ids=ids_Bq,
@@ -122,7 +122,7 @@ class DynamicForward:
 
     @staticmethod
     def room(capacity: int, max_rows: int, batch: int) -> int:
-        """Rows of the cache that sequences of `capacity` tokens and the trees behind them take.
+        """Return the rows of the cache that sequences of `capacity` tokens and the trees behind them take.
 
         Of several trees one may have the most drafts and another the most probes.
         """
@@ -157,7 +157,7 @@ class DynamicForward:
         return layout, hidden
 
     def _masks(self, layout: Layout) -> dict[str, Tensor] | None:
-        """By kind of layer; none for a row that is alone and sees everything."""
+        """Return masks by kind of layer; none for a row that is alone and sees everything."""
         target, lengths, end = self._target, self._target.cache.lengths, self._target.cache.slots.end
         alone = layout.seen.size == 1  # and not behind rows that it may not see
         if alone and target.slopes is None and all(w is None or end <= w for w in target.windows.values()):
@@ -173,7 +173,7 @@ class DynamicForward:
 
 
 def shares(lm: PreTrainedModel) -> int:
-    """Over how many ranks a model is divided."""
+    """Return over how many ranks a model is divided."""
     return lm.tp_size or 1
 
 

@@ -57,7 +57,7 @@ class GatedLinear(nn.Module):
         return [weight for weight in (self.dense, self.a, self.b) if weight is not None]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, q, d) in, (B, q, d') out; of some families (B·q, d) and (B·q, d')."""
+        """Map (B, q, d) to (B, q, d'); of some families (B·q, d) to (B·q, d')."""
         q, first = self.gate.rows, self.gate.first
         if not q:
             return self.base(x)
@@ -71,7 +71,7 @@ class GatedLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
     def _split(self, rows: Tensor, first: int, q: int) -> Tensor:
-        """(B·q, d) in, (B·q, d') out."""
+        """Map (B·q, d) to (B·q, d')."""
         assert self.dense is not None
         bias: Any = self.base.bias
         if len(rows) == q:
@@ -83,7 +83,7 @@ class GatedLinear(nn.Module):
         return torch.cat([y.view(*part.shape[:2], -1) for y, part in zip(products, parts)], dim=1).flatten(0, 1)
 
     def _update(self, probes: Tensor) -> Tensor:
-        """s·BAx, (B, p, d) in, (B, p, d') out."""
+        """Return s·BAx, (B, p, d) in, (B, p, d') out."""
         assert self.a is not None and self.b is not None
         inner = F.linear(probes.flatten(0, 1), self.a)
         if self.group is not None:
@@ -107,7 +107,7 @@ class GatedEmbedding(nn.Module):
         return self.base.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(B, q) in, (B, q, d) out."""
+        """Embed (B, q) ids as (B, q, d)."""
         y, first = self.base(ids), self.gate.first
         if self.gate.rows:
             places = self.places[ids[:, first:]]  # type: ignore[index]

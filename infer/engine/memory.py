@@ -33,11 +33,11 @@ def enough_for_weights(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device's memory did not suffice."""
+    """Return whether a device's memory did not suffice."""
     # What PyTorch raises for a CPU's memory is a RuntimeError with no class of its own.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def gib(size: float) -> str:
-    """Bytes for people."""
+    """Format bytes for people."""
     return f"{size / 2**30:,.2f} GiB"

@@ -71,7 +71,7 @@ class Logits:
         return self._logits.shape[-1]
 
     def top(self, m: int) -> tuple[Tensor, Tensor]:
-        """(n, m) logits in falling order, and their ids; m is at most V."""
+        """Return (n, m) logits in falling order, and their ids; m is at most V."""
         if not self._narrow:
             return top(self._logits, m)
         ids = top(self._logits, min(max(m, RESCORED), self.vocabulary))[1]
@@ -81,18 +81,18 @@ class Logits:
         return values.gather(1, order), ids.gather(1, order)
 
     def whole(self) -> Tensor:
-        """(n, V) logits."""
+        """Return (n, V) logits."""
         if not self._narrow:
             return self._logits
         ids = top(self._logits, min(RESCORED, self.vocabulary))[1]
         return self._logits.float().scatter(1, ids, self._exact(ids))
 
     def chances(self) -> Tensor:
-        """(n, V) probabilities, as the logits come: a near-tie among them decides nothing."""
+        """Return (n, V) probabilities, as the logits come: a near-tie among them decides nothing."""
         return self._logits.softmax(-1, dtype=torch.promote_types(self._logits.dtype, torch.float32))
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
-        """Float32 logits of these ids, from the head's weights."""
+        """Return float32 logits of these ids, from the head's weights."""
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
         values = torch.bmm(weight_ntd, self._hidden.float()[..., None])[..., 0]
         bias = getattr(self._head, "bias", None)
@@ -100,7 +100,7 @@ class Logits:
 
 
 def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """torch.topk over long rows: the m largest lie in the m blocks of the largest maxima.
+    """Compute torch.topk over long rows: the m largest lie in the m blocks of the largest maxima.
 
     On a CPU four times as fast at 32,000 columns, where a selection reads every value with care
     and a maximum does not.
@@ -126,7 +126,7 @@ _UNSIGNED = 2**64 - 1
 
 
 def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:
-    """(n,) the token of each row; `positions` (n,) are those that the tokens will have."""
+    """Return (n,) the token of each row; `positions` (n,) are those that the tokens will have."""
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
     values, ids = warped(logits, sampling)
@@ -136,7 +136,7 @@ def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -
 def candidates(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """(n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
+    """Return (n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
 
     Of sampled text the likeliest pick is known better than by its probability: the noise is known. Of scores
     beyond all numbers no share is known: it is 0.
@@ -148,7 +148,9 @@ def candidates(
 def leaders(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """(n, up to m) the highest scores, falling, and their ids: of all tokens, or of those that may be drawn."""
+    """Return (n, up to m) the highest scores, falling, and their ids: of all tokens, or of those that may be
+    drawn.
+    """
     if not sampling.temperature:
         return logits.top(min(m, logits.vocabulary))
     # Drafts may miss a token far down that the noise lifts; a pick may not.
@@ -159,7 +161,7 @@ def leaders(
 def likeliest(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """(n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
+    """Return (n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
 
     Greedy: the model's own probabilities. Of sampled text the noise is known, and a chance is a
     token's share of the perturbed scores of those that may be drawn. Of scores beyond all numbers it is 0.
@@ -173,14 +175,14 @@ def likeliest(
 
 
 def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
-    """(n, V) float64: what `pick` draws from, where it samples."""
+    """Return (n, V) float64: what `pick` draws from, where it samples."""
     values, ids = warped(logits, sampling)
     shares = values.double().softmax(-1)
     return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
 
 
 def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """(n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
+    """Return (n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.
     """
     temperature, V = sampling.temperature, logits.vocabulary
@@ -200,7 +202,7 @@ def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tu
 
 
 def _reaches(log_shares: Tensor, top_p: float) -> bool:
-    """Whether the leaders of every row make up the share `top_p`."""
+    """Return whether the leaders of every row make up the share `top_p`."""
     return bool((log_shares.exp().sum(-1) >= top_p).all())
 
 
@@ -210,7 +212,7 @@ def _best(noisy: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
-    """`values`, falling, with all behind the first that reach the share `top_p` of `total` at -inf."""
+    """Set `values`, falling, behind the first that reach the share `top_p` of `total` to -inf."""
     if top_p == 1:
         return values
     before = (values - total).exp().cumsum(-1).roll(1, dims=-1)
@@ -219,7 +221,7 @@ def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
 
 
 def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """(n, m) float64 standard Gumbel noise: a function of seed, position and id alone.
+    """Return (n, m) float64 standard Gumbel noise: a function of seed, position and id alone.
 
     `seeds` and `positions` (n,), `ids` (n, m), all int64; the same on every device.
     """
@@ -253,13 +255,13 @@ def _mixed_one(x: int) -> int:
 
 
 def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:
-    """(n, m) numbers of 52 bits."""
+    """Return (n, m) numbers of 52 bits."""
     key = _mixed(_mixed(seeds) ^ positions)
     return _shifted(_mixed(key[:, None] ^ _mixed(ids)), 12)
 
 
 def _mixed(x: Ints) -> Ints:
-    """SplitMix64's step and finalizer on int64, which wraps around as its unsigned numbers do."""
+    """Apply SplitMix64's step and finalizer to int64, which wraps around as its unsigned numbers do."""
     x = x + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
     x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
     x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
@@ -267,12 +269,12 @@ def _mixed(x: Ints) -> Ints:
 
 
 def _shifted(x: Ints, bits: int) -> Ints:
-    """Logical shift to the right."""
+    """Shift to the right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """(n, k) ids, drawn from each row of `q_nV` without replacement, in the order of drawing.
+    """Return (n, k) ids, drawn from each row of `q_nV` without replacement, in the order of drawing.
 
     A row of fewer than k tokens of positive probability is filled up with -1. By an exponential race
     (Gumbel top-k in other words): the first to arrive are draws without replacement, in their order.
@@ -286,7 +288,7 @@ def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
 
 
 def law(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
-    """(n, V) float64 distribution of the token after each node, given the candidates drawn for it.
+    """Return (n, V) float64 distribution of the token after each node, given the candidates drawn for it.
 
     `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`: of the
     first tokens, where the draft model lacks the others.
@@ -306,5 +308,5 @@ def law(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
 
 
 def _norm(x_nV: Tensor) -> Tensor:
-    """Rows that sum to 1; a row of zeros stays one."""
+    """Scale rows to sum to 1; a row of zeros stays one."""
     return F.normalize(x_nV, p=1, dim=1, eps=torch.finfo(x_nV.dtype).tiny)

@@ -65,8 +65,8 @@ class Reading(Protocol):
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
-        """Up to k tokens drawn behind each of these nodes, in their order, and (n, V) the distributions that
-        they were drawn from.
+        """Return up to k tokens drawn behind each of these nodes, in their order, and (n, V) the distributions
+        that they were drawn from.
         """
         ...
 
@@ -127,7 +127,7 @@ class LazyReading:
         return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
-        """One call and one copy for the drafts of all trees."""
+        """Pick for the drafts of all trees in one call and one copy."""
         layout, n, device = self.layout, len(self.trees), self.logits.device
         q, drafts = layout.ids.shape[1], layout.drafts
         rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
@@ -163,7 +163,7 @@ class LazyReading:
         return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
-        """Rows of nodes that lie side by side."""
+        """Return rows of nodes that lie side by side."""
         first = b * self.layout.ids.shape[1] + self.layout.row(b, self.trees[b], nodes[0])
         return slice(first, first + len(nodes))
 
@@ -188,7 +188,7 @@ class Packed:
 
     @classmethod
     def unpack(cls, numbers: np.ndarray, picked: tuple[int, int], led: tuple[int, int, int]) -> "Packed":
-        """From float64 numbers in this order."""
+        """Unpack float64 numbers in this order."""
         picks, ids, scores = np.split(numbers, np.cumsum([math.prod(picked), math.prod(led)]))
         return cls(
             picks.astype(np.int64).reshape(picked), ids.astype(np.int64).reshape(led), scores.reshape(led)
@@ -196,7 +196,7 @@ class Packed:
 
 
 def on_host(tree: Tree, request: Request) -> bool:
-    """Whether this tree's picks need the logits, one node after the other, or draws for it do."""
+    """Return whether this tree's picks need the logits, one node after the other, or draws for it do."""
     return bool(request.processors) or tree.drawn is not None
 
 

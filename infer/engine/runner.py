@@ -57,8 +57,8 @@ class Runner:
         )
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
-        """Whether so many sequences, tokens and nodes find room, and the weights still lie where they were: a
-        graph has their addresses.
+        """Return whether so many sequences, tokens and nodes find room, and the weights still lie where they
+        were: a graph has their addresses.
         """
         room = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
         return room and self._target.places == self._places
@@ -145,7 +145,7 @@ class Runners:
         self._lock = Lock()
 
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
-        """One that nobody uses and that fits, or a new one."""
+        """Return a runner that nobody uses and that fits, or a new one."""
         with self._lock:  # or two threads take the same
             runner, self._kept = self._kept, None
         if runner is not None and runner.fits(batch=batch, capacity=capacity, max_rows=max_rows):
@@ -162,7 +162,7 @@ class Runners:
         )
 
     def give(self, runner: Runner) -> None:
-        """Back from a text that has ended; one without graphs is not worth its memory."""
+        """Give back a runner whose text has ended; one without graphs is not worth its memory."""
         if runner.static:
             self._kept = runner
 

@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 
 def fixed_shapes(lm: PreTrainedModel) -> bool:
-    """Whether a model's control flow depends on no data, as the library says, and it is whole here."""
+    """Return whether a model's control flow depends on no data, as the library says, and it is whole here."""
     return lm._can_compile_fullgraph and shares(lm) == 1
 
 
@@ -97,7 +97,7 @@ class StaticForward:
 
     @staticmethod
     def room(capacity: int, max_rows: int, batch: int) -> int:
-        """Rows of the cache that sequences of `capacity` tokens and the trees behind them take."""
+        """Return rows of the cache that sequences of `capacity` tokens and the trees behind them take."""
         return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
 
     def __call__(
@@ -192,7 +192,7 @@ class Graph:
         return graph
 
     def _compute(self) -> Tensor:
-        """From the inputs to one float64 tensor, in which ids are exact too."""
+        """Compute one float64 tensor from the inputs, in which ids are exact too."""
         D, P, n, sampling = self._shape.drafts, self._shape.probes, self._shape.columns, self._shape.sampling
         target, given = self._target, self._inputs
         q = D + P
@@ -256,7 +256,7 @@ class Inputs:
 def additive_mask(
     given: Inputs, columns: int, window: int | None, dtype: torch.dtype, slopes: Tensor | None = None
 ) -> Tensor:
-    """(B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere. With
+    """Return (B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere. With
     slopes (B, H, q, columns), see attention.py.
     """
     q, w = given.seen.shape[1:]

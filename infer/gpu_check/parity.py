@@ -78,7 +78,7 @@ def check_parity(*, device: str, prompts: int, compile: bool) -> list[dict[str, 
 
 
 def _drafted(lm: PreTrainedModel, requests: Sequence[Request], name: str) -> list[dict[str, Any]]:
-    """Every decoder, alone and in batches, against plain decoding alone."""
+    """Compare every decoder, alone and in batches, with plain decoding alone."""
     plain = _texts(lm, Drafter, requests, SAMPLINGS[name], batch=1)
     rows = []
     for decoder, new in DECODERS.items():
@@ -89,7 +89,7 @@ def _drafted(lm: PreTrainedModel, requests: Sequence[Request], name: str) -> lis
 
 
 def _requests(n: int) -> list[Request]:
-    """Prompts of unequal lengths."""
+    """Return prompts of unequal lengths."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 60, (n,), generator=generator).tolist()
     vocab = LIVELY["vocab_size"]
@@ -134,7 +134,7 @@ def _identical(texts: Texts, expected: Texts) -> dict[str, Any]:
 def _near_ties(
     judge: PreTrainedModel, requests: Sequence[Request], texts: Texts, sampling: Sampling, near: float
 ) -> dict[str, Any]:
-    """How many tokens are not the judge's pick, and how far below it the worst is, in shares of the
+    """Return how many tokens are not the judge's pick, and how far below it the worst is, in shares of the
     range of the place's logits.
     """
     head: Any = judge.get_output_embeddings()

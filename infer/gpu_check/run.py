@@ -140,7 +140,7 @@ def _judge(report: dict[str, Any], out: Path) -> None:
 
 
 def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float] | None) -> dict[str, Any]:
-    """L(q), loops, and plain decoding against the roofline; or that the device is too small."""
+    """Measure L(q), loops, and plain decoding against the roofline; or say that the device is too small."""
     context, rounds, compile = config.context, config.rounds, config.compile
     if config.device == "cuda":  # what the last shape left
         gc.collect()

@@ -30,14 +30,14 @@ Spread = dict[str, float]  # median, lower and upper quartile
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, when all that was launched is done."""
+    """Return seconds, when all that was launched is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def in_turns(tasks: Mapping[K, Callable[[], Any]], *, rounds: int, device: torch.device) -> dict[K, Spread]:
-    """Milliseconds of each task."""
+    """Return milliseconds of each task."""
     for task in tasks.values():
         for _ in range(WARM_UPS):
             task()
@@ -51,13 +51,13 @@ def in_turns(tasks: Mapping[K, Callable[[], Any]], *, rounds: int, device: torch
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     low, middle, high = statistics.quantiles(values, n=4)
     return {"median": middle, "low": low, "high": high}
 
 
 def cost_of_rows(lm: PreTrainedModel, *, context: int, rounds: int, compile: bool) -> dict[int, Spread]:
-    """L(q) in milliseconds: a forward of q rows, its picks on the host."""
+    """Measure L(q) in milliseconds: a forward of q rows, its picks on the host."""
     runner = Runner(lm, capacity=context, max_rows=ROWS[-1], static=True, compile=compile)
     # As costs.py does: one row and many fit the same columns, or only one of them would pay for more.
     runner.prefill([_prompt(lm, max(1, context - ROWS[-1]))])
@@ -72,7 +72,7 @@ def cost_of_rows(lm: PreTrainedModel, *, context: int, rounds: int, compile: boo
 def loops(
     lm: PreTrainedModel, ks: Sequence[int], *, context: int, rounds: int, compile: bool
 ) -> dict[str, Spread]:
-    """Milliseconds of a loop: a plain step, two forwards of two-forward SDSAT, one of one-forward.
+    """Return milliseconds of a loop: a plain step, two forwards of two-forward SDSAT, one of one-forward.
 
     With random weights next to nothing is accepted, so these are times of loops, not of tokens.
     """

@@ -37,7 +37,7 @@ LONGEST = 14  # characters of a token that fit
 
 
 def layout(graph: TokenGraph) -> list[tuple[int, int]]:
-    """Column and row of each node: rows in the order of the nodes, and none above its parent's, so that
+    """Return column and row of each node: rows in the order of the nodes, and none above its parent's, so that
     a likeliest child stands beside its parent wherever there is room.
     """
     places, free = [(0, 0)], list[int]()
@@ -114,7 +114,7 @@ def _join(axes: Axes, start: tuple[int, int], end: tuple[int, int], *, color: st
 
 
 def _ends(start: tuple[int, int], end: tuple[int, int]) -> tuple[float, float]:
-    """Where a line begins and ends across: at the sides that face each other."""
+    """Return where a line begins and ends across: at the sides that face each other."""
     side = WIDE / 2 * ((end[0] > start[0]) - (end[0] < start[0]))
     return start[0] + side, end[0] - side
 

@@ -49,8 +49,8 @@ def run(config: GraphConfig) -> None:
 
 
 def drafts_of(model: Model, prompt: str, decode: DecodeConfig) -> list[Seen]:
-    """Every draft of the text but the last step's. A draft model's are drawn to their end, and are the same
-    on every machine: what pays on this one would be another picture every time.
+    """Return every draft of the text but the last step's. A draft model's graph is drawn to its end, and is the
+    same on every machine; the part that pays would differ from machine to machine.
     """
     decode = model.methods.settled(decode)
     if decode.method in BY_DRAFT_MODEL and decode.nodes is None:

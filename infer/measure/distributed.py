@@ -48,12 +48,12 @@ class WorkerGroup:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all are here."""
         if self.world > 1:
             dist.barrier()
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
-        """Those of all values that are this rank's work."""
+        """Return those of all values that are this rank's work."""
         return values[self.rank % self.world :: self.world]
 
     def gather(self, share: Sequence[T]) -> list[T]:
@@ -120,7 +120,7 @@ def folder(out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup) -> I
 
 @contextmanager
 def rank_local_errors() -> Iterator[None]:
-    """Around what not every rank does: its UserError becomes a RankLocalError, told whichever rank it is."""
+    """Turn a UserError of a block that not every rank runs into a RankLocalError, which any rank may report."""
     try:
         yield
     except UserError as error:
@@ -144,7 +144,7 @@ class UnitStore:
         write_json(self._file(name), sealed(value))
 
     def read(self) -> dict[str, Any]:
-        """Those that are done, in the order of the names. Raises UserError for a damaged one."""
+        """Read the units that are done, in the order of the names. Raises UserError for a damaged one."""
         files = {name: file for name in self._names if (file := self._file(name)).is_file()}
         return {name: read_unit(file) for name, file in files.items()}
 

@@ -60,17 +60,18 @@ class StepTimer:
         self._runner.prefill([[self._token] * (context - ROWS[-1] - PROBES)] * batch)
 
     def burst(self, q: int) -> float:
-        """Seconds of a step among its like, as steps of plain decoding are: the first finds the processor's
-        caches as another number of rows has left them.
+        """Measure the seconds of a step among its like, as steps of plain decoding are: after another number of
+        rows the processor's caches are not as a step of its kind leaves them.
         """
         return statistics.median([self.step(q) for _ in range(BURST)][1:])
 
     def step(self, q: int) -> float:
-        """Seconds of a forward of q rows in each sequence, and of all that comes with it."""
+        """Measure the seconds of a forward of q rows in each sequence, and of all that comes with it."""
         return agreed_value(self._lm, max(self._verification(q), FINE))  # by no clock is it free: costs divide
 
     def _verification(self, q: int) -> float:
-        """With the picks that are made with it, the reading of drafts, and what a drafter makes of these.
+        """Run the forward with the picks that are made with it, the reading of drafts, and what a drafter makes
+        of these.
 
         A pick that is made only when it is asked for is left out: it is paid for by the token, in plain
         decoding as well, and so has no say in what pays.
@@ -88,7 +89,7 @@ class StepTimer:
         return took - min(walked, again)
 
     def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
-        """Every sequence's path and choice, and the seconds that they took."""
+        """Return every sequence's path and choice, and the seconds that they took."""
         began = self._clock()
         walks = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
         return walks, self._clock() - began

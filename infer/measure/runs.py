@@ -92,7 +92,7 @@ class Measured:
         return [ours / theirs for ours, theirs in pairs]
 
     def median_rate(self) -> float:
-        """Tokens per second, the median of the rounds."""
+        """Return tokens per second, the median of the rounds."""
         return statistics.median(self.tokens_per_second)
 
 
@@ -102,7 +102,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def clock() -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """Return seconds, when all that was asked of the device is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -118,7 +118,7 @@ def loop_decoder(
     clock: Clock = clock,
     stamp: Clock = time.perf_counter,
 ) -> Decoder:
-    """Drafters in the decoding loop, as a function of the prompt, which is drawn for by `seed_of` it.
+    """Return the drafters in the decoding loop as a function of the prompt, whose seed is `seed_of` it.
 
     `stamp` times each step and, unlike `clock`, does not wait for the device: a step's tokens are on the host.
     """
@@ -165,12 +165,16 @@ def _by_source(steps: Sequence[Step]) -> dict[str, list[int]]:
 
 
 def _judged(step: Step) -> int:
-    """How deep drafts were judged: a text that ends with an accepted one says nothing of those behind it."""
+    """Return how deep drafts were judged: a text that ends with an accepted one says nothing of those behind
+    it.
+    """
     return step.accepted if step.accepted == len(step.tokens) else step.depth
 
 
 def seed_of(prompt: TokenPrompt, seed: int) -> int:
-    """Another one for every prompt, and the same in every round, for every decoder and on every rank."""
+    """Return a seed that differs for every prompt, and is the same in every round, for every decoder and on
+    every rank.
+    """
     return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
 
 

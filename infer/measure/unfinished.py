@@ -13,12 +13,12 @@ UNITS = "units"  # the folder of their files
 
 
 def read_unit(file: Path) -> dict[str, Any]:
-    """One that a run has kept. Raises UserError for a damaged one."""
+    """Read a unit of a run. Raises UserError for a damaged one."""
     return read_sealed(file, "the run does it again when it is started again")
 
 
 def read_units(folder: Path) -> dict[str, Any]:
-    """All that a run has kept so far, by name."""
+    """Read all units of a run so far, by name."""
     return {file.stem: read_unit(file) for file in sorted(folder.glob("[!.]*.json"))}
 
 

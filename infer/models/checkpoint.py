@@ -173,12 +173,12 @@ def load_text(folder: str | Path) -> Text:
 
 
 def has_adaptive(folder: str | Path) -> bool:
-    """Whether the model was trained with adaptive tokens."""
+    """Return whether the model was trained with adaptive tokens."""
     return (Path(folder) / "adaptive.json").is_file()
 
 
 def is_gated(folder: str | Path) -> bool:
-    """Whether the model's adapter acts on adaptive tokens alone."""
+    """Return whether the model's adapter acts on adaptive tokens alone."""
     return has_adaptive(folder) and load_adaptive(folder).gated
 
 
@@ -228,7 +228,7 @@ def load_ngrams(folder: str | Path) -> NgramTable | None:
 
 
 def _infilling(value: Any) -> Infilling | None:
-    """None where a tokenizer lacks one of the ids, which is then null."""
+    """Return the infilling ids; None where a tokenizer lacks one of them, which is then null."""
     if value is None or value == {}:
         return None
     ids_by_name, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
@@ -263,7 +263,7 @@ def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
 
 
 def _rows(folder: Path) -> int | None:
-    """Of the embedding, as config.json says."""
+    """Return the rows of the embedding, as config.json gives them."""
     path = folder / "config.json"
     rows = read_json(path, "a model's JSON").get("vocab_size")
     if rows is not None and type(rows) is not int:

@@ -58,7 +58,7 @@ class Draft:
 
 
 def check_draft(config: DraftConfig, text: Text) -> int:
-    """`Draft.rows` for a target's tokenizer, before any weight is read.
+    """Return `Draft.rows` for a target's tokenizer, before any weight is read.
 
     Raises UserError for a directory without a tokenizer or with another one's ids, and for `adaptive` without
     adaptive.json.
@@ -77,7 +77,7 @@ def check_draft(config: DraftConfig, text: Text) -> int:
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
-    """One more than the last id that both have a piece for.
+    """Return one more than the last id that both have a piece for.
 
     What only one of them has may be its adaptive tokens. Raises ValueError, with the end of a sentence, for
     the first id that is another piece in the draft's vocabulary, and where they share none.

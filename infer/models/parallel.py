@@ -20,13 +20,13 @@ _alone = False
 
 
 def stand_alone() -> None:
-    """From now on each process that torchrun started loads whole models for itself."""
+    """Load whole models in each process that torchrun started, from now on."""
     global _alone
     _alone = True
 
 
 def processes() -> int:
-    """How many torchrun started to share a model; 1 without it."""
+    """Return how many torchrun started to share a model; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if _by_torchrun() and not _alone else 1
 
 
@@ -38,7 +38,7 @@ def place() -> tuple[int, int, int]:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that prints."""
+    """Return whether this process is the one that prints."""
     return not _by_torchrun() or int(os.environ.get("RANK", "0")) == 0
 
 
@@ -48,7 +48,7 @@ def _by_torchrun() -> bool:
 
 
 def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
-    """How the model is divided. Raises UserError where it cannot be, for so many ranks.
+    """Return how the model is divided. Raises UserError where it cannot be, for so many ranks.
 
     The head stays whole: its rows are looked up one by one for the float32 logits (pick.py).
     """

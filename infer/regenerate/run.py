@@ -85,7 +85,7 @@ class Source:
             )
 
     def documents(self) -> list[Document]:
-        """Those to continue, in order. Raises UserError for fewer than `documents`."""
+        """Draw the documents to continue, in order. Raises UserError for fewer than `documents`."""
         config = self._config
         drawn = list(islice(self._suitable(), config.documents))
         if len(drawn) < (config.documents or 1):

@@ -85,7 +85,7 @@ def print_comparison(comparison: Mapping[str, Any]) -> None:
 
 
 def _tables(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of title, head and rows of texts, for terminal and page alike."""
+    """Lay out tables of title, head and rows of texts, for terminal and page alike."""
     head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
     tables = list[dict[str, Any]]()
     for (name, dtype, heat), mine in groups(comparison["speed"], "prompt_set", "dtype", "temperature").items():
@@ -129,7 +129,7 @@ def _mark(row: Row) -> str:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Differences of what made them, rows that both have, and rows that one has."""
+    """Compare two reports: what made them, the rows that both have, and the rows that one has."""
     ours, theirs = (_by_key(_rows(report, "speed"), KEY) for report in (first, second))
     scores, others = (_by_key(report["summary"]["scores"], PLACE) for report in (first, second))
     names = _names(first["name"], second["name"])
@@ -157,7 +157,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 
 def _names(first: str, second: str) -> list[str]:
-    """Two, also of folders that are called alike."""
+    """Return two names that differ, also of folders that are called alike."""
     return [f"{first} (A)", f"{second} (B)"] if first == second else [first, second]
 
 
@@ -170,7 +170,7 @@ def _by_key(rows: Iterable[Row], fields: tuple[str, ...]) -> dict[tuple[Any, ...
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Of hardware, versions, commit and settings, in which figures may have their cause."""
+    """Return the differences of hardware, versions, commit and settings, in which figures may have their cause."""
     for kind in ("speed", "quality"):
         if not (first[kind] and second[kind]):
             continue

@@ -57,7 +57,7 @@ def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> s
 
 
 def report_title(report: Mapping[str, Any]) -> str:
-    """Of which model a report is, and what was measured."""
+    """Return a title: the model, and what was measured."""
     kinds = " and ".join(kind for kind in ("speed", "quality") if report[kind])
     return f"{report['summary']['model'] or report['name']}: {kinds}"
 
@@ -133,7 +133,7 @@ def _interval(best: Mapping[str, Any]) -> str:
 
 
 def _score_cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Scores that tell something of the model."""
+    """Return scores that tell something of the model."""
     return [
         {
             "value": percent(score["model"], 1),

@@ -130,7 +130,7 @@ def line_of(decoder: str) -> dict[str, Any]:
 
 
 def by_set(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by prompt set, and by dtype where there are several."""
+    """Group rows by prompt set, and by dtype where there are several."""
     by_dtype = groups(rows, "dtype")
     return {
         name.replace("_", " ") + (f", {dtype}" if len(by_dtype) > 1 else ""): mine
@@ -146,7 +146,7 @@ def coolest(rows: Sequence[Row]) -> list[Row]:
 
 
 def speedups(part: Part) -> list[Panel]:
-    """Bars with 95 % intervals at the lowest temperature: every decoder, sdsat (paper) with its fastest k."""
+    """Plot bars with 95 % intervals at the lowest temperature: every decoder, sdsat (paper) with its fastest k."""
     rows = [row for row in coolest(part["rows"]) if row["decoder"] not in ("plain", "base") and row["speedup"]]
     fastest = [
         max(mine, key=lambda row: row["speedup"])
@@ -174,7 +174,7 @@ def _bars(axis: Axes, rows: Sequence[Row], top: float) -> None:
 
 
 def rate_against_k(part: Part) -> list[Panel]:
-    """Tokens per second (right of Figures 3 and 4)."""
+    """Plot tokens per second (right of Figures 3 and 4)."""
     return _against_k(part["rows"], "tokens_per_second", "tokens per second")
 
 
@@ -247,7 +247,7 @@ def _places(axis: Axes, rows: Sequence[Row]) -> None:
 
 
 def time_of_rows(part: Part) -> list[Panel]:
-    """L(q), measured and at the device's limit, a panel for each dtype."""
+    """Plot L(q), measured and at the device's limit, a panel for each dtype."""
     measured = {entry["dtype"]: entry for entry in part["costs"]}
     limits = {entry["dtype"]: entry for entry in part["limits"]}
 
@@ -270,7 +270,7 @@ def time_of_rows(part: Part) -> list[Panel]:
 
 
 def scores(part: Part) -> list[Panel]:
-    """Scores with 95 % intervals: the base model's beside the model's, both decoded plainly."""
+    """Plot scores with 95 % intervals: the base model's beside the model's, both decoded plainly."""
     rows = [row for row in part["rows"] if row["decoder"] == "plain"]
     places = list(groups(rows, *PLACE).values())
 
@@ -300,7 +300,7 @@ def _score_name(row: Row) -> str:
 
 
 def training_curves(part: Part) -> list[Panel]:
-    """Losses, and held-out acceptance by place, against the step."""
+    """Plot losses, and held-out acceptance by place, against the step."""
     log, held_out = part["log"], part["validation"]
     steps = [row["step"] for row in held_out]
 
@@ -334,7 +334,7 @@ def training_curves(part: Part) -> list[Panel]:
 
 
 def _errors(rows: Sequence[Row], name: str, interval: str) -> list[list[float]]:
-    """How far the ends of the intervals lie below and above the values."""
+    """Return how far the ends of the intervals lie below and above the values."""
     ends = [row[interval] or (row[name], row[name]) for row in rows]
     below = [max(0.0, row[name] - low) for row, (low, _) in zip(rows, ends)]
     return [below, [max(0.0, high - row[name]) for row, (_, high) in zip(rows, ends)]]

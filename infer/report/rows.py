@@ -100,30 +100,30 @@ def place_of(row: Row) -> tuple[Any, ...]:
 
 
 def drafts(row: Row) -> bool:
-    """Whether this is one of ours that drafts."""
+    """Return whether this is one of ours that drafts."""
     return not row["peer"] and row["decoder"] not in ("plain", "base")
 
 
 def is_compared(row: Row) -> bool:
-    """Whether its texts should be plain decoding's: not the base model's, which is another model, and not those
-    that a peer samples, which have noise of their own.
+    """Return whether its texts should be plain decoding's: not the base model's, which is another model, and
+    not those that a peer samples, which have noise of their own.
     """
     return bool(row["compared"]) and row["decoder"] != "base" and not (row["peer"] and row["temperature"])
 
 
 def differs(row: Row) -> bool:
-    """Whether a text should be plain decoding's and is another."""
+    """Return whether a text should be plain decoding's and is another."""
     return is_compared(row) and not row["exact"]
 
 
 def same(row: Row) -> str:
-    """How many texts are plain decoding's, where they should be; nothing for plain decoding itself."""
+    """Return how many texts are plain decoding's, where they should be; nothing for plain decoding itself."""
     counted = is_compared(row) and row["decoder"] != "plain"
     return f"{row['identical']}/{row['compared']}" if counted else ""
 
 
 def groups(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by some of their fields, in the order in which they come."""
+    """Group rows by some of their fields, in the order in which they come."""
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         grouped.setdefault(tuple(row[name] for name in fields), []).append(row)
@@ -174,7 +174,7 @@ def flat(row: Row) -> dict[str, Any]:
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by the names that the command line has for them."""
+    """Flatten nested settings to the names that the command line has for them."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from dotted(value, f"{prefix}{name}.")

@@ -79,7 +79,7 @@ def _first(paces: Iterable[tuple[float, Row]]) -> tuple[float, Row]:
 
 
 def _apart(row: Row, other: Row) -> bool:
-    """Whether the intervals of both, in tokens per second, are known and have nothing in common."""
+    """Return whether the intervals of both, in tokens per second, are known and have nothing in common."""
     if not (row["speedup_interval"] and other["speedup_interval"]):
         return False
     (low, high), (least, most) = (
@@ -95,7 +95,7 @@ def sure(row: Row) -> float:
 
 
 def how(temperature: float) -> str:
-    """How the texts were chosen."""
+    """Return how the texts were chosen."""
     return f"sampled at temperature {temperature:g}" if temperature else "greedy"
 
 
@@ -117,7 +117,7 @@ def sentence(best: Row) -> str:
 
 
 def _unclear(row: Row) -> bool:
-    """Whether the interval of a speedup holds 1."""
+    """Return whether the interval of a speedup holds 1."""
     interval = row["speedup_interval"]
     return bool(interval and interval[0] <= 1 <= interval[1])
 
@@ -175,12 +175,12 @@ def _peers_text(best: Sequence[Row]) -> str:
 
 
 def _range(pattern: str, values: Sequence[float]) -> str:
-    """Least and greatest as they are written, or the one that both are."""
+    """Format least and greatest as they are written, or the one that both are."""
     return " to ".join(dict.fromkeys(pattern.format(end) for end in (min(values), max(values))))
 
 
 def _first_scores(scores: Iterable[Row]) -> list[Row]:
-    """Of each benchmark and language the score of one answer, at the lowest temperature."""
+    """Return of each benchmark and language the score of one answer, at the lowest temperature."""
     of_one = [score for score in scores if score["metric"] in ("pass@1", "exact match")]
     return [
         min(mine, key=lambda score: score["temperature"])
@@ -202,8 +202,8 @@ def _quality_text(gaps: list[Row]) -> str:
 
 
 def tells(score: Row) -> bool:
-    """Whether a score says anything of the model: it is not 0 and, beside a base model's, differs clearly or is
-    of many problems.
+    """Return whether a score says anything of the model: it is not 0 and, beside a base model's, differs
+    clearly or is of many problems.
     """
     if not score["model"] and not score["base"]:
         return False
@@ -214,8 +214,8 @@ def tells(score: Row) -> bool:
 
 
 def changes(part: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each benchmark, language, metric and temperature the scores of model and base, decoded plainly, and
-    their difference with its 95 % interval; None for what is not there.
+    """Return for each benchmark, language, metric and temperature the scores of model and base, decoded
+    plainly, and their difference with its 95 % interval; None for what is not there.
     """
     scores = []
     gaps = {place_of(gap): gap for gap in part["differences"]}

@@ -72,7 +72,7 @@ def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def batch_table(rows: Sequence[Row]) -> dict[str, Any]:
-    """Plain decoding and the default decoder on texts side by side."""
+    """Tabulate plain decoding and the default decoder on texts side by side."""
     head = ["texts side by side", "plain, tokens/s", "sdsat, tokens/s", "speedup", "95 %", "identical texts"]
     several = len({row["dtype"] for row in rows}) > 1
     body = [
@@ -90,7 +90,7 @@ def batch_table(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _speed_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """By dtype and temperature; those of the lowest temperature come first, and are shown at once."""
+    """Group rows by dtype and temperature; the lowest temperature comes first, and is shown at once."""
     coolest = min(row["temperature"] for row in rows)
     ordered = sorted(groups(rows, "temperature", "dtype").items(), key=lambda item: item[0][0])
     return [
@@ -245,8 +245,8 @@ def compared_sources(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def quality_tables(part: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Tables as title, head, and rows of texts: the base model, the fine-tuned one, each by each decoder, and
-    the difference of both where they are decoded plainly.
+    """Tabulate quality as title, head, and rows of texts: the base model, the fine-tuned one, each by each
+    decoder, and the difference of both where they are decoded plainly.
     """
     gaps = {place_of(gap): gap for gap in changes(part)}
     return [
@@ -257,7 +257,7 @@ def quality_tables(part: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _apart(rows: Sequence[Row]) -> list[list[Row]]:
-    """Benchmarks of one language together, each other one by itself."""
+    """Group benchmarks of one language together, each other one by itself."""
     by_name = {key[0]: mine for key, mine in groups(rows, "benchmark").items()}
     several = {name for name, mine in by_name.items() if len({row["language"] for row in mine}) > 1}
     single = [row for row in rows if row["benchmark"] not in several]
@@ -300,7 +300,7 @@ def _cell(score: Row | None) -> str:
 
 
 def _differences(gaps: Sequence[Row | None]) -> list[str]:
-    """In points, and their mean where all are there."""
+    """Return differences in points, and their mean where all are there."""
     values = [gap["difference"] if gap else None for gap in gaps]
     intervals = [gap["interval"] if gap else None for gap in gaps]
     cells = [

@@ -86,7 +86,7 @@ def _print_sources(console: Console, rows: Sequence[Row]) -> None:
 
 
 def speed_table(rows: Sequence[Row]) -> Table:
-    """One row for each decoder, the dtypes apart."""
+    """Tabulate one row for each decoder, the dtypes apart."""
     table = plain_table(("decoder", *SPEED))
     for dtype, mine in groups(rows, "dtype").items():
         table.add_row(Text(dtype[0], "bold"))
@@ -220,7 +220,7 @@ def _pick(rows: Iterable[Row], columns: Sequence[Column]) -> list[Row | None]:
 def _cells(
     rows: Sequence[Row | None], value: Callable[[Row], float], form: str, average: bool = False
 ) -> list[str]:
-    """In percent, and their mean where all are there."""
+    """Return cells in percent, and their mean where all are there."""
     cells = ["" if row is None else format(100 * value(row), form) for row in rows]
     if average:
         values = [value(row) for row in rows if row is not None]
@@ -229,7 +229,7 @@ def _cells(
 
 
 def _cut(heads: Sequence[str], lines: Mapping[str, list[str]]) -> list[Table]:
-    """As many tables as it takes for each to fit a line."""
+    """Cut a table into as many as it takes for each to fit a line."""
     return [
         _score_table(
             heads[at : at + WIDEST], {label: cells[at : at + WIDEST] for label, cells in lines.items()}

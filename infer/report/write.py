@@ -222,7 +222,7 @@ def build(folder: Path, *, setting: str = "out") -> dict[str, Any]:
 
 
 def stage_seconds(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """How long the export of the model and each part of the report took, where their manifests say so."""
+    """Return how long the export of the model and each part of the report took, where their manifests say so."""
     models = [Path(part["settings"]["model"]) for part in parts.values()]
     places = {"export": models[0], **{kind: folder / kind for kind in parts}}
     known = {name: place / MANIFEST for name, place in places.items() if (place / MANIFEST).is_file()}
@@ -231,7 +231,9 @@ def stage_seconds(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def sheet(rows: Sequence[Row]) -> bytes:
-    """Rows as CSV, with every field that one of them has; halves of surrogate pairs as Python spells them."""
+    """Write rows as CSV, with every field that one of them has; halves of surrogate pairs as Python spells
+    them.
+    """
     plain = [flat(row) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in plain for name in row)))

@@ -59,7 +59,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
-    """speed.json of the units that are done, in any order, and of the header: what all of them share.
+    """Return speed.json of the units that are done, in any order, and of the header that all of them share.
 
     A row's figures are of what came after a text's first step, but for those that say otherwise. Without pairs
     whose texts went on after it, a rate and its speedup are None. `tokens_per_second` is plain decoding's times
@@ -98,7 +98,7 @@ def _order(header: Mapping[str, Any]) -> Any:
 
 
 def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]]]:
-    """By row and prompt. Plain decoding is held against its first run on that prompt."""
+    """Group by row and prompt. Plain decoding is compared with its first run on that prompt."""
     pairs_by_key = dict[Key, dict[str, list[Pair]]]()
     texts = dict[tuple[Key, str], str]()
     for turn in turns:
@@ -139,8 +139,8 @@ def _row(
 
 
 def _paced(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With tokens per second that say what the speedups say: plain decoding's times the speedup. A decoder's
-    own rate is of other moments of the machine than plain decoding's median, and may contradict its pairs.
+    """Set tokens per second to plain decoding's times the speedup. A decoder's own rate is of other moments of
+    the machine than plain decoding's median, and may contradict its pairs.
     """
     groups = [(row["prompt_set"], row["dtype"], row["temperature"]) for row in rows]
     plain = {
@@ -155,7 +155,7 @@ def _paced(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
-    """Rates and ratios, with their spread."""
+    """Return rates and ratios, with their spread."""
     later = [[pair for pair in rounds if _later(pair.run) and _later(pair.plain)] for rounds in prompts]
     rate = estimate([[Weighed(_later(p.run), _rate(p.run)) for p in rounds] for rounds in later])
     speedup = estimate([[Weighed(_decoding(p.plain), _rate(p.run) / _rate(p.plain)) for p in r] for r in later])
@@ -175,12 +175,12 @@ def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
 
 
 def _later(run: Record) -> int:
-    """Tokens behind the first step's; none are known to be where its time is not known, and is 0."""
+    """Return tokens behind the first step's; none are known to be where its time is not known, and is 0."""
     return run["tokens"] - run["first_tokens"] if run["first_seconds"] else 0
 
 
 def _decoding(run: Record) -> float:
-    """Their seconds."""
+    """Return their seconds."""
     return duration(run["first_seconds"], run["seconds"])
 
 
@@ -189,7 +189,7 @@ def _rate(run: Record) -> float:
 
 
 def _all(run: Record) -> float:
-    """Tokens per second, the prompt's time and the first step's included."""
+    """Return tokens per second, the prompt's time and the first step's included."""
     return run["tokens"] / run["seconds"]
 
 
@@ -226,8 +226,8 @@ def _counts(key: Key, runs: Sequence[Record]) -> dict[str, Any]:
 
 
 def _where_reached(prompts: Sequence[Sequence[Record]]) -> dict[str, Any]:
-    """At each place, of the drafts whose earlier places were all accepted: their number, and the share of them
-    that was accepted, with its 95 % interval.
+    """Return at each place, of the drafts whose earlier places were all accepted, their number, and the share
+    of them that was accepted, with its 95 % interval.
     """
     places = max(len(run["reached"]) for runs in prompts for run in runs)
     right, reached = np.zeros((2, len(prompts), places), int)
@@ -245,7 +245,7 @@ def _where_reached(prompts: Sequence[Sequence[Record]]) -> dict[str, Any]:
 
 
 def _token_times(runs: Sequence[Record]) -> dict[str, float | None]:
-    """Milliseconds of a token: half of the tokens, and 99 of 100, took no longer."""
+    """Return milliseconds of a token: half of the tokens, and 99 of 100, took no longer."""
     counts = Counter[float]()
     for run in runs:
         counts.update({float(ms): tokens for ms, tokens in run.get("token_ms", {}).items()})

@@ -32,7 +32,7 @@ DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 
 
 def specs(config: SpeedConfig, temperature: float) -> dict[DecoderSpec, DecodeConfig]:
-    """Plain decoding first. What a draft model draws is there where one is given.
+    """Return the decoders, plain decoding first; a draft model's where one is given.
 
     sdsat is the paper's two forwards; sampled text has the paper's trees (SDSAT 3.4.2, decode=nucleus). What
     drafts by adaptive tokens alone says so: the default of the method is all sources.

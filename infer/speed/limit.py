@@ -52,7 +52,9 @@ class Needs:
 
     @classmethod
     def of(cls, lm: PreTrainedModel) -> "Needs | None":
-        """Of a model. None for a mixture of experts: which of its weights are read hangs on the text."""
+        """Return the costs of a model. None for a mixture of experts: which weights are read depends on the
+        text.
+        """
         weights = streamed(lm)
         if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
             return None
@@ -77,11 +79,13 @@ class Needs:
         return self.weight_bytes + rows * self.row_bytes + self.cache_bytes * self._seen(context)
 
     def flops(self, rows: float, context: float) -> float:
-        """Operations, a multiplication and an addition counted as two; each row is held against all rows."""
+        """Return operations, a multiplication and an addition counted as two; each row is held against all
+        rows.
+        """
         return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
 
     def _seen(self, tokens: float) -> float:
-        """Tokens, summed over the layers."""
+        """Return tokens, summed over the layers."""
         return sum(tokens if window is None else min(window, tokens) for window in self.windows)
 
 
@@ -106,13 +110,13 @@ class Limit:
     speeds: Speeds
 
     def seconds(self, rows: float, context: float) -> float:
-        """Of a forward. The faster of copying and reading is what the memory can do."""
+        """Return the seconds of a forward. The faster of copying and reading is what the memory can do."""
         bandwidth = max(self.speeds.copy, self.speeds.read)
         by_memory = self.needs.bytes(rows, context) / bandwidth
         return max(by_memory, self.needs.flops(rows, context) / self.speeds.flops)
 
     def told(self, context: int) -> dict[str, Any]:
-        """For the report; the table is of forwards behind `context` tokens, in ms."""
+        """Describe the limit for the report; the table is of forwards behind `context` tokens, in ms."""
         return {
             "dtype": self.dtype,
             "weights_bytes": self.needs.weight_bytes,
@@ -163,8 +167,8 @@ def measure_limit(lm: PreTrainedModel) -> Limit | None:
 
 
 def bandwidth(device: torch.device, *, size: int) -> dict[str, float]:
-    """Bytes per second within `size` bytes: of a copy of one half to the other, both those read and those
-    written, and of reading all.
+    """Return bytes per second within `size` bytes: of a copy of one half to the other, both those read and
+    those written, and of reading all.
     """
     buffer = torch.ones(max(2, size // 8 * 2), dtype=torch.int32, device=device)
     source, target = buffer.chunk(2)
@@ -173,7 +177,7 @@ def bandwidth(device: torch.device, *, size: int) -> dict[str, float]:
 
 
 def matmul_rate(matrix: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> float:
-    """Operations per second of DEVICE_ROWS rows times a matrix (out, in)."""
+    """Return operations per second of DEVICE_ROWS rows times a matrix (out, in)."""
     weight = torch.randn(*matrix, dtype=dtype, device=device)
     rows = torch.randn(DEVICE_ROWS, matrix[1], dtype=dtype, device=device)
     return 2 * DEVICE_ROWS * math.prod(matrix) / seconds_of(lambda: F.linear(rows, weight))
@@ -181,7 +185,7 @@ def matmul_rate(matrix: Sequence[int], *, dtype: torch.dtype, device: torch.devi
 
 @torch.inference_mode()
 def seconds_of(task: Callable[[], Any]) -> float:
-    """Of a call among its like."""
+    """Measure the seconds of a call among its like."""
     task()  # warms up
     calls = 1
     while (burst := calls * _seconds(task, calls)) < BURST:

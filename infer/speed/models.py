@@ -87,13 +87,15 @@ def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenProm
 
 
 def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
-    """SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
+    """Return the SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
     facts = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
     return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _possible(requested: Sequence[int], adaptive: Adaptive) -> list[int]:
-    """Of diverse tokens a model has no more than it was trained with (SDSAT, Appendix B)."""
+    """Return the k that are possible: of diverse tokens a model has no more than it was trained with (SDSAT,
+    Appendix B).
+    """
     try:
         check_probes(adaptive.ids, min(requested))
     except ValueError as error:
@@ -125,7 +127,7 @@ class DecoderSetup:
     sampling: Sampling
 
     def decoder(self, seed: int) -> Decoder:
-        """As a function of the prompt."""
+        """Return the decoder as a function of the prompt."""
         return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
 
 
@@ -162,7 +164,7 @@ class ModelPool:
         return [*self.lms.values(), *self._bases.values()]
 
     def capacity(self, prompts: Sequence[TokenPrompt]) -> int:
-        """Tokens of the longest text."""
+        """Return tokens of the longest text."""
         new = self._config.max_new_tokens
         return max(len(prompt.ids) + (prompt.max_new_tokens or new) for prompt in prompts)
 
@@ -193,7 +195,7 @@ class ModelPool:
 
     @contextmanager
     def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, DecoderSetup]]:
-        """Plain decoding and the default decoder for `size` texts of a set side by side."""
+        """Return plain decoding and the default decoder for `size` texts of a set side by side."""
         lm = self.lms[group.dtype]
         drafters = {way: self.drafters(name, group, way, batch=size) for way in (PLAIN, DEFAULT)}
         rows, runners = max(drafter.max_rows for drafter in drafters.values()), self._runners[id(lm)]
@@ -206,7 +208,7 @@ class ModelPool:
     def drafters(
         self, name: str, group: Group, way: DecoderSpec, watch: Watch | None = None, *, batch: int = 1
     ) -> Drafters:
-        """Of a way, for the texts of a set."""
+        """Return the drafters of a decoder, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]
         decode = specs(self._config, group.temperature)[way]
         methods = self._methods[group, way.decoder == GSD_PROBES]
@@ -215,7 +217,7 @@ class ModelPool:
         return methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
 
     def enough_memory(self) -> AbstractContextManager[None]:
-        """Around whatever decodes."""
+        """Guard whatever decodes against running out of memory."""
         longest = max(self.capacity(prompts) for prompts in self._prepared.prompts.values())
         size = sum(lm.dtype.itemsize * prod(shape(lm.config, 1, longest)) for lm in self._models)
         needed = f"{gib(size)} for caches of {longest} tokens beside the weights"

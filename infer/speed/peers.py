@@ -115,7 +115,9 @@ def _run(
 
 
 def _told(heard: "Streamer", fed: list[int], prompt: int, *, began: float, seconds: float) -> Run:
-    """Every forward is a step. The first has the prompt's rows, of which the last one alone counts."""
+    """Return the steps: every forward is one. The first has the prompt's rows, of which the last one alone
+    counts.
+    """
     rows = [fed[0] - prompt + 1, *fed[1:]]
     return Run(
         [token for step in heard.steps for token in step],
@@ -142,7 +144,7 @@ class Streamer(BaseStreamer):
         self._prompt = True
 
     def put(self, value: Tensor) -> None:
-        """Tokens, already on the host: what they waited for is done."""
+        """Record tokens, already on the host: what they waited for is done."""
         if self._prompt:
             self._prompt = False
             return
@@ -167,7 +169,7 @@ def _counted(lm: PreTrainedModel) -> Iterator[list[int]]:
 
 @contextmanager
 def _as_the_library_has_it(lm: PreTrainedModel) -> Iterator[None]:
-    """With none of a directory's generation settings, such as penalties: our loop has none."""
+    """Decode with none of a directory's generation settings, such as penalties: our loop has none."""
     settings, verbosity = lm.generation_config, logging.get_verbosity()
     lm.generation_config = GenerationConfig()
     logging.set_verbosity_error()  # it warns of how its own code calls itself
@@ -224,7 +226,7 @@ UNSAMPLED = (
 
 
 def missing(adaptive: Adaptive | None) -> str | None:
-    """Why there can be no peer; None where there can."""
+    """Return why there can be no peer; None where there can."""
     if find_spec("vllm") is None:
         return "vLLM is not installed"
     if parallel.place()[1] > 1:
@@ -249,7 +251,7 @@ class Engines:
     def decoders(
         self, *, sampling: Sampling, max_new_tokens: int, seed: int = 0
     ) -> tuple[dict[int, Decoder], str | None]:
-        """By k; and why those with drafts are not among them."""
+        """Return decoders by k; and why those with drafts are not among them."""
         settings = {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or -1,
@@ -267,8 +269,8 @@ class Engines:
 
 
 def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, capacity: int) -> Engines | str:
-    """Two, for texts of up to `capacity` tokens, that have decoded a prompt, or the plain one alone; or why
-    there are none.
+    """Load two engines, for texts of up to `capacity` tokens, that have decoded a prompt, or the plain one
+    alone; or return why there are none.
     """
     reason = missing(adaptive)
     if reason:
@@ -312,8 +314,8 @@ def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> An
 
 
 def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
-    """EOS ends a text as vLLM reads it from the directory. Of drafts vLLM tells the sums, not the steps; the
-    time to the first token is 0 where it does not tell it.
+    """Run vLLM. EOS ends a text as vLLM reads it from the directory. vLLM reports sums of drafts, not steps;
+    the time to the first token is 0 where it reports none.
     """
     from vllm import SamplingParams
 
@@ -343,7 +345,7 @@ def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> 
 
 
 def _counts(engine: Any) -> tuple[int, int, int]:
-    """Drafts, tokens in them, and accepted ones, since the engine began."""
+    """Return drafts, tokens in them, and accepted ones, since the engine began."""
     metrics = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
     drafts, drafted, accepted = (int(metrics.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
     return drafts, drafted, accepted
@@ -376,7 +378,7 @@ class Peers:
                 self._decoders[Group(dtype, temperature)] = own | served
 
     def decoders(self, group: Group) -> dict[DecoderSpec, Decoder]:
-        """Of a dtype and a temperature."""
+        """Return the decoders of a dtype and a temperature."""
         return self._decoders[group]
 
     def _library(
@@ -399,7 +401,7 @@ class Peers:
         return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in wanted}
 
     def _served(self, engines: Engines | None, sampling: Sampling) -> dict[DecoderSpec, Decoder]:
-        """VLLM's."""
+        """Return vLLM's decoders."""
         if engines is None:
             return {}
         config = self._config

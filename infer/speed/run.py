@@ -57,7 +57,7 @@ def check_place(out: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _check_threads(facts: Mapping[str, Any], requested: Mapping[str, Any], partial: Path) -> None:
-    """Of other threads, torchrun's one among them, it is told how to go on."""
+    """Check the number of threads: for another one, torchrun's among them, say how to continue."""
     machine, now = facts.get("hardware"), requested["hardware"]["threads"]
     was = machine.get("threads") if isinstance(machine, Mapping) else None
     if was is not None and was != now:
@@ -76,7 +76,7 @@ def header(
     ranks: int,
     all_: int,
 ) -> dict[str, Any]:
-    """speed.json without its rows; `all_` is the number of units."""
+    """Return speed.json without its rows; `all_` is the number of units."""
     return {
         **circumstances(config),
         "model": Path(config.model).resolve().name,
@@ -93,7 +93,8 @@ def header(
 def _limit(
     lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int
 ) -> dict[str, Any] | None:
-    """At the mean context of all texts, and of each set's: what a forward reads of the cache depends on it.
+    """Return the limit at the mean context of all texts, and of each set's: what a forward reads of the cache
+    depends on it.
 
     None for a model whose limit is not known.
     """
@@ -183,7 +184,7 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 
 def _report(config: SpeedConfig) -> None:
-    """Written and shown; one that shows a lossy decoder fails the run after that, and every later one."""
+    """Write and show the report. One that shows a lossy decoder fails the run after that, and every later one."""
     report = write(Path(config.out), config.tracker)
     print_report(report, ["speed"])
     lossy = [f"{label(row)} on {row['prompt_set']}" for row in report["speed"]["rows"] if _is_lossy(row)]

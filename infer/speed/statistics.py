@@ -49,7 +49,9 @@ class Estimate:
 
 
 def estimate(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> Estimate | None:
-    """Of measurements by prompt and round; None where there are none. Prompts may differ in their rounds."""
+    """Estimate from measurements by prompt and round; None where there are none. Prompts may differ in their
+    rounds.
+    """
     known = [rounds for rounds in prompts if rounds]
     if not known:
         return None
@@ -65,7 +67,9 @@ def whole(prompts: Sequence[Sequence[Weighed]]) -> float:
 
 
 def interval(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> tuple[float, float] | None:
-    """2.5 % and 97.5 % of `whole`, over resamples of prompts and of their rounds; None of one measurement."""
+    """Return 2.5 % and 97.5 % of `whole`, over resamples of prompts and of their rounds; None of one
+    measurement.
+    """
     counts = np.array([len(rounds) for rounds in prompts])
     if counts.sum() < 2:
         return None

@@ -110,7 +110,7 @@ def token_milliseconds(run: Run) -> dict[str, int]:
 
 
 def by_position(depths: Sequence[int]) -> list[int]:
-    """How many of these depths reach position 1, 2, ... of a draft."""
+    """Return how many of these depths reach position 1, 2, ... of a draft."""
     return [sum(depth >= position for depth in depths) for position in range(1, max(depths, default=0) + 1)]
 
 
@@ -128,7 +128,7 @@ def run_batches(
 
 
 def _run(own: DecoderSetup, prompts: Sequence[TokenPrompt], seed: int) -> dict[str, Any]:
-    """One batch; what comes before the second step is not counted."""
+    """Run one batch; what comes before the second step is not counted."""
     requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in prompts]
     limits = own.limits.of(prompts[0].ends, prompts[0].max_new_tokens)  # those of the whole set
     texts, first, first_tokens = [list[int]() for _ in prompts], 0.0, 0
@@ -217,7 +217,9 @@ class Unit(NamedTuple):
 def units_of(
     prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int, *, batches: bool = False
 ) -> dict[str, Unit]:
-    """By name, in the order in which they are done: the rounds of a prompt are as far apart as can be."""
+    """Return units by name, in the order in which they are done: the rounds of a prompt are as far apart as can
+    be.
+    """
     units = list[Unit]()
     for name, prompt_set in prompts.items():
         units += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(prompt_set))]
@@ -260,9 +262,9 @@ class Worker:
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
-        """Each decoder once on this prompt and once on the longest of the set, uncounted: of two texts there
-        are more of the shapes that a GPU captures a graph of. Of a shape that comes up later it is captured in
-        a counted run, which the median passes over where there are three rounds or more.
+        """Run each decoder once on this prompt and once on the longest of the set, uncounted: two texts have
+        more of the shapes that a GPU captures a graph of. A shape that comes up later is captured in a counted
+        run, which the median passes over where there are three rounds or more.
         """
         if self._warm:
             return
@@ -279,7 +281,9 @@ class Worker:
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
 
     def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
-        """Each size by plain decoding and by the default decoder; the first time after both once uncounted."""
+        """Measure each size by plain decoding and by the default decoder; the first time after both once
+        uncounted.
+        """
         texts, seed = max(self._config.batches), self._config.seed
         for dtype, size in product(self._config.dtypes, self._config.batches):
             group = Group(dtype, min(self._config.temperatures))
@@ -324,7 +328,7 @@ class Worker:
         return {"parts": parts, "samples": samples}
 
     def _profile(self, prompt: TokenPrompt, group: Group, way: DecoderSpec) -> Profile:
-        """Of a peer the memory alone is known."""
+        """Profile a decoder; of a peer the memory alone is known."""
         device = self._bench.lms[group.dtype].device
         if way not in self._own[group]:
             decoder = self._decoders[group][way]

@@ -55,7 +55,9 @@ class Counts:
 
 
 def depth(graph: TokenGraph) -> int:
-    """Levels of the graph as it was drafted: of the nodes' own paths, not of those through merged nodes."""
+    """Return the levels of the graph as it was drafted: of the nodes' own paths, not of those through merged
+    nodes.
+    """
     depths = [0]
     for parent in graph.parents[1:]:
         depths.append(depths[parent] + 1)
@@ -63,7 +65,7 @@ def depth(graph: TokenGraph) -> int:
 
 
 def ranks(graph: TokenGraph, drafts: Drafts, path: Sequence[int]) -> list[int]:
-    """Which child of the node before it each accepted draft was: 1 is the likeliest (GSD, Appendix F)."""
+    """Return which child of the node before it each accepted draft was: 1 is the likeliest (GSD, Appendix F)."""
     nodes = [drafts.nodes[node] for node in path]
     return [1 + graph.children[before].index(node) for before, node in pairwise(nodes)]
 
@@ -104,12 +106,12 @@ def accepted_per_step(runs: Sequence[Run]) -> float | None:
 
 
 def drafted_per_token(runs: Sequence[DraftedRun]) -> float | None:
-    """Nodes of the graphs, each the draft model's candidate for a place, over emitted tokens."""
+    """Return nodes of the graphs, each the draft model's candidate for a place, over emitted tokens."""
     return _share(sum(step.nodes for step in counts_of(runs)), _tokens(runs))
 
 
 def fed_per_token(runs: Sequence[DraftedRun]) -> float | None:
-    """Rows of the draft model over emitted tokens: the nodes that got children, and the text itself."""
+    """Return rows of the draft model over emitted tokens: the nodes that got children, and the text itself."""
     return _share(sum(step.rows for step in counts_of(runs)), _tokens(runs))
 
 
@@ -127,12 +129,14 @@ def rank_shares(counts: Iterable[Counts], k: int) -> list[float] | None:
 
 
 def counts_of(runs: Iterable[DraftedRun]) -> list[Counts]:
-    """Of all runs."""
+    """Count over all runs."""
     return [step for run in runs for step in run.counts]
 
 
 def _tokens(runs: Sequence[DraftedRun]) -> int:
-    """Of all steps but the last ones; 0 where nothing was drafted. A step without a draft emits one token."""
+    """Count over all steps but the last ones; 0 where nothing was drafted. A step without a draft emits one
+    token.
+    """
     counts = counts_of(runs)
     bare = sum(run.forwards - 1 - len(run.counts) for run in runs)
     return sum(step.tokens for step in counts) + bare if counts else 0

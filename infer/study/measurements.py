@@ -76,8 +76,8 @@ class Key(NamedTuple):
 
 
 def measure_methods(models: StudyModels) -> list[dict[str, Any]]:
-    """Table 1: the nodes of the study, and as many as pay by measurement; and with lower thresholds, where
-    trees are as large as the paper's.
+    """Measure Table 1: the nodes of the study, and as many as pay by measurement; and with lower thresholds,
+    where trees are as large as the paper's.
     """
     specs = dict[Key, StudyDecoder]()
     for decoding, sampling in DECODINGS.items():
@@ -97,7 +97,7 @@ def measure_methods(models: StudyModels) -> list[dict[str, Any]]:
 
 
 def measure_sampling(models: StudyModels) -> list[dict[str, Any]]:
-    """Table 2: keyed draws, whose output is plain decoding's, against ratios, whose distribution is."""
+    """Measure Table 2: keyed draws, whose output is plain decoding's, against ratios, whose distribution is."""
     sampling = DECODINGS["top-p"]
     specs = {Key("top-p", "plain", None, None): StudyDecoder(models.decode("plain", **sampling))}
     for verify in ("pick", "ratio"):
@@ -190,7 +190,7 @@ CHILDREN = 4
 
 
 def measure_ablation(models: StudyModels) -> list[dict[str, Any]]:
-    """GSD against each setting, and TSD against k."""
+    """Measure GSD against each setting, and TSD against k."""
     rows = []
     for setting, values in VALUES.items():
         for method in ("gsd", "tsd") if setting == "k" else ("gsd",):
@@ -203,7 +203,7 @@ def measure_ablation(models: StudyModels) -> list[dict[str, Any]]:
 
 
 def measure_ranks(models: StudyModels) -> list[dict[str, Any]]:
-    """Which child was accepted, by method and by θ_sib of GSD (Figures 7 and 8)."""
+    """Count which child was accepted, by method and by θ_sib of GSD (Figures 7 and 8)."""
     specs = {("method", method): models.decode(method) for method in ("ssd", "tsd", "gsd")}
     specs |= {("theta_sib", str(value)): models.decode("gsd", theta_sib=value) for value in RANKED}
     rows = []
@@ -228,7 +228,7 @@ LENGTHS = (1, 2, 3, 4, 5)
 
 
 def measure_recurrence(models: StudyModels) -> list[dict[str, Any]]:
-    """By n, over the trees of all prompts: TSD's by the paper's settings."""
+    """Measure recurrence by n, over the trees of all prompts: TSD's by the paper's settings."""
     decode = models.decode("tsd")
 
     def counts(prompt: TokenPrompt) -> list[tuple[int, dict[int, int]]]:
@@ -275,7 +275,7 @@ TAUS, WIDTHS = (0, 1, 2, 3, 4), (3, 5, 16)
 
 
 def measure_merging(models: StudyModels) -> list[dict[str, Any]]:
-    """By out-degree and τ, over all merged nodes of all graphs of GSD.
+    """Measure merging by out-degree and τ, over all merged nodes of all graphs of GSD.
 
     τ is the authors' (the preceding tokens that must agree), since Table 5 has τ=0. k=16 stands for the table's
     k=∞: merged nodes are no leaves, and at θ_prob of 1/16 or more a node has at most 16 children that are none.
@@ -290,7 +290,7 @@ def measure_merging(models: StudyModels) -> list[dict[str, Any]]:
 
 
 def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
-    """Of each merged node; row n is of what follows node n by its own path."""
+    """Return the divergences of each merged node; row n is of what follows node n by its own path."""
     if not graph.merged:
         return []
     own, into = (log_q_nV[list(nodes)] for nodes in (graph.merged.keys(), graph.merged.values()))
@@ -313,8 +313,8 @@ def _divergences(models: StudyModels, *, k: int, tau: int) -> list[float]:
 
 
 def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Tensor:
-    """(n, V) float64 log-probabilities of what follows each node by its own path, behind a context that ends
-    with the root.
+    """Return (n, V) float64 log-probabilities of what follows each node by its own path, behind a context that
+    ends with the root.
     """
     n = len(graph.tokens)
     runner = Runner(lm, capacity=len(context), max_rows=n, static=False)

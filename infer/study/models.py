@@ -88,7 +88,7 @@ class StudyModels:
         return load_draft(config, model.lm, rows=check_draft(config, model.text), adaptive=None)
 
     def decoders(self, specs: Mapping[K, StudyDecoder]) -> dict[K, Decoder]:
-        """Side by side on one runner of the model."""
+        """Return the decoders side by side on one runner of the model."""
         counts = list[Counts]()
 
         def watch(outcome: Outcome) -> None:
@@ -101,7 +101,7 @@ class StudyModels:
         }
 
     def runner(self, drafters: Iterable[Drafters]) -> Runner:
-        """Of the model, for trees of any of these."""
+        """Return a runner of the model, for trees of any of these."""
         rows = max(drafter.max_rows for drafter in drafters)
         return Runner(self.model.lm, capacity=self.capacity, max_rows=rows)
 
@@ -110,7 +110,7 @@ class StudyModels:
         return Limits(self.config.max_new_tokens, self.model.eos)
 
     def run(self, decode: DecodeConfig) -> list[DraftedRun]:
-        """All prompts once."""
+        """Run all prompts once."""
         (decoder,) = self.decoders({None: StudyDecoder(decode)}).values()
         return self.each(decoder)  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ def plot_sampling(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_time(rows: Sequence[Row], path: Path) -> None:
-    """One bar for each setting (Table 3)."""
+    """Plot one bar for each setting (Table 3)."""
     figure, ((axis,),) = _figure(1, 1, width=6.4)
     names = [f"{METHODS[row['method']]}, k={row['k']}" for row in rows]
     left = [0.0] * len(rows)
@@ -53,7 +53,7 @@ def plot_time(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_recurrence(rows: Sequence[Row], path: Path) -> None:
-    """Figure 3."""
+    """Plot Figure 3."""
     figure, ((axis,),) = _figure(1, 1)
     axis.bar([row["n"] for row in rows], [100 * (row["share"] or 0) for row in rows], width=0.6)
     axis.set(xlabel="n", ylabel="tokens in recurring n-grams, %", ylim=(0, 100))
@@ -85,7 +85,7 @@ def plot_ablation(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_merging(rows: Sequence[Row], path: Path) -> None:
-    """KL divergence against τ (Table 5)."""
+    """Plot KL divergence against τ (Table 5)."""
     figure, ((axis,),) = _figure(1, 1)
     for color, k in zip(("C0", "C1", "C2"), dict.fromkeys(row["k"] for row in rows)):
         for name, line in (("mean", "-"), ("median", "--")):
@@ -100,7 +100,7 @@ def plot_merging(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_ranks(rows: Sequence[Row], path: Path) -> None:
-    """Shares of the accepted drafts by their rank (Figures 7 and 8)."""
+    """Plot shares of the accepted drafts by their rank (Figures 7 and 8)."""
     figure, axes = _figure(1, 2)
     for axis, by, title in zip(axes[0], ("method", "theta_sib"), ("by method", "GSD")):
         mine = [row for row in rows if row["by"] == by]

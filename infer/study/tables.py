@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def print_study(report: Mapping[str, Any]) -> None:
-    """All parts that were measured."""
+    """Print all parts that were measured."""
     console, machine, settings = PlainConsole(), report["hardware"], report["settings"]
     console.print(
         f"{settings['draft']['model']} drafts for {settings['model']} in {settings['dtype']} on "

@@ -32,8 +32,8 @@ DEEPEST, RANKS = max(LEVELS), 4  # places of the deepest tree; candidates that a
 
 
 def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> TokenGraph:
-    """Candidates `ids[j][r]` for each place behind the root; `chances[j]` are those of the candidates for
-    place j where all before them are right, falling.
+    """Build a tree of candidates `ids[j][r]` for each place behind the root; `chances[j]` are those of the
+    candidates for place j where all before them are right, falling.
     """
     graph, first = TokenGraph([root]), 0
     for place, row in zip(ids, chances):
@@ -46,7 +46,7 @@ def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[
 
 @lru_cache
 def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
-    """(parent, rank) of every node behind the root of the authors' tree of `depth` levels, 1 to 13.
+    """Return (parent, rank) of every node behind the root of the authors' tree of `depth` levels, 1 to 13.
 
     A depth between two of theirs has the first levels of the deeper tree. Depth 5, the ranks of a level from
     left to right, nodes with the same parent in brackets:

@@ -117,7 +117,7 @@ class Tree:
 
 
 def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
-    """(n - first, n) bool, where the row of node i, from `first` on, is True at i and at every ancestor of i;
+    """Return (n - first, n) bool, where the row of node i, from `first` on, is True at i and at every ancestor of i;
     and (n,) int64, the distance of each node from the root.
     """
     # A tree that grows is another one each time; those that are verified are often of the same shape.
@@ -181,8 +181,8 @@ def lay_out(
     probes: int = 0,
     width: int = 0,
 ) -> Layout:
-    """Rows of trees that hang under caches of these lengths; at least so many for drafts and for probes,
-    and `width` columns. The first `fed[b]` nodes of tree b have their columns already.
+    """Lay out rows of trees that hang under caches of these lengths; at least so many for drafts and for
+    probes, and `width` columns. The first `fed[b]` nodes of tree b have their columns already.
     """
     fed = fed or [0] * len(trees)
     most = extent(trees, fed)
@@ -214,7 +214,7 @@ def lay_out(
 
 
 def mask(layout: Layout, lengths: Sequence[int], columns: int, *, window: int | None = None) -> np.ndarray:
-    """(B, 1, q, columns) bool, True where a row attends: to its own sequence's cache, which the tree's
+    """Return (B, 1, q, columns) bool, True where a row attends: to its own sequence's cache, which the tree's
     columns follow, and to those it sees; with a window, to no token `window` or more positions before it.
     """
     q, width = layout.seen.shape[1:]
@@ -230,8 +230,8 @@ def mask(layout: Layout, lengths: Sequence[int], columns: int, *, window: int | 
 
 
 def key_positions(layout: Layout, lengths: Sequence[int], columns: int) -> np.ndarray:
-    """(B, columns) int64, the position of the token in each column: in the cache the column itself, in the
-    tree's columns its node's. What lies behind those is attended by no row.
+    """Return (B, columns) int64, the position of the token in each column: in the cache the column itself, in
+    the tree's columns its node's. What lies behind those is attended by no row.
     """
     positions = np.tile(np.arange(columns), (len(lengths), 1))
     for b, length in enumerate(lengths):

@@ -47,7 +47,7 @@ class Summary:
     sources: Counter[str] = field(default_factory=Counter)  # accepted drafts by source
 
     def add(self, step: Step) -> None:
-        """One more step, now."""
+        """Add one more step, now."""
         self.last = time.perf_counter()
         if self.first is None:
             self.first, self.first_tokens = self.last, len(step.tokens)
@@ -58,7 +58,7 @@ class Summary:
         self.sources.update(step.sources)
 
     def __str__(self) -> str:
-        """One line. The rate counts what came after the first step, whose time is the prompt's too."""
+        """Format one line. The rate counts what came after the first step, whose time is the prompt's too."""
         assert self.first is not None
         later = self.tokens - self.first_tokens
         parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
@@ -162,7 +162,7 @@ class Session:
         self._model, self._decode, self._console = model, decode, console
 
     def run(self) -> None:
-        """Until the end of the input or /quit."""
+        """Run until the end of the input or /quit."""
         self._say(HELP)
         while True:
             try:

@@ -91,7 +91,7 @@ def _call(function: str, *arguments: object) -> None:
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent ends. Changing the user takes it back."""
+    """Ask to be killed when the parent ends. Changing the user takes it back."""
     _call("prctl", _PDEATHSIG, signal.SIGKILL.value)
 
 
