@@ -75,7 +75,7 @@ def as_yaml(entry: str, schema: type, overrides: Sequence[str] = ()) -> str:
 
 
 def _required(name: str) -> None:
-    """Resolve `${required:NAME}` in the YAML: ??? for a setting that has a default, over which ??? is ignored."""
+    """Resolve `${required:NAME}` in the YAML: ??? over no default, else the default."""
     raise MissingMandatoryValue(f"Missing mandatory value: {name}")
 
 

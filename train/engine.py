@@ -122,7 +122,7 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
 
 @contextlib.contextmanager
 def load_partitioned(config: TrainConfig) -> Iterator[None]:
-    """Partition every weight as it loads, within the block, under ZeRO 3: no rank ever holds the whole model."""
+    """Partition every weight as it loads, within the block, under ZeRO 3: no rank holds the whole model."""
     alive = None
     if config.stage == 3 and not config.model.random_init:
         # Transformers looks for a living object of this kind.

@@ -170,7 +170,7 @@ def _by_key(rows: Iterable[Row], fields: tuple[str, ...]) -> dict[tuple[Any, ...
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the differences of hardware, versions, commit and settings, in which figures may have their cause."""
+    """Return the differences of hardware, versions, commit and settings, which may explain the figures."""
     for kind in ("speed", "quality"):
         if not (first[kind] and second[kind]):
             continue

@@ -146,7 +146,7 @@ def coolest(rows: Sequence[Row]) -> list[Row]:
 
 
 def speedups(part: Part) -> list[Panel]:
-    """Plot bars with 95 % intervals at the lowest temperature: every decoder, sdsat (paper) with its fastest k."""
+    """Plot bars with 95 % intervals at the lowest temperature; sdsat (paper) with its fastest k."""
     rows = [row for row in coolest(part["rows"]) if row["decoder"] not in ("plain", "base") and row["speedup"]]
     fastest = [
         max(mine, key=lambda row: row["speedup"])

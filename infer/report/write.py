@@ -222,7 +222,7 @@ def build(folder: Path, *, setting: str = "out") -> dict[str, Any]:
 
 
 def stage_seconds(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return how long the export of the model and each part of the report took, where their manifests say so."""
+    """Return the seconds of the export and of each part of the report, where their manifests say so."""
     models = [Path(part["settings"]["model"]) for part in parts.values()]
     places = {"export": models[0], **{kind: folder / kind for kind in parts}}
     known = {name: place / MANIFEST for name, place in places.items() if (place / MANIFEST).is_file()}

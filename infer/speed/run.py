@@ -184,7 +184,7 @@ def _inputs(config: SpeedConfig) -> dict[str, str]:
 
 
 def _report(config: SpeedConfig) -> None:
-    """Write and show the report. One that shows a lossy decoder fails the run after that, and every later one."""
+    """Write and show the report. One that shows a lossy decoder then fails this run and every later one."""
     report = write(Path(config.out), config.tracker)
     print_report(report, ["speed"])
     lossy = [f"{label(row)} on {row['prompt_set']}" for row in report["speed"]["rows"] if _is_lossy(row)]

@@ -65,7 +65,7 @@ def depth(graph: TokenGraph) -> int:
 
 
 def ranks(graph: TokenGraph, drafts: Drafts, path: Sequence[int]) -> list[int]:
-    """Return which child of the node before it each accepted draft was: 1 is the likeliest (GSD, Appendix F)."""
+    """Return the rank of each accepted draft among its siblings: 1 is the likeliest (GSD, Appendix F)."""
     nodes = [drafts.nodes[node] for node in path]
     return [1 + graph.children[before].index(node) for before, node in pairwise(nodes)]
 

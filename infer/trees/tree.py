@@ -117,7 +117,7 @@ class Tree:
 
 
 def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
-    """Return (n - first, n) bool, where the row of node i, from `first` on, is True at i and at every ancestor of i;
+    """Return (n - first, n) bool, the row of node i, from `first` on, True at i and at every ancestor of i;
     and (n,) int64, the distance of each node from the root.
     """
     # A tree that grows is another one each time; those that are verified are often of the same shape.
