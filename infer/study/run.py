@@ -51,7 +51,7 @@ def run(config: StudyConfig) -> None:
         torch.set_num_threads(config.threads)
     workers, facts = of_one_model() if config.divide == "model" else init_workers(), _made(config)
     if not is_finished(config.out, "study", facts):
-        _measured(config, facts, workers)
+        _measure(config, facts, workers)
     elif workers.first:
         print_line(f"study: {config.out} is finished: nothing to do")
     if workers.first:
@@ -60,7 +60,7 @@ def run(config: StudyConfig) -> None:
         _check_identical(report)
 
 
-def _measured(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -> None:
+def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -> None:
     """Return the report, measured by all ranks and written by the first."""
     with _folder(config.out, workers) as out:
         models = StudyModels(config, workers)

@@ -23,8 +23,8 @@ LINES = ["benchmarks=null", "benchmarks.mine.kind=lines", "benchmarks.mine.path=
 # The stage, its settings, what measures, and the settings of models and texts that it reads.
 STAGES: dict[str, tuple[Any, type, str, list[str], list[str]]] = {
     "speed": (speed, SpeedConfig, "measure", ["model", "base", "draft"], [*PROMPTS, "peers=[]"]),
-    "quality": (quality, QualityConfig, "_measured", ["model", "base"], LINES),
-    "study": (study, StudyConfig, "_measured", ["model", "draft"], PROMPTS),
+    "quality": (quality, QualityConfig, "_measure", ["model", "base"], LINES),
+    "study": (study, StudyConfig, "_measure", ["model", "draft"], PROMPTS),
 }
 CASES = [(stage, name) for stage in STAGES for name in [*STAGES[stage][3], "texts"]]
 

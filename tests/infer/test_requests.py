@@ -87,7 +87,7 @@ def test_settings_of_every_type(model: Model) -> None:
         ({"max_new_tokens": None}, "decode.max_new_tokens must be a whole number, got None"),
         ({"max_new_tokens": True}, "decode.max_new_tokens must be a whole number, got True"),
         ({"temperature": [1]}, r"decode.temperature must be a number, got \[1\]"),
-        ({"temperature": 10**400}, r"decode.temperature must be 0 .*or at least 1e-30, got inf"),
+        ({"temperature": 10**400}, r"decode.temperature must be a finite number, got 10000"),
         ({"tree": 1}, "decode.tree must be a text, got 1"),
         ({"stop": "end"}, "decode.stop must be a list of texts, got 'end'"),
         ({"method": 3}, "decode.method must be a text, got 3"),

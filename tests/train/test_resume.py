@@ -211,7 +211,7 @@ def test_a_base_model_without_all_its_weights_is_refused_under_zero_3(runs: Path
 
 def test_two_runs_never_write_one_folder(runs: Path) -> None:
     """The same command, started twice, trained into the same checkpoints and log."""
-    assert told(runs, "held").endswith("another run is writing it")
+    assert "another run is writing it" in told(runs, "held")
     assert not list((runs / "held").iterdir())
 
 

@@ -237,7 +237,7 @@ def test_weights_and_biases_get_tables_and_images(tmp_path: Path) -> None:
                 .joinpath("speed/manifest.json")
                 .write_text('{"kind": "study"}')
             ),
-            "must be of kind 'speed', got kind 'study'",
+            "must be a finished folder of kind 'speed', got kind 'study'",
         ),
     ],
 )
