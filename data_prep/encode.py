@@ -52,7 +52,7 @@ def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
     return first, second
 
 
-def lay_out(
+def document_segments(
     text: str,
     mode: Mode,
     cuts: tuple[int, int],
@@ -86,7 +86,7 @@ def encode(
         cuts = (0, 0)
         if mode is not Mode.PLAIN:
             cuts = choose_cuts(generator(config.seed, "cuts", document.id), len(document.text))
-        return lay_out(document.text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=document.ends)
+        return document_segments(document.text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=document.ends)
 
     fim_rate = config.fim_rate if vocab.infilling else 0
     for batch in batches(documents):

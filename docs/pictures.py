@@ -28,7 +28,7 @@ from infer.graph.view import spelled
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
-from infer.trees.tree import Tree, lay_out, mask
+from infer.trees.tree import Tree, flatten, mask
 from infer.view.coloured import KINDS
 
 IMAGES = Path(__file__).parent / "images"
@@ -177,7 +177,7 @@ def _place(tree: Tree, node: int) -> tuple[float, int]:
 def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
     """Rows of the forward, and the columns that they attend to: the cache's last ones, then each other."""
     cache = 3
-    attends = mask(lay_out([tree], [cache]), [cache], cache + len(tree.tokens))[0, 0]
+    attends = mask(flatten([tree], [cache]), [cache], cache + len(tree.tokens))[0, 0]
     axes.imshow(attends, cmap=ListedColormap(["#f6f8fa", "#57606a"]), aspect="equal")
     rows = [*names, *["A"] * (len(tree.tokens) - tree.probes_from)]
     axes.set_yticks(range(len(rows)), rows, fontsize=8, family="monospace")

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data_prep.config import VocabConfig
-from data_prep.encode import Encoder, Mode
-from data_prep.encode import lay_out as lay_out_document
+from data_prep.encode import Encoder, Mode, document_segments
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
@@ -70,7 +69,7 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> None:
     text = load_text(model_directory(folder, tokenizer, vocab))
 
     def document(whole: str, mode: Mode, cuts: tuple[int, int]) -> list[int]:
-        segments = lay_out_document(whole, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
+        segments = document_segments(whole, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
         return [i for s in segments for i in (encoder.encode([s])[0].tolist() if isinstance(s, str) else [s])]
 
     for prompt in PROMPTS:
@@ -113,7 +112,7 @@ def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
     """(q, V) of a tree under a prefix, whose last token is the root."""
     runner.prefill([prefix[:-1]])
     reading = runner.forward([tree], [Request(prefix)], GREEDY)
-    return reading.logits[[reading.layout.row(0, tree, node) for node in range(len(tree.tokens))]].whole()
+    return reading.logits[[reading.flat.row(0, tree, node) for node in range(len(tree.tokens))]].whole()
 
 
 def probe_logits(prefix: list[int], probes: tuple[int, ...]) -> torch.Tensor:

@@ -70,7 +70,7 @@ def step_flops(architecture: PretrainedConfig, config: TrainConfig, *, seq_len: 
     return Flops(config.global_batch * needed, config.global_batch * computed)
 
 
-class Work(NamedTuple):
+class ExpectedRows(NamedTuple):
     """What one sequence of the shards becomes, on average."""
 
     rows: float  # through the layers
@@ -78,18 +78,20 @@ class Work(NamedTuple):
     predicted: float  # rows whose logits are computed
 
 
-def expected_work(objective: ObjectiveConfig, n: int) -> Work:
+def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
     """Return an objective's average layout over n tokens, without documents' borders and control tokens."""
     causal = n * (n + 1) / 2
     if objective.name == "dual":
-        return Work(rows=2 * n, pairs=2 * causal, predicted=n + n * covered_share(objective))
+        return ExpectedRows(rows=2 * n, pairs=2 * causal, predicted=n + n * covered_share(objective))
     if objective.name == "branch":
         widths = retained(objective)
         branches = n * objective.start_rate * sum(widths)
         # A window starts anywhere with equal chance; its j-th token sees its prefix and j of the window.
         own = n * objective.start_rate * sum(j * share for j, share in enumerate(widths, start=1))
-        return Work(rows=n + branches, pairs=causal + branches * (n - 1) / 2 + own, predicted=n + branches)
-    return Work(rows=n, pairs=causal, predicted=n)
+        return ExpectedRows(
+            rows=n + branches, pairs=causal + branches * (n - 1) / 2 + own, predicted=n + branches
+        )
+    return ExpectedRows(rows=n, pairs=causal, predicted=n)
 
 
 def retained(objective: ObjectiveConfig) -> list[float]:

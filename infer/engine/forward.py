@@ -24,7 +24,7 @@ from infer.engine.cache import TreeCache
 from infer.engine.pick import Logits
 from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
-from infer.trees.tree import Layout, Tree, key_positions, lay_out, mask
+from infer.trees.tree import FlatTrees, Tree, flatten, key_positions, mask
 
 T = TypeVar("T")
 TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
@@ -137,38 +137,38 @@ class DynamicForward:
     ) -> LazyReading:
         """See Forward."""
         target = self._target
-        layout, hidden_Bqd = self.hidden(trees, fed)
+        flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
         logits = Logits(target.head, hidden, target.head(hidden))
-        return LazyReading(logits, layout, trees, requests, sampling, target.agree)
+        return LazyReading(logits, flat, trees, requests, sampling, target.agree)
 
-    def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[Layout, Tensor]:
+    def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[FlatTrees, Tensor]:
         """Return the rows, and (B, q, d) what the decoder makes of them."""
         target, cache = self._target, self._target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
-        layout = lay_out(trees, cache.lengths, fed=fed, drafts=self._least - probes)
-        cache.place(layout.ids.shape[1], fed)
-        with target.gate.open(layout.drafts, layout.ids.shape[1]):
+        flat = flatten(trees, cache.lengths, fed=fed, drafts=self._least - probes)
+        cache.place(flat.ids.shape[1], fed)
+        with target.gate.open(flat.drafts, flat.ids.shape[1]):
             hidden = target.hidden(
-                torch.from_numpy(layout.ids).to(target.device),
-                torch.from_numpy(layout.positions).to(target.device),
-                self._masks(layout),
+                torch.from_numpy(flat.ids).to(target.device),
+                torch.from_numpy(flat.positions).to(target.device),
+                self._masks(flat),
             )
-        return layout, hidden
+        return flat, hidden
 
-    def _masks(self, layout: Layout) -> dict[str, Tensor] | None:
+    def _masks(self, flat: FlatTrees) -> dict[str, Tensor] | None:
         """Return masks by kind of layer; none for a row that is alone and sees everything."""
         target, lengths, end = self._target, self._target.cache.lengths, self._target.cache.slots.end
-        alone = layout.seen.size == 1  # and not behind rows that it may not see
+        alone = flat.seen.size == 1  # and not behind rows that it may not see
         if alone and target.slopes is None and all(w is None or end <= w for w in target.windows.values()):
             return None
         masks = {
-            kind: torch.from_numpy(mask(layout, lengths, end, window=window)).to(target.device)
+            kind: torch.from_numpy(mask(flat, lengths, end, window=window)).to(target.device)
             for kind, window in target.windows.items()
         }
         if target.slopes is None:
             return masks
-        at = torch.from_numpy(key_positions(layout, lengths, end)).to(target.device)
+        at = torch.from_numpy(key_positions(flat, lengths, end)).to(target.device)
         return {kind: biased(attends, at, target.slopes, target.dtype) for kind, attends in masks.items()}
 
 

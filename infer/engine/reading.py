@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList
 
 from infer.engine.pick import LEADERS, Logits, candidates, draw, law, likeliest, pick, probabilities
 from infer.engine.sampling import Sampling
-from infer.trees.tree import Layout, Tree
+from infer.trees.tree import FlatTrees, Tree
 
 EMPTY = torch.empty(0, dtype=torch.int64)
 
@@ -77,14 +77,14 @@ class LazyReading:
     def __init__(
         self,
         logits: Logits,
-        layout: Layout,
+        flat: FlatTrees,
         trees: Sequence[Tree],
         requests: Sequence[Request],
         sampling: Sampling,
         agree: Callable[[Tensor], Tensor] = lambda picked: picked,
     ) -> None:
         self._agree = agree
-        self.logits, self.layout, self.trees = logits, layout, trees
+        self.logits, self.flat, self.trees = logits, flat, trees
         self._requests, self._sampling = requests, sampling
         self._picks: list[list[int]] | None = None
 
@@ -128,10 +128,10 @@ class LazyReading:
 
     def _pick_all(self) -> list[list[int]]:
         """Pick for the drafts of all trees in one call and one copy."""
-        layout, n, device = self.layout, len(self.trees), self.logits.device
-        q, drafts = layout.ids.shape[1], layout.drafts
+        flat, n, device = self.flat, len(self.trees), self.logits.device
+        q, drafts = flat.ids.shape[1], flat.drafts
         rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
-        positions = torch.from_numpy(layout.positions[:, :drafts].ravel() + 1)
+        positions = torch.from_numpy(flat.positions[:, :drafts].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(drafts)
         picks = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
         return self._agree(picks).view(n, drafts).tolist()
@@ -164,13 +164,13 @@ class LazyReading:
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         """Return rows of nodes that lie side by side."""
-        first = b * self.layout.ids.shape[1] + self.layout.row(b, self.trees[b], nodes[0])
+        first = b * self.flat.ids.shape[1] + self.flat.row(b, self.trees[b], nodes[0])
         return slice(first, first + len(nodes))
 
     def _keys(self, b: int, rows: slice) -> tuple[Tensor, Tensor]:
         if not self._sampling.temperature:
             return EMPTY, EMPTY  # nothing is drawn
-        positions = torch.from_numpy(self.layout.positions.ravel()[rows] + 1)
+        positions = torch.from_numpy(self.flat.positions.ravel()[rows] + 1)
         positions = positions.to(self.logits.device)
         return positions, torch.full_like(positions, self._requests[b].seed)
 
@@ -208,12 +208,12 @@ class PackedReading:
     def __init__(
         self,
         packed: Packed,
-        layout: Layout,
+        flat: FlatTrees,
         trees: Sequence[Tree],
         requests: Sequence[Request],
         lazy: LazyReading | None = None,
     ) -> None:
-        self._packed, self._layout, self._trees = packed, layout, trees
+        self._packed, self._flat, self._trees = packed, flat, trees
         self._requests, self._lazy = requests, lazy
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
@@ -237,7 +237,7 @@ class PackedReading:
 
     def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """See Reading."""
-        first = self._layout.row(b, self._trees[b], nodes[0])
+        first = self._flat.row(b, self._trees[b], nodes[0])
         rows = slice(first, first + len(nodes))
         return Candidates(
             self._packed.ids[b, rows, :width].tolist(), self._packed.scores[b, rows, :width].tolist()

@@ -25,7 +25,7 @@ from infer.engine.forward import Target, shares
 from infer.engine.pick import Logits, leaders, likeliest, pick
 from infer.engine.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
 from infer.engine.sampling import Sampling
-from infer.trees.tree import Layout, Tree, extent, lay_out
+from infer.trees.tree import FlatTrees, Tree, extent, flatten
 
 COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # leaders of every probe that are brought over
@@ -113,7 +113,7 @@ class StaticForward:
         idle = min(bucket(len(trees)), self._batch) - len(trees)
         lengths, before = [*target.cache.lengths, *[0] * idle], [*(fed or [0] * len(trees)), *[0] * idle]
         width = bucket(max(before) + drafts + probes) if max(before) else drafts + probes
-        layout = lay_out(
+        flat = flatten(
             [*trees, *[Tree.chain(0)] * idle], lengths, fed=before, drafts=drafts, probes=probes, width=width
         )
         columns = COLUMNS * bucket(-(-(max(lengths) + width) // COLUMNS))
@@ -133,11 +133,11 @@ class StaticForward:
         if shape not in graphs:
             graphs[shape] = Graph(shape, target, self._hidden, self._stream, self._pool)
         graph = graphs[shape]
-        packed = graph.run(layout, lengths, [*(request.seed for request in requests), *[0] * idle])
+        packed = graph.run(flat, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
-            return PackedReading(packed, layout, trees, requests)
-        lazy = LazyReading(graph.logits, layout, trees, requests, sampling, target.agree)
-        return PackedReading(packed, layout, trees, requests, lazy)
+            return PackedReading(packed, flat, trees, requests)
+        lazy = LazyReading(graph.logits, flat, trees, requests, sampling, target.agree)
+        return PackedReading(packed, flat, trees, requests, lazy)
 
 
 class Graph:
@@ -159,9 +159,9 @@ class Graph:
         self._packed: Tensor | None = None
         self.logits: Logits | None = None  # of the last run, where they are kept
 
-    def run(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> Packed:
+    def run(self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]) -> Packed:
         """Return the picks and leaders of these rows, on the host."""
-        self._inputs.fill(layout, lengths, seeds)
+        self._inputs.fill(flat, lengths, seeds)
         if self._stream is None:
             self._packed = self._compute()
         else:
@@ -238,9 +238,9 @@ class Inputs:
             self._device
         )
 
-    def fill(self, layout: Layout, lengths: Sequence[int], seeds: Sequence[int]) -> None:
+    def fill(self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]) -> None:
         """Bring these over, in one copy; the last one must have been used."""
-        values = (layout.ids, layout.positions, layout.places, seeds, lengths, layout.fed, layout.seen)
+        values = (flat.ids, flat.positions, flat.places, seeds, lengths, flat.fed, flat.seen)
         for view, value in zip(self._views, values):
             view[...] = value
         self._device.copy_(self._host, non_blocking=True)
@@ -256,7 +256,7 @@ class Inputs:
 def additive_mask(
     given: Inputs, columns: int, window: int | None, dtype: torch.dtype, slopes: Tensor | None = None
 ) -> Tensor:
-    """Return (B, 1, q, columns): layout.mask on the device, 0 where a row attends and -inf elsewhere. With
+    """Return (B, 1, q, columns): flat.mask on the device, 0 where a row attends and -inf elsewhere. With
     slopes (B, H, q, columns), see attention.py.
     """
     q, w = given.seen.shape[1:]

@@ -36,7 +36,7 @@ WIDE, HIGH = 0.76, 0.72  # of a column and a row, taken by a node
 LONGEST = 14  # characters of a token that fit
 
 
-def layout(graph: TokenGraph) -> list[tuple[int, int]]:
+def place_nodes(graph: TokenGraph) -> list[tuple[int, int]]:
     """Return column and row of each node: rows in the order of the nodes, and none above its parent's, so that
     a likeliest child stands beside its parent wherever there is room.
     """
@@ -65,7 +65,7 @@ def write_picture(path: Path, outcome: Outcome, text: Text, *, caption: str) -> 
 
 
 def _draw(outcome: Outcome, text: Text, title: str, details: str) -> Figure:
-    graph, places = outcome.graph, layout(outcome.graph)
+    graph, places = outcome.graph, place_nodes(outcome.graph)
     columns, rows = (1 + max(place[axis] for place in places) for axis in (0, 1))
     figure = Figure(figsize=(max(COLUMN * columns, 8.0), ROW * rows + 1.0), layout="constrained")
     axes = figure.add_subplot()

@@ -147,7 +147,7 @@ def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FlatTrees:
     """`ids` and `positions` (B, q) int64 of the rows; `seen` (B, q, w) bool, which columns behind the
     committed ones a row sees, and `places` (B, w) int64, the positions of those columns.
     """
@@ -172,7 +172,7 @@ def extent(trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[int
     )
 
 
-def lay_out(
+def flatten(
     trees: Sequence[Tree],
     lengths: Sequence[int],
     *,
@@ -180,15 +180,15 @@ def lay_out(
     drafts: int = 1,
     probes: int = 0,
     width: int = 0,
-) -> Layout:
-    """Lay out rows of trees that hang under caches of these lengths; at least so many for drafts and for
+) -> FlatTrees:
+    """Flatten trees to rows that hang under caches of these lengths; at least so many for drafts and for
     probes, and `width` columns. The first `fed[b]` nodes of tree b have their columns already.
     """
     fed = fed or [0] * len(trees)
     most = extent(trees, fed)
     drafts, probes = max(drafts, most[0]), max(probes, most[1])
     q, width = drafts + probes, max(width, max(fed) + drafts + probes)
-    layout = Layout(
+    flat = FlatTrees(
         np.zeros((len(trees), q), np.int64),
         np.repeat(np.asarray(lengths, np.int64)[:, None], q, axis=1),
         np.zeros((len(trees), q, width), bool),
@@ -199,42 +199,42 @@ def lay_out(
     for b, (tree, before) in enumerate(zip(trees, fed)):
         n, (seen, depths) = len(tree.tokens), lineage(tree.parents, before)
         if n - before == q:
-            layout.ids[b] = tree.tokens[before:]
-            layout.places[b, :n] += depths
-            layout.seen[b, :, :n] = seen
+            flat.ids[b] = tree.tokens[before:]
+            flat.places[b, :n] += depths
+            flat.seen[b, :, :n] = seen
         else:
-            at = np.array([layout.row(b, tree, node) for node in range(before, n)])
+            at = np.array([flat.row(b, tree, node) for node in range(before, n)])
             columns = np.concatenate([np.arange(before), before + at])
-            layout.ids[b, at] = tree.tokens[before:]
-            layout.places[b, columns] += depths
-            layout.seen[b, np.arange(q), before + np.arange(q)] = True
-            layout.seen[b][np.ix_(at, columns)] = seen
-        layout.positions[b] = layout.places[b, before : before + q]
-    return layout
+            flat.ids[b, at] = tree.tokens[before:]
+            flat.places[b, columns] += depths
+            flat.seen[b, np.arange(q), before + np.arange(q)] = True
+            flat.seen[b][np.ix_(at, columns)] = seen
+        flat.positions[b] = flat.places[b, before : before + q]
+    return flat
 
 
-def mask(layout: Layout, lengths: Sequence[int], columns: int, *, window: int | None = None) -> np.ndarray:
+def mask(flat: FlatTrees, lengths: Sequence[int], columns: int, *, window: int | None = None) -> np.ndarray:
     """Return (B, 1, q, columns) bool, True where a row attends: to its own sequence's cache, which the tree's
     columns follow, and to those it sees; with a window, to no token `window` or more positions before it.
     """
-    q, width = layout.seen.shape[1:]
+    q, width = flat.seen.shape[1:]
     result = np.zeros((len(lengths), 1, q, columns), bool)
     for b, length in enumerate(lengths):
         w = min(width, columns - length)
         result[b, 0, :, :length] = True
-        result[b, 0, :, length : length + w] = layout.seen[b, :, :w]
+        result[b, 0, :, length : length + w] = flat.seen[b, :, :w]
     if window is not None and max(lengths) + width > window:
-        at = key_positions(layout, lengths, columns)
-        result &= (at[:, None] > layout.positions[..., None] - window)[:, None]
+        at = key_positions(flat, lengths, columns)
+        result &= (at[:, None] > flat.positions[..., None] - window)[:, None]
     return result
 
 
-def key_positions(layout: Layout, lengths: Sequence[int], columns: int) -> np.ndarray:
+def key_positions(flat: FlatTrees, lengths: Sequence[int], columns: int) -> np.ndarray:
     """Return (B, columns) int64, the position of the token in each column: in the cache the column itself, in
     the tree's columns its node's. What lies behind those is attended by no row.
     """
     positions = np.tile(np.arange(columns), (len(lengths), 1))
     for b, length in enumerate(lengths):
-        w = min(layout.places.shape[1], columns - length)
-        positions[b, length : length + w] = layout.places[b, :w]
+        w = min(flat.places.shape[1], columns - length)
+        positions[b, length : length + w] = flat.places[b, :w]
     return positions

@@ -126,7 +126,7 @@ def plain_tools(sample: Path, tokenizer: Path) -> tuple[Any, ...]:
 def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
     """For `map`: rows to ids, those that pass."""
     from data_prep.document import Document, generator
-    from data_prep.encode import choose_cuts, choose_mode, lay_out
+    from data_prep.encode import choose_cuts, choose_mode, document_segments
     from data_prep.filters import reason_to_drop
 
     config, vocab, index, encode = plain_tools(sample, tokenizer)
@@ -138,7 +138,7 @@ def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> 
         if keep:
             mode = choose_mode(generator(0, "mode", id), fim_rate=0.5, spm_rate=0.5)
             cuts = choose_cuts(generator(0, "cuts", id), len(text))
-            segments = lay_out(text, mode, cuts, vocab=vocab, lead=lambda text: text)
+            segments = document_segments(text, mode, cuts, vocab=vocab, lead=lambda text: text)
             encoded = iter(encode([segment for segment in segments if isinstance(segment, str)]))
             found["ids"].append(
                 [i for s in segments for i in (next(encoded).ids if isinstance(s, str) else [s])]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data_prep.config import VocabConfig
 from data_prep.document import generator
-from data_prep.encode import Encoder, Mode, choose_cuts, choose_mode, lay_out
+from data_prep.encode import Encoder, Mode, choose_cuts, choose_mode, document_segments
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 
 VOCAB = Vocab(size=100, bos=1, eos=2, pre=3, suf=4, mid=5, eot=6, adaptive=(7,))
@@ -24,7 +24,7 @@ def test_every_character_stands_once_in_every_mode(text: str, data: st.DataObjec
     prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
 
     def segments(mode: Mode, **more: bool) -> list[int | str]:
-        return lay_out(text, mode, cuts, vocab=VOCAB, lead=space, **more)
+        return document_segments(text, mode, cuts, vocab=VOCAB, lead=space, **more)
 
     assert segments(Mode.PLAIN) == [1, space(text), 2]
     assert segments(Mode.PSM) == [1, 3, space(prefix), 4, suffix, 5, middle, 6, 2]
@@ -36,7 +36,7 @@ def test_infilling_without_its_pieces_is_refused() -> None:
     bare = Vocab(size=100, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
     assert not bare.infilling
     with pytest.raises(ValueError, match="without infilling pieces"):
-        lay_out("text", Mode.PSM, (1, 2), vocab=bare, lead=space)
+        document_segments("text", Mode.PSM, (1, 2), vocab=bare, lead=space)
 
 
 def test_modes_come_at_their_rates() -> None:
@@ -69,6 +69,6 @@ def test_codellama_golden_vectors(shared_data: Path) -> None:
         text = case["prefix"] + case["middle"] + case["suffix"]
         cuts = (len(case["prefix"]), len(case["prefix"] + case["middle"]))
         for mode, key in {Mode.PSM: "psm_train", Mode.SPM: "spm_train"}.items():
-            segments = lay_out(text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
+            segments = document_segments(text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
             ids = [i for s in segments for i in (encoder.encode([s])[0] if isinstance(s, str) else [s])]
             assert ids == case[key], (mode, text)

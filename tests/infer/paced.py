@@ -34,7 +34,7 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
 from infer.speed.decoders import PLAIN, DecoderSpec
-from infer.trees.tree import Tree, lay_out
+from infer.trees.tree import Tree, flatten
 
 CHANCES = (0.9, 0.8, 0.7, 0.85, 0.5, 0.6, 0.4)  # a_1, a_2, ...
 RIGHT = tuple(accumulate(CHANCES, mul))  # A_1, A_2, ...
@@ -67,7 +67,7 @@ class PacedRunner:
             logits[node, following] = 1.0
         self._wait(self._seconds(len(tree.tokens)))
         head = Logits(nn.Identity(), logits, logits)
-        return LazyReading(head, lay_out(trees, self._lengths), trees, requests, sampling)
+        return LazyReading(head, flatten(trees, self._lengths), trees, requests, sampling)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self._lengths = [length + len(path) for length, path in zip(self._lengths, paths)]

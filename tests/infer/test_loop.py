@@ -20,7 +20,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.ngrams import Ngrams
-from infer.trees.tree import Tree, lay_out
+from infer.trees.tree import Tree, flatten
 from tests.conftest import tiny_llama
 
 A = 90  # the adaptive id of these tests
@@ -50,7 +50,7 @@ class ScriptedRunner:
                 token = tree.tokens[under] + j if self.right(j) else 197
             logits[node, token + 1] = 1.0
         return LazyReading(
-            Logits(nn.Identity(), logits, logits), lay_out(trees, self.lengths), trees, requests, sampling
+            Logits(nn.Identity(), logits, logits), flatten(trees, self.lengths), trees, requests, sampling
         )
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -147,7 +147,7 @@ def test_no_row_lies_beyond_the_last_token() -> None:
     class Watched(ScriptedRunner):
         def forward(self, trees, requests, sampling):
             reading = super().forward(trees, requests, sampling)
-            assert reading.layout.positions.max() < 2 + 9 - 1
+            assert reading.flat.positions.max() < 2 + 9 - 1
             return reading
 
     for new in (sdsat(7), sdsat(5, "all"), lookup(5)):

@@ -11,7 +11,7 @@ from transformers import BloomForCausalLM
 from infer.engine.attention import biased, leave_to_masks
 from infer.engine.forward import context_length
 from infer.engine.runner import Runner
-from infer.trees.tree import Tree, key_positions, lay_out, mask
+from infer.trees.tree import Tree, flatten, key_positions, mask
 from tests.infer.engine.test_families import PROMPTS, tiny
 from tests.infer.engine.test_runner import by_library, logits_of
 from tests.infer.trees.test_tree import path_to, trees
@@ -24,10 +24,10 @@ def tiny_bloom(heads: int = 4) -> BloomForCausalLM:
 def test_two_rivals_and_a_child_behind_two_tokens() -> None:
     """A root, its rivals, the child of the first: columns 2 to 5 hold positions 2, 3, 3, 4."""
     tree = Tree((5, 1, 2, 3), (-1, 0, 0, 1), 4)
-    layout, lengths, no = lay_out([tree], [2]), [2], -torch.inf
-    at = torch.from_numpy(key_positions(layout, lengths, 6))
+    flat, lengths, no = flatten([tree], [2]), [2], -torch.inf
+    at = torch.from_numpy(key_positions(flat, lengths, 6))
     assert at.tolist() == [[0, 1, 2, 3, 3, 4]]
-    attends = torch.from_numpy(mask(layout, lengths, 6))
+    attends = torch.from_numpy(mask(flat, lengths, 6))
     (by_head,) = biased(attends, at, torch.tensor([1.0, 0.5]), torch.float32)
     assert by_head[0].tolist() == [
         [0, 1, 2, no, no, no],

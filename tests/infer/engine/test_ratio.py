@@ -18,7 +18,7 @@ from infer.engine.pick import Logits, draw, law, probabilities
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.trees.tree import Tree, lay_out
+from infer.trees.tree import Tree, flatten
 from tests.conftest import tiny_llama
 
 Row = list[Fraction]
@@ -146,7 +146,7 @@ def test_a_reading_picks_by_what_the_draws_leave(sampling: Sampling, suppressed:
         tree = star(q, generator)
         request = Request([0, 1], seed, processors)
         rows = logits_of(p.expand(6, -1))
-        reading = LazyReading(rows, lay_out([tree], [1]), [tree], [request], sampling)
+        reading = LazyReading(rows, flatten([tree], [1]), [tree], [request], sampling)
         path, after = tree.walk(reading.chooser(0, [0, 1]))
         tokens = [*(tree.tokens[node] for node in path[1:]), after]
         counts[range(len(tokens[:2])), tokens[:2]] += 1

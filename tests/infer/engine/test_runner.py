@@ -18,10 +18,10 @@ PROMPT = [5, 17, 3, 88, 41]
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
     """(nodes, V) of each tree."""
     reading = runner.forward(trees, [Request([0])] * len(trees), Sampling())
-    q = reading.layout.ids.shape[1]
+    q = reading.flat.ids.shape[1]
     whole = reading.logits.whole().unflatten(0, (len(trees), q))
     return [
-        whole[b][[reading.layout.row(b, tree, node) for node in range(len(tree.tokens))]]
+        whole[b][[reading.flat.row(b, tree, node) for node in range(len(tree.tokens))]]
         for b, tree in enumerate(trees)
     ]
 
@@ -115,7 +115,7 @@ def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
     runner = Runner(lm, capacity=16, max_rows=1)
     runner.prefill([PROMPT])
     reading = runner.forward([Tree.chain(7)], [Request([0])], Sampling())
-    assert len(reading.logits) == 2 and reading.layout.seen[0].tolist() == [[True, False], [False, True]]
+    assert len(reading.logits) == 2 and reading.flat.seen[0].tolist() == [[True, False], [False, True]]
     runner.commit([[0]])
     assert runner.lengths == [6]
 

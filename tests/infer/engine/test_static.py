@@ -23,7 +23,7 @@ from infer.engine.sampling import Sampling
 from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.models.gated import gate_model
-from infer.trees.tree import Tree, key_positions, lay_out, mask
+from infer.trees.tree import Tree, flatten, key_positions, mask
 from tests.conftest import tiny_llama
 from tests.infer.gated import write_adapter
 from tests.infer.trees.test_tree import trees
@@ -79,19 +79,19 @@ def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.
     window = data.draw(st.sampled_from([None, 1, 3, 8]))
     fed = [data.draw(st.integers(0, tree.probes_from - 1)) for tree in drawn]
     probes = data.draw(st.sampled_from([0, 12]))
-    layout = lay_out(drawn, lengths, fed=fed, drafts=8, probes=probes, width=32)
-    B, q, w = layout.seen.shape
+    flat = flatten(drawn, lengths, fed=fed, drafts=8, probes=probes, width=32)
+    B, q, w = flat.seen.shape
     given_ = Inputs(B, q, w, torch.device("cpu"))
-    given_.fill(layout, lengths, [7] * B)
+    given_.fill(flat, lengths, [7] * B)
     made = additive_mask(given_, 64, window, torch.float32)
-    expected = mask(layout, lengths, 64, window=window)
+    expected = mask(flat, lengths, 64, window=window)
     assert np.array_equal(made.numpy() == 0, expected)
     assert np.array_equal(made.numpy() == -np.inf, ~expected)
     slopes = torch.tensor([0.25, 0.0625])
-    at = torch.from_numpy(key_positions(layout, lengths, 64))
+    at = torch.from_numpy(key_positions(flat, lengths, 64))
     made = additive_mask(given_, 64, window, torch.float32, slopes)
     assert torch.equal(made, biased(torch.from_numpy(expected), at, slopes, torch.float32))
-    assert torch.equal(given_.ids, torch.from_numpy(layout.ids)) and given_.seeds.tolist() == [7] * B
+    assert torch.equal(given_.ids, torch.from_numpy(flat.ids)) and given_.seeds.tolist() == [7] * B
 
 
 @pytest.mark.parametrize(

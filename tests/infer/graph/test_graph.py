@@ -16,7 +16,7 @@ from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
 from infer.drafters.outcome import Fate, Outcome
 from infer.graph.__main__ import main
-from infer.graph.picture import layout, write_picture
+from infer.graph.picture import place_nodes, write_picture
 from infer.graph.run import choose
 from infer.graph.view import print_graph
 from infer.trees.token_graph import TokenGraph, unroll
@@ -74,7 +74,7 @@ def test_no_two_nodes_of_a_picture_overlap_and_none_is_above_its_parent(choices:
     graph = TokenGraph([0])
     for choice in choices:
         graph.add(choice % len(graph.tokens), 1, 0.5)
-    places = layout(graph)
+    places = place_nodes(graph)
     assert len(set(places)) == len(places) and places[0] == (0, 0)
     for node, parent in list(enumerate(graph.parents))[1:]:
         assert places[node][0] == places[parent][0] + 1 and places[node][1] >= places[parent][1]

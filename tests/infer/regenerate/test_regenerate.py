@@ -190,7 +190,10 @@ def test_half_of_a_character_is_no_text(model: Model) -> None:
         (["documents=100000"], r"documents must be at most \d+, got 100000: .*Lower documents or prefix_min"),
         (["prefix_min=500", "prefix_max=500"], "documents must be at most 0, got 11"),
         (["decode.max_new_tokens=505"], r"max_new_tokens must be at most 50\d for a prefix .* of 512, got 505"),
-        (["data.path=absent"], "data.path=absent must be a finished folder of kind 'shards', got no such folder"),
+        (
+            ["data.path=absent"],
+            "data.path=absent must be a finished folder of kind 'shards', got no such folder",
+        ),
     ],
 )
 def test_what_cannot_be_continued_is_one_sentence(run: Run, overrides: list[str], message: str) -> None:
