@@ -2,7 +2,7 @@
 
     compose, choices, schema   Hydra YAML and the command line -> a typed dataclass
     cli, help, sweep           a stage's command: --help, -m, errors in one sentence
-    errors                     what a user is told
+    errors                     sentences for users
     hub                        settings that may name a model on the hub
     stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files
     tracker                    Weights & Biases

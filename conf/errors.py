@@ -1,4 +1,4 @@
-"""What a user is told: one sentence, and where more stands."""
+"""Errors for users: one sentence, and the page that says more."""
 
 from contextlib import ContextDecorator
 

@@ -73,14 +73,14 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def read_json(path: Path, wanted: str = "a JSON object") -> dict[str, Any]:
-    """Return a JSON object. Raises UserError for any other file, which must be `wanted`."""
+def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
+    """Return a JSON object. Raises UserError for any other file, which must be what is `expected`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} must be {wanted}, got {in_one_line(error)}") from error
+        raise UserError(f"{path} must be {expected}, got {in_one_line(error)}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} must be {wanted}, got {type(value).__name__}")
+        raise UserError(f"{path} must be {expected}, got {type(value).__name__}")
     return value
 
 

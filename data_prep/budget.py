@@ -61,7 +61,7 @@ class Chosen:
     """One language's part of the budget."""
 
     threshold: int  # bins below it are chosen
-    share: float  # of the budget, as wanted
+    share: float  # of the budget, by the settings
     files: int  # expected
     bytes: int
     exhausted: bool  # it had less than its share
@@ -78,17 +78,17 @@ def choose(
     left_out = {name for name, share in shares.items() if name in measures and share == 0}
     known = {language: share for language, share in shares.items() if language in measures and share > 0}
     total = sum(known.values())
-    wanted = {language: share / total for language, share in known.items()}
+    shares = {language: share / total for language, share in known.items()}
     filled = {name: _cumulated(getattr(measures[name], by)) for name in known}
     costs = {name: _cumulated(measures[name].bytes * _rate(measures, name, unit)) for name in known}
 
     def thresholds(scale: float) -> dict[str, int]:
-        return {name: _nearest(filled[name], scale * wanted[name]) for name in known}
+        return {name: _nearest(filled[name], scale * shares[name]) for name in known}
 
     def cost(scale: float) -> float:
         return sum(costs[name][threshold] for name, threshold in thresholds(scale).items())
 
-    low, high = 0.0, max((filled[name][-1] / wanted[name] for name in known), default=0.0)
+    low, high = 0.0, max((filled[name][-1] / shares[name] for name in known), default=0.0)
     if cost(high) > amount:
         for _ in range(64):
             middle = (low + high) / 2
@@ -97,10 +97,10 @@ def choose(
     return {name: Chosen(0, 0.0, 0, 0, exhausted=False) for name in left_out} | {
         name: Chosen(
             threshold,
-            wanted[name],
+            shares[name],
             int(measures[name].files[:threshold].sum()),
             int(measures[name].bytes[:threshold].sum()),
-            exhausted=bool(threshold == BINS and filled[name][-1] < 0.99 * high * wanted[name]),
+            exhausted=bool(threshold == BINS and filled[name][-1] < 0.99 * high * shares[name]),
         )
         for name, threshold in thresholds(high).items()
     }

@@ -70,7 +70,7 @@ def run_local(job: Job) -> None:
 def _run_phases(job: Job, run: Callable[[Phase, Sequence[int]], Iterable[None]]) -> None:
     with Progress(transient=True) as progress:
         for phase in PHASES:
-            tasks = phase.open_tasks(job) if phase.wanted(job) else []
+            tasks = phase.open_tasks(job) if phase.needed(job) else []
             for _ in progress.track(run(phase, tasks), total=len(tasks), description=f"{phase.name:>9}"):
                 pass
 
@@ -132,7 +132,7 @@ def run_ray(job: Job) -> None:
     except ConnectionError as error:
         raise UserError(f"executor=ray: RAY_ADDRESS must be a cluster that answers, got {error}") from error
     for phase in PHASES:
-        if not phase.wanted(job) or not phase.open_tasks(job):
+        if not phase.needed(job) or not phase.open_tasks(job):
             continue
         logs = _logs(job.config.out) / phase.name
         RayPipelineExecutor(
@@ -163,7 +163,7 @@ def submit_slurm(job: Job) -> str:
     slurm = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), 100)
     last: SlurmPipelineExecutor | None = None
-    steps = [(phase.name, 1 if phase.tasks is one_task else ranks) for phase in PHASES if phase.wanted(job)]
+    steps = [(phase.name, 1 if phase.tasks is one_task else ranks) for phase in PHASES if phase.needed(job)]
     for name, tasks in [*steps, ("finish", 1)]:
         last = SlurmPipelineExecutor(
             pipeline=[partial(run_rank, job, name)],

@@ -96,7 +96,7 @@ class Phase:
     name: str
     tasks: Callable[[Job], int]
     run: Callable[[Job, int, Path], dict[str, Any]]
-    wanted: Callable[[Job], bool] = lambda job: True
+    needed: Callable[[Job], bool] = lambda job: True
 
     def open_tasks(self, job: Job) -> list[int]:
         """Return the tasks that have not been run."""

@@ -407,8 +407,8 @@ def _check_table(path: Path, *, vocabulary: int, tokenizer: str) -> None:
         raise _refused(path, "a whole n-gram table", "a checksum mismatch")
 
 
-def _refused(path: Path, wanted: str, got: object) -> UserError:
-    return UserError(f"{path} must be {wanted}, got {got}. Copy it anew, or remove it to go without.")
+def _refused(path: Path, expected: str, got: object) -> UserError:
+    return UserError(f"{path} must be {expected}, got {got}. Copy it anew, or remove it to go without.")
 
 
 def link_table(source: Path, target: Path) -> None:

@@ -128,7 +128,7 @@ def _walk(root: Path, accepts: Callable[[str], bool], closed: list[str]) -> Iter
     """Yield the paths below `root` of files that `accepts` wants; folders that cannot be listed go to `closed`.
 
     First what lies in `root` itself, then what lies in linked folders. A folder that gave a path is not entered
-    again, so that a text that two links lead to is read once; one that gave none may be wanted by a link's
+    again, so that a text that two links lead to is read once; one that gave none may match a link's
     name. Each link is followed once, so that a link back ends.
     """
 
@@ -283,18 +283,18 @@ def _read_parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document
         buffer_size=2**20,
         page_checksum_verification=True,
     )
-    wanted = [data.text, *data.id, *([data.language] if data.language else [])]
+    names_read = [data.text, *data.id, *([data.language] if data.language else [])]
     names = table.schema_arrow.names
     for reason, wrong in (
-        ("missing column", [name for name in wanted if name not in names]),
-        ("column twice", [name for name in wanted if names.count(name) > 1]),
+        ("missing column", [name for name in names_read if name not in names]),
+        ("column twice", [name for name in names_read if names.count(name) > 1]),
     ):
         if wrong:
             yield Drop(reason, file, detail=", ".join(wrong))
             return
     row = 0
-    for batch in table.iter_batches(ROWS, columns=wanted, use_threads=False):
-        columns = {name: _as_bytes(batch.column(name)) for name in wanted}
+    for batch in table.iter_batches(ROWS, columns=names_read, use_threads=False):
+        columns = {name: _as_bytes(batch.column(name)) for name in names_read}
         for index in range(batch.num_rows):
             yield _parquet_row({name: column[index] for name, column in columns.items()}, file, row, data)
             row += 1
@@ -360,7 +360,7 @@ def _jsonl_row(line: bytes, file: str, row: int, data: DataConfig) -> Document |
     except (ValueError, RecursionError) as error:
         return Drop("malformed row", file, row, detail=str(error)[:200])
     if not isinstance(columns, dict):
-        return Drop("malformed row", file, row, detail=f"wanted an object, found {type(columns).__name__}")
+        return Drop("malformed row", file, row, detail=f"must be an object, got {type(columns).__name__}")
     return _document(columns, file, row, data)
 
 

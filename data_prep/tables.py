@@ -55,12 +55,12 @@ def _table(title: str, first: str, *columns: str) -> Table:
 
 
 def languages(manifest: dict[str, Any]) -> Table:
-    """Tabulate documents, bytes, tokens and shares of each language; with a budget, the share wanted."""
+    """Tabulate documents, bytes, tokens and shares of each language; with a budget, its share of it."""
     chosen = manifest.get("chosen", {})
-    wanted = ["wanted"] if chosen else []
+    target = ["wanted"] if chosen else []
     by = manifest["settings"]["proportion"]["by"]
     counted = {"bytes": "bytes", "files": "documents"}[by]
-    table = _table("Languages", "language", "documents", "MB", "tokens", f"% of {by}", *wanted, "bytes/token")
+    table = _table("Languages", "language", "documents", "MB", "tokens", f"% of {by}", *target, "bytes/token")
     sums: dict[str, dict[str, int]] = {}
     for name in SPLITS:
         for language, counts in manifest[name]["languages"].items():

@@ -19,7 +19,7 @@ def main(config: InferConfig) -> None:
     prompt = "" if infill else read_prompt(config)
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print_line(f"loading {config.model} ...", error=True)
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     import torch
     from rich.console import Console
 

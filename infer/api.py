@@ -146,7 +146,7 @@ def generate(
     seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). With
     `decode.verify` "ratio" they are others, of the same distribution. `processors`
     are further ones of Transformers', applied as its `generate` does: functions of the ids (1, n)
-    before a place and the scores (1, V) alone. `watch` is told each step's draft, where it is a graph,
+    before a place and the scores (1, V) alone. `watch` receives each step's draft, where it is a graph,
     before the step comes.
 
     Raises UserError, before anything is decoded, for what cannot be done; later only when the

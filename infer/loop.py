@@ -11,7 +11,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.tree import Tree, extent
 
-Stop = Callable[[int], bool]  # told every token of a sequence in turn: does the text end with it?
+Stop = Callable[[int], bool]  # takes every token of a sequence in turn: does the text end with it?
 
 
 @dataclass(frozen=True)

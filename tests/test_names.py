@@ -1,6 +1,7 @@
 """Names say what they hold: a participle or a pronoun is no name (CONTRIBUTING.md, style)."""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,3 +33,20 @@ def test_errors_say_must_be_and_got() -> None:
         if any(": wanted " in line and '"' in line for line in path.read_text().splitlines())
     ]
     assert not old
+
+
+def test_prose_is_plain() -> None:
+    """No sentence of the product says "told" or "wanted": errors are reported, values expected."""
+    told = {
+        path.relative_to(ROOT).as_posix(): lines
+        for package in ("conf", "data_prep", "train", "infer")
+        for path in (ROOT / package).rglob("*.py")
+        if (
+            lines := [
+                line.strip()
+                for line in path.read_text().splitlines()
+                if re.search(r"\b(told|wanted)\b", line) and not re.search(r"[\"'](told|wanted)[\"']", line)
+            ]
+        )
+    }
+    assert not told

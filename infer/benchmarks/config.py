@@ -15,7 +15,7 @@ KINDS = (*JUDGED, "gsm8k", "spec_bench", "alpaca", "xsum", "wmt14", "jsonl")
 class SourceConfig:
     """Where problems come from, and how they are put to a model.
 
-    Raises ValueError for values out of range; which settings a kind has is told when it is read, by name.
+    Raises ValueError for values out of range; reading refuses settings of other kinds.
     """
 
     group: ClassVar[str]  # what the settings are called on the command line

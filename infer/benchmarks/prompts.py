@@ -108,7 +108,7 @@ def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
-    """Return a problem as it is given to a model; its language is told in the id where it is not Python.
+    """Return a problem as it is given to a model; its id has the language where that is not Python.
 
     Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
     """

@@ -22,7 +22,7 @@ def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Pro
     """Return the problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
     as the seed says.
 
-    Raises UserError for a setting that the kind does not have, a file or a row that is not what was wanted, a
+    Raises UserError for a setting that the kind does not have, a file or a row of another kind, a
     dataset that is out of reach, a language that is not there, and for no problems at all.
     """
     setting = f"{config.group}.{name}"

@@ -1,4 +1,4 @@
-"""Out of memory, told as a user's mistake: what was asked for, and what to lower."""
+"""Out of memory as a sentence for users: what was needed, and what to lower."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

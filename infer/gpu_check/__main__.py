@@ -9,7 +9,7 @@ from infer.gpu_check.config import GpuCheckConfig
 
 def main(config: GpuCheckConfig) -> None:
     """Check, measure, write, show."""
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.gpu_check.run import run as measure
 
     measure(config)

@@ -11,7 +11,7 @@ from infer.models.directory import check_directory
 def main(config: GraphConfig) -> None:
     """Decode, choose a draft, and show it."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.graph.run import run as show
 
     show(config)

@@ -102,7 +102,7 @@ def folder(out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup) -> I
     """Return the folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
     becomes `out` when the block ends well on every rank.
 
-    Raises UserError as `begun` does. One that a rank meets in the block is told by that rank, whichever it is.
+    Raises UserError as `begun` does. An error of one rank in the block is reported by that rank.
     """
     with rank_local_errors():
         if workers.first:
@@ -134,7 +134,7 @@ class UnitStore:
         self._folder, self._names = folder, names
 
     def open(self, workers: WorkerGroup) -> list[str]:
-        """Return the share of this rank in those that are not done; asked by all ranks before any saves one."""
+        """Return the share of this rank in those that are not done; for all ranks, before any saves one."""
         left = [name for name in self._names if not self._is_done(name, workers)]
         workers.wait()
         return list(workers.share(left))

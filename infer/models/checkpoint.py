@@ -95,7 +95,7 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
             local_files_only=True,
             distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told below
+            ignore_mismatched_sizes=True,  # reported below
         )
     except Exception as error:  # whatever the library meets first in files that are none of its own
         if isinstance(error, UserError) or is_out_of_memory(error):

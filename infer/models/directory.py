@@ -1,4 +1,4 @@
-"""Whether a folder can be a model directory. Knows no PyTorch: a mistaken path is told before its import."""
+"""Whether a folder can be a model directory. Knows no PyTorch: a wrong path is reported before its import."""
 
 from pathlib import Path
 

@@ -148,7 +148,7 @@ def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) ->
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return the first layers of a model with its final norm and head, on the same tensors.
 
-    The tensors of a copy are the original's wherever copying is told that it has copied them already:
+    The tensors of a copy are the original's wherever `deepcopy` has them in its memo:
     buffers that no checkpoint has, such as rotary frequencies, and an adapter's weights as well.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())}

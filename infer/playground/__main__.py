@@ -17,7 +17,7 @@ def main(config: PlaygroundConfig) -> None:
             "gradio must be installed for the playground, got none. Run pip install 'gradio>=6.31' here."
         )
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     import torch
 
     from infer.api import load

@@ -14,7 +14,7 @@ from infer.quality.config import QualityConfig
 def main(config: QualityConfig) -> None:
     """Answer, judge and report, unless the folder already holds the result."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.quality.run import run as measure
 
     measure(config)

@@ -64,7 +64,7 @@ def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path
         tell(workers, f"warning: {sentence}")
     sandbox = open_sandbox(config.sandbox) if work.executed else None
     if sandbox:
-        tell(workers, f"sandbox: {sandbox.told}")
+        tell(workers, f"sandbox: {sandbox.description}")
         with distributed.rank_local_errors():
             for language in work.executed if workers.first else ():
                 sandbox.check(language)
@@ -92,7 +92,7 @@ def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[
         "schema": SCHEMAS["quality"],
         **circumstances(config),
         "gated": is_gated(config.model),
-        "sandbox": {"level": sandbox.level, "told": sandbox.told} if sandbox else None,
+        "sandbox": {"level": sandbox.level, "told": sandbox.description} if sandbox else None,
         **work.facts(config),
     }
 

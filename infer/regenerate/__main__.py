@@ -14,7 +14,7 @@ from infer.regenerate.config import RegenerateConfig
 def main(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.regenerate.run import run as regenerate
 
     regenerate(config)

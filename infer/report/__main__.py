@@ -13,7 +13,7 @@ from infer.report.config import ReportConfig
 
 def main(config: ReportConfig) -> None:
     """Write and print it."""
-    # Imported late: a mistake in the settings is told without waiting for plots and tracker.
+    # Imported late: a mistake in the settings is reported without waiting for plots and tracker.
     from infer.report.compare import print_comparison, write_comparison
     from infer.report.terminal import print_report
     from infer.report.write import write

@@ -39,7 +39,7 @@ STYLES = {  # of a decoder in every plot: its colour and its line
 PEER = ("silver", "--")
 DASHES = {"None": "", "-": "", "--": "7 3", "-.": "7 3 2 3", ":": "2 3"}
 LEVELS = ("plain", "adaptive", "auto", "gsd")  # horizontal lines where k is the axis
-BY_PLACE = ("sdsat", "adaptive", "auto", "ngrams", "gsd")  # told apart by place; more lines hide each other
+BY_PLACE = ("sdsat", "adaptive", "auto", "ngrams", "gsd")  # drawn by place; more lines hide each other
 ENOUGH = 20  # drafts that reached a place, at least, for a point of the plot
 MARKERS = ("o", "s", "^", "D", "v", "P")
 

@@ -33,7 +33,7 @@ from infer.sandbox.languages import ENVIRONMENT, LANGUAGES, NOT_COMPILED, missin
 
 HERE = Path(__file__).parent
 LEAST_MEMORY = 64  # MiB; a Python that has started takes a fifth of it
-GRACE = 2.0  # seconds for a solution that has left its tests to end, so that the reason can be told
+GRACE = 2.0  # seconds for a solution that has left its tests to end, so that the reason is known
 WALLS = {
     "bubblewrap": "namespaces made by bubblewrap: no network, no other process, no files but the system's",
     "namespaces": "namespaces of its own: no network, no other process, no files but the system's",
@@ -167,7 +167,7 @@ class Sandbox:
         self._job = Job(level, config.limits(), group, bubblewrap=shutil.which("bwrap") or "")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The level and the limits, in a line for people."""
         user = "nobody" if os.getuid() == 0 else "this user"
         config = self._config

@@ -15,7 +15,7 @@ from infer.speed.config import SpeedConfig
 def main(config: SpeedConfig) -> None:
     """Measure and report, unless the folder already holds the measurements."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.speed.run import run as measure
 
     measure(config)

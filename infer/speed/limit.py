@@ -115,7 +115,7 @@ class Limit:
         by_memory = self.needs.bytes(rows, context) / bandwidth
         return max(by_memory, self.needs.flops(rows, context) / self.speeds.flops)
 
-    def told(self, context: int) -> dict[str, Any]:
+    def describe(self, context: int) -> dict[str, Any]:
         """Describe the limit for the report; the table is of forwards behind `context` tokens, in ms."""
         return {
             "dtype": self.dtype,

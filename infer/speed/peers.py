@@ -9,7 +9,7 @@ With the library's own attention and cache, in shapes as they come. Greedy they 
 decoding, up to near-ties, of which our own picks look again in float32. Sampled they draw from the same
 distribution with other random numbers, and so they give other texts.
 
-The peers that a run asks for, by dtype and temperature; and why one is left out, which is told once.
+The peers that a run asks for, by dtype and temperature; and why one is left out, which is reported once.
 
 vLLM as a peer: plain decoding, and parallel drafting by our model itself, in vLLM's own engine.
 
@@ -186,7 +186,7 @@ def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedMode
 
     Ids that it does not have get logits of -inf, and are read as its stand-in.
     """
-    lm, wanted = draft.lm, target.config.vocab_size
+    lm, width = draft.lm, target.config.vocab_size
     own = lm.config.vocab_size
 
     def read(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -194,15 +194,15 @@ def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedMode
         return args, {**kwargs, "input_ids": ids.masked_fill(ids >= draft.rows, STAND_IN)}
 
     def widen(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        output.logits = F.pad(output.logits, (0, wanted - output.logits.shape[-1]), value=float("-inf"))
+        output.logits = F.pad(output.logits, (0, width - output.logits.shape[-1]), value=float("-inf"))
         return output
 
     with ExitStack() as stack:
         stack.enter_context(_as_the_library_has_it(lm))
-        if draft.rows < wanted:
+        if draft.rows < width:
             stack.enter_context(_hooked(lm.register_forward_pre_hook, read))
             stack.enter_context(_hooked(lm.register_forward_hook, widen))
-        lm.config.vocab_size = wanted
+        lm.config.vocab_size = width
         stack.callback(setattr, lm.config, "vocab_size", own)
         yield lm
 
@@ -394,11 +394,11 @@ class Peers:
             capacity=self._capacity,
             seed=config.seed,
         )
-        wanted = [PEERS[name] for name in config.peers]
+        chosen = [PEERS[name] for name in config.peers]
         for name, reason in reasons.items():
-            if name in wanted:
+            if name in chosen:
                 self._leave_out(name, reason)
-        return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in wanted}
+        return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in chosen}
 
     def _served(self, engines: Engines | None, sampling: Sampling) -> dict[DecoderSpec, Decoder]:
         """Return vLLM's decoders."""

@@ -38,8 +38,8 @@ class Spent(NamedTuple):
 class Profile:
     """Medians of the parts, over all steps but the first, which waits for the prompt's forward; None of a text
     of one step. `drafted_nodes` is the mean of the draft model's graphs, without their roots, and
-    `graph_success` the share of them whose accepted path goes on behind a merged node; None where no graph was
-    told.
+    `graph_success` the share of them whose accepted path goes on behind a merged node; None where no graph
+    was drawn.
     """
 
     ms_draft: float | None = None
@@ -60,8 +60,8 @@ def profile(
     device: torch.device,
     outcomes: Sequence[Outcome] = (),
 ) -> Profile:
-    """Decode a text once. `outcomes` is the list to which the drafters' watch adds what it is told: of a draft
-    model only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
+    """Decode a text once. `outcomes` is the list to which the drafters' watch adds graphs: a draft
+    model's only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
     """
     before = len(outcomes)
     steps, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))

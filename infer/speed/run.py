@@ -1,8 +1,8 @@
-"""A run of infer.speed: what is made, checked and told, from the settings to the report.
+"""A run of infer.speed: from the settings to the report.
 
 What is read and checked before any weight is: tokenizers, prompts, and whether ids mean the same.
 
-Whether the folder of a run can be had, asked before any weight is read.
+The folder of a run is checked before any weight is read.
 
 What all units of a run share: settings, machine, its physical limit, and what rows cost. Measured first.
 """
@@ -104,8 +104,8 @@ def _limit(
     contexts = {
         name: mean(len(prompt.ids) + new / 2 for prompt in prompt_set) for name, prompt_set in prompts.items()
     }
-    sets = {name: limit.told(round(context))["forward_ms"] for name, context in contexts.items()}
-    return limit.told(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
+    sets = {name: limit.describe(round(context))["forward_ms"] for name, context in contexts.items()}
+    return limit.describe(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
 
 
 def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:

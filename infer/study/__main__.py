@@ -15,7 +15,7 @@ from infer.study.config import StudyConfig
 def main(config: StudyConfig) -> None:
     """Measure and report, unless the folder already holds the report."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is told without waiting for PyTorch.
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.study.run import run as measure
 
     measure(config)

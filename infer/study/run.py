@@ -1,4 +1,4 @@
-"""A run of infer.study: its parts measured one after the other, written and told."""
+"""A run of infer.study: its parts measured one after the other, written and printed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -82,7 +82,7 @@ class Guard:
             os.close(descriptor)
 
     def watch(self) -> Report:
-        """Watch until it has ended, exceeds a limit or is not wanted any more.
+        """Watch until it has ended, exceeds a limit or is given up.
 
         Raises OSError where the room could not be built.
         """

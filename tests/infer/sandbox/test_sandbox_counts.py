@@ -170,7 +170,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
         pytest.skip(f"nothing confines programs here: {error}")
     finally:
         patch.undo()
-    if ("held by a memory cgroup" in opened.told) != (request.param == "cgroup"):
+    if ("held by a memory cgroup" in opened.description) != (request.param == "cgroup"):
         pytest.skip("no memory cgroup can be made here")
     return opened
 
@@ -222,9 +222,9 @@ def test_seconds_that_the_kernel_knows_count_once() -> None:
 
 def test_which_memory_limit_holds_is_said() -> None:
     config = SandboxConfig(unconfined=True)
-    assert "1024 MiB of memory held by a memory cgroup" in Sandbox("limits", config, "/cgroup").told
-    assert "memory that no process shows is not limited" in Sandbox("limits", config).told
-    assert "counted by looks at processes, sockets and files" in Sandbox("namespaces", config).told
+    assert "1024 MiB of memory held by a memory cgroup" in Sandbox("limits", config, "/cgroup").description
+    assert "memory that no process shows is not limited" in Sandbox("limits", config).description
+    assert "counted by looks at processes, sockets and files" in Sandbox("namespaces", config).description
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_cgroup_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatc
         opened = open_sandbox(SandboxConfig())
     except UserError as error:
         pytest.skip(f"nothing confines programs here: {error}")
-    assert "counted" in opened.told and not list(tmp_path.iterdir())
+    assert "counted" in opened.description and not list(tmp_path.iterdir())
 
 
 def test_folders_nested_without_end_are_too_much(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_unconfined_is_told_and_has_to_be_asked_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "LEVELS", ("limits",))
     with pytest.raises(UserError, match="sandbox.unconfined must be true where nothing confines"):
         open_sandbox(SandboxConfig())
-    assert "UNCONFINED" in Sandbox("limits", CONFIG).told
+    assert "UNCONFINED" in Sandbox("limits", CONFIG).description
 
 
 def test_a_level_that_the_machine_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
