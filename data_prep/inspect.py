@@ -25,7 +25,7 @@ from data_prep.ngrams import find_table, hash_contexts
 from data_prep.shards import SPLITS, PackedSequence, Shards
 from data_prep.tables import print_summary
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer, tokenizer_file
-from train.objective import replaceable, sample_windows, window_offsets
+from data_prep.windows import replaceable, sample_windows, window_offsets
 
 PAGE = "inspect.html"
 REPLACED_TOKENS = 160  # of a sequence, in the example of span replacement

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable, Set
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ class Vocab:
         """Whether documents can be laid out for infilling."""
         return None not in (getattr(self, name) for name in INFILLING)
 
-    @property
+    @cached_property
     def sentinels(self) -> frozenset[int]:
         """Ids that open, end and divide texts."""
         ids = (self.bos, self.eos, self.pre, self.suf, self.mid, self.eot)
         return frozenset(id for id in ids if id is not None)
 
-    @property
+    @cached_property
     def control(self) -> frozenset[int]:
         """Ids that no text may produce: sentinels and adaptive ones."""
         return self.sentinels.union(self.adaptive)

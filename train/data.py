@@ -15,20 +15,9 @@ from conf import RankLocalError
 from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
+from data_prep.windows import replaceable, retain, sample_windows, widen, window_offsets
 from train.config import ObjectiveConfig, TrainConfig
-from train.objective import (
-    COLUMNS,
-    Layout,
-    basic,
-    branch,
-    causal,
-    dual,
-    replaceable,
-    retain,
-    sample_windows,
-    widen,
-    window_offsets,
-)
+from train.objective import COLUMNS, Layout, basic, branch, causal, dual
 
 TRAINING, HELD_OUT = 0, 1  # streams that windows are drawn from
 CUDA_COLUMNS = 128  # branch columns are padded to multiples of it: flex attention compiles for each new width

@@ -10,7 +10,6 @@ from typing import Any
 
 import wandb
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from conf.console import PlainConsole
 from conf.files import write_bytes
@@ -19,24 +18,6 @@ from conf.tracker import TrackerConfig, begin_run, run_file
 
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
-
-
-def summarise(tally: Tensor) -> dict[str, float]:
-    """Return means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j, masked_loss, masked, accepted.
-
-    Without standard tokens (a gated adapter) the first is left out. `accepted` is the expected length of the
-    drafts that hold, Σ_j P(a_1..a_j all right): what greedy decoding with L adaptive tokens accepts per loop
-    where the text is what the model itself would write.
-    """
-    (count, loss, correct, _), *drafts = tally.tolist()
-    metrics = {"standard_loss": loss / count, "accuracy_0": correct / count} if count else {}
-    if masked := sum(row[0] for row in drafts):
-        metrics["masked_loss"] = sum(row[1] for row in drafts) / masked
-        metrics["masked"] = masked
-        metrics["accepted"] = sum(row[3] / max(row[0], 1) for row in drafts)
-        for offset, (count, _, correct, _) in enumerate(drafts, start=1):
-            metrics[f"accuracy_{offset}"] = correct / max(count, 1)
-    return metrics
 
 
 def best(validation: list[dict[str, float]]) -> dict[str, float]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf import RankLocalError, UserError
-from conf.clock import duration
+from conf.clock import TICK
 from conf.errors import DIVERGED, DOCS, MEMORY, QUALITY, in_one_line
 from conf.files import write_json
 from conf.fingerprint import MANIFEST, fingerprint_file
@@ -31,8 +31,8 @@ from train.data import TRAINING, TrainingData, load_batch, own_text, rank_batche
 from train.distributed import Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
 from train.engine import Abandoned, Engine, check_settings, start
 from train.flops import peak_flops, step_flops
-from train.loss import DraftLoss
-from train.metrics import StepLog, Tracker, best, describe_step, describe_validation, summarise
+from train.loss import DraftLoss, summarise
+from train.metrics import StepLog, Tracker, best, describe_step, describe_validation
 from train.model import assemble, describe
 from train.pretrained import base_model
 from train.validation import COLUMNS, Validation
@@ -260,7 +260,7 @@ class Trainer:
         }
         self._check(metrics, parts, losses)
         self.step += 1
-        seconds = duration(began, time.perf_counter())
+        seconds = max(time.perf_counter() - began, TICK)
         metrics["tokens_per_second"] = config.global_batch * self.seq_len / seconds
         if self.peak is not None:
             metrics["mfu"] = self.flops / (seconds * self.ranks * self.peak)

@@ -18,7 +18,7 @@ from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
-from train.metrics import summarise
+from train.loss import summarise
 
 DRAFTS = 8  # windows that are shown as text
 PREFIX = 16  # tokens shown before a window

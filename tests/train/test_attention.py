@@ -12,11 +12,12 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
+from data_prep.windows import replaceable
 from train import attention
 from train.attention import block_mask, branch_kernel, dense_mask, flex_failure, register
 from train.data import to_tensors
 from train.model import AdaptiveLM
-from train.objective import IGNORE, Layout, branch, replaceable
+from train.objective import IGNORE, Layout, branch
 
 L, N = 3, 40
 

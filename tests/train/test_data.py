@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from conf import RankLocalError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
+from data_prep.windows import sample_windows
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
 from train.data import TrainingData, draw_windows, global_order, lay_out, load_batch, rank_batches
-from train.objective import IGNORE, Layout, sample_windows
+from train.objective import IGNORE, Layout
 from train.trainer import learning_rate
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from train.loss import DraftLoss, draft_loss, place_weights, tally
-from train.metrics import summarise
+from train.loss import DraftLoss, draft_loss, place_weights, summarise, tally
 from train.objective import IGNORE
 
 

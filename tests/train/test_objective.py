@@ -3,21 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.objective import (
-    COLUMNS,
-    IGNORE,
-    basic,
-    branch,
-    causal,
-    dual,
-    next_tokens,
-    replace,
-    replaceable,
-    retain,
-    sample_windows,
-    widen,
-    window_offsets,
-)
+from data_prep.windows import replace, replaceable, retain, sample_windows, widen, window_offsets
+from train.objective import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens
 
 X = IGNORE
 A = 99

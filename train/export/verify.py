@@ -30,7 +30,7 @@ from train.attention import register
 from train.data import load_batch
 from train.export.trained import Trained
 from train.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
-from train.metrics import summarise
+from train.loss import summarise
 from train.model import AdaptiveLM
 from train.pretrained import skeleton
 from train.validation import laid_out, validated, window_seed

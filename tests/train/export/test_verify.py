@@ -10,7 +10,7 @@ from scipy.stats import t
 
 from conf import UserError
 from train.export.verify import Measured, check_acceptance, student, summarise_clusters
-from train.metrics import summarise
+from train.loss import summarise
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 8, 63, 1000])
