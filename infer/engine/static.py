@@ -256,7 +256,7 @@ class Inputs:
 def additive_mask(
     given: Inputs, columns: int, window: int | None, dtype: torch.dtype, slopes: Tensor | None = None
 ) -> Tensor:
-    """Return (B, 1, q, columns): `trees.tree.mask` on the device, 0 where a row attends and -inf elsewhere. With
+    """Return (B, 1, q, columns): `trees.tree.mask` on the device, 0 where a row attends, else -inf. With
     slopes (B, H, q, columns), see attention.py.
     """
     q, w = given.seen.shape[1:]
