@@ -24,7 +24,7 @@ from infer.drafters.outcome import Outcome
 from infer.drafters.places import Places
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
-from infer.graph.view import spelled
+from infer.graph.picture import spelled
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams

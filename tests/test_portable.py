@@ -16,7 +16,7 @@ import pytest
 
 from infer import DecodeConfig, generate, load
 from tests.infer.conftest import model_dir
-from train.export.bundle import write_custom_generate
+from train.export.sidecars import write_custom_generate
 
 WORKER = Path(__file__).with_name("portable_worker.py")
 PROMPTS = [[20, 30, 40, 51], [77, 78], [99] * 7]

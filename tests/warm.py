@@ -22,7 +22,7 @@ from typing import Any
 IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorch's compiler, for every engine
     "train.trainer",
     "train.flops",
-    "train.export.bundle",
+    "train.export.sidecars",
     "infer.study.run",
     "infer.speed.run",
     "deepspeed.runtime.zero.muon.muon_optimizer",

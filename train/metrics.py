@@ -199,4 +199,4 @@ class Tracker:
             action(self._run)
         except (OSError, wandb.errors.Error) as error:
             self._run = None
-            self.tell(f"tracker: W&B's process is gone ({error}): the run continues without it")
+            self.tell(f"tracker: W&B failed ({error}): the run continues without it")

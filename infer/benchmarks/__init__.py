@@ -2,7 +2,7 @@
 
     problems = read_problems(name, config)                      infer.benchmarks.reading
     prompts = load_prompts(name, config, text, seed=seed)       infer.benchmarks.prompts
-    rules(kind)                                                 infer.benchmarks.kinds
+    rules(kind)                                                 infer.benchmarks.reading
 
-Settings are in infer.benchmarks.config, Problem in infer.benchmarks.problem, TokenPrompt in .prompts.
+Settings are in infer.benchmarks.config, Problem in infer.benchmarks.rows, TokenPrompt in .prompts.
 """

@@ -1,14 +1,15 @@
 """Benchmarks of code: rows to problems whose answers are judged.
 
-What the model is given and where its answer ends move the score (SDSAT §3.3): the rules say both.
+What the model is given and where its answer ends move the score (SDSAT §3.3): the rules say both. `lines` are
+infilling of one's own files, where no benchmark is at hand.
 """
 
+import random
 from collections.abc import Sequence
 
 from conf import UserError
 from infer.benchmarks.config import SourceConfig
-from infer.benchmarks.problem import Problem
-from infer.benchmarks.rows import Row
+from infer.benchmarks.rows import Problem, Row
 from infer.config import Infill
 from infer.sandbox.languages import check_tests
 
@@ -168,3 +169,36 @@ def infilling(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
         )
         for row in rows
     ]
+
+
+LINES_RULES = (
+    "Lines of one's own files: of every text with at least three lines one line that is not blank, and neither "
+    "the first nor the last, is missing, drawn by the text itself; the model is given what stands before and "
+    "after it, suffix first (order=spm) or prefix first (order=psm). The answer ends at EOT or at the limit of "
+    "new tokens, not at a newline. It is exact when it equals the missing line but for white space at either "
+    "end; nothing is executed. Figures on files that a model was trained on say nothing of others."
+)
+
+
+def lines(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+    """Read rows with the fields content (or text), id, and language where it is not Python; pass over texts
+    that are too short.
+    """
+    problems = []
+    for row in rows:
+        text = row.text("content", "text")
+        parts = text.splitlines(keepends=True)
+        inner = [at for at in range(1, len(parts) - 1) if parts[at].strip()]
+        if inner:
+            at = random.Random(text).choice(inner)
+            problems.append(_line_problem(row, parts, at, config))
+    return problems
+
+
+def _line_problem(row: Row, parts: Sequence[str], at: int, config: SourceConfig) -> Problem:
+    return Problem(
+        id=str(row.values.get("id", row.number)),
+        prompt=Infill("".join(parts[:at]), "".join(parts[at + 1 :]), config.order or "spm"),
+        answer=parts[at],
+        language=language_named(row.maybe("language") or "python"),
+    )

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from conf import UserError
 from infer.benchmarks.config import PromptSetConfig
-from infer.benchmarks.problem import Problem
 from infer.benchmarks.reading import read_problems
+from infer.benchmarks.rows import Problem
 from infer.config import Infill
 from infer.text import Text
 

@@ -1,6 +1,7 @@
 """Rows of files (JSON lines, a JSON list, or parquet, compressed or not) and of the hub's datasets.
 
-Each row knows where it stands; the hub, or its cache on this machine, answers within a bounded time.
+Each row knows where it stands; the hub, or its cache on this machine, answers within a bounded time. A row becomes a
+Problem: what the model is given, where its answer ends, and how that is judged.
 """
 
 import json
@@ -16,6 +17,8 @@ import pyarrow.parquet as pq
 
 from conf import UserError
 from conf.errors import HUB
+from infer.config import Infill
+from infer.sandbox import Program
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 PACKED = (".gz", ".zst")
@@ -170,3 +173,34 @@ def _load(dataset: Dataset) -> list[dict[str, Any]]:
 
     loaded = load_dataset(dataset.name, dataset.configuration)
     return [row for split in dataset.splits for row in loaded[split]]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`prompt` is what the model is given, `answer` the authors' own: a solution, or the missing text."""
+
+    id: str  # unique within benchmark and language
+    prompt: str | Infill
+    stop: tuple[str, ...] = ()  # texts that end the answer and are no part of it
+    answer: str | None = None
+    language: str = ""  # "python", "cpp", ...; of infilling too
+    category: str = ""  # Spec-Bench's
+    head: str | None = None  # what stands before the answer in the program; None: the prompt
+    tests: str = ""  # that call the program; none where nothing is executed
+    known: str = ""  # Python: names that the tests may use beside the program's
+
+    def cut(self, completion: str) -> str:
+        """Return the completion up to the first of the texts that end it."""
+        places = [place for text in self.stop if (place := completion.find(text)) >= 0]
+        return completion[: min(places, default=len(completion))]
+
+    def program(self, completion: str) -> Program | None:
+        """Return what is executed to judge a completion; None where nothing is."""
+        if not self.tests:
+            return None
+        head = self.head if self.head is not None else self.prompt
+        return Program(self.language, f"{head}{self.cut(completion)}\n", self.tests, self.known)
+
+    def matches(self, completion: str) -> bool:
+        """Return whether the completion is the authors' answer, but for white space at either end."""
+        return self.answer is not None and self.cut(completion).strip() == self.answer.strip()

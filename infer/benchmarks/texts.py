@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from infer.benchmarks.config import PromptSetConfig, SourceConfig
-from infer.benchmarks.problem import Problem
-from infer.benchmarks.rows import Row
+from infer.benchmarks.rows import Problem, Row
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 

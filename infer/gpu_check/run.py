@@ -20,9 +20,8 @@ from conf.errors import NOT_IDENTICAL, in_one_line
 from conf.files import file_to_write, write_json
 from conf.stage import commit, versions
 from infer.gpu_check import timing
-from infer.gpu_check.config import GpuCheckConfig
+from infer.gpu_check.config import SHAPES, GpuCheckConfig, random_model
 from infer.gpu_check.parity import check_parity
-from infer.gpu_check.shapes import SHAPES, random_model
 from infer.hardware import cpu
 from infer.speed.limit import Needs, bandwidth
 

@@ -1,8 +1,16 @@
-"""A draft's graph as a picture: a column for each depth, the likeliest on top.
+"""A draft's graph as a picture, and on a terminal.
 
-Solid lines lead to children, dashed ones from a merged node to the one that it goes on behind, and thick
+The picture has a column for each depth, the likeliest on top. Solid lines lead to children, dashed ones from a merged node to the one that it goes on behind, and thick
 ones along the accepted path, which may cross from a merged node to the other's children: from there on it
 is blue, as in the paper's Figure 6 (GSD).
+
+The terminal has a tree, whose merged nodes name the node that they go on behind.
+
+✓ 0 'def'
+├── ✓ 1 ' f' 0.61
+│   ├── ✗ 3 '(' 0.80
+│   └── · 4 ':' 0.02
+└── ✗ 2 ' g' 0.22 → 1            what follows 1 follows 2
 """
 
 from io import BytesIO
@@ -13,11 +21,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text as Line
+from rich.tree import Tree
 
 from conf.files import write_bytes
 from conf.html import LIGHT, plot_style, svg_file
 from infer.drafters.outcome import Fate, Outcome
-from infer.graph.view import spelled
 from infer.text import Text
 from infer.trees.token_graph import TokenGraph
 
@@ -139,3 +150,52 @@ def _draw_node(axes: Axes, place: tuple[int, int], fate: Fate, token: str, below
     below_.set(fontsize=6.5)
     for label in (token_, below_):
         label.set(ha="center", va="center", parse_math=False)
+
+
+MARKS = {Fate.ACCEPTED: "✓", Fate.SHARED: "✓", Fate.REJECTED: "✗", Fate.DRAFTED: "·"}
+STYLES = {
+    Fate.ACCEPTED: Style.parse("bold green"),
+    Fate.SHARED: Style.parse("bold blue"),
+    Fate.REJECTED: Style.parse("red"),
+    Fate.DRAFTED: Style.parse("bright_black"),
+}
+MERGED, GIVEN = Style.parse("blue"), Style.parse("bright_black")
+BEFORE = 60  # characters of the text before the draft that are shown
+
+
+def spelled(text: Text, id: int) -> str:
+    """Return a token as the source of a string, safe to print."""
+    return repr(text.stream(opens=False)(id) or text.pieces.get(id, f"<{id}>"))
+
+
+def title(outcome: Outcome, text: Text) -> str:
+    """Return a line on the draft and its verification."""
+    graph, drafts = outcome.graph, outcome.drafts
+    return (
+        f"{len(graph.tokens) - 1} nodes drafted, {len(graph.merged)} merged; a tree of "
+        f"{len(drafts.tokens) - 1} verified, {len(outcome.path) - 1} accepted, then "
+        f"{spelled(text, outcome.tokens[-1])}"
+    )
+
+
+def print_graph(console: Console, outcome: Outcome, text: Text, *, before: str, caption: str) -> None:
+    """Print the caption, the end of the text before the draft, the graph and a legend."""
+    end = repr(before[-BEFORE:])
+    console.print(Line(caption), Line(f"behind {end}\n", GIVEN), sep="\n", soft_wrap=True)
+    console.print(tree_of(outcome, text), soft_wrap=True)
+    legend = [Line(f"{MARKS[fate]} {fate.value}", STYLES[fate]) for fate in Fate]
+    console.print(Line("\n") + Line("  ").join([*legend, Line("→ goes on behind", MERGED)]), soft_wrap=True)
+
+
+def tree_of(outcome: Outcome, text: Text) -> Tree:
+    """Return the graph with every node under its parent."""
+    graph, fates = outcome.graph, outcome.fates
+    branches = list[Tree]()
+    for node, token in enumerate(graph.tokens):
+        line = Line.assemble((f"{MARKS[fates[node]]} {node} {spelled(text, token)}", STYLES[fates[node]]))
+        if node:
+            line.append(f" {graph.chances[node]:.2f}", GIVEN)
+        if node in graph.merged:
+            line.append(f" → {graph.merged[node]}", MERGED)
+        branches.append(branches[graph.parents[node]].add(line) if node else Tree(line, guide_style=GIVEN))
+    return branches[0]

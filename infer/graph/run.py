@@ -12,8 +12,7 @@ from conf.files import file_to_write
 from infer.api import Model, generate, load
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, GraphConfig
 from infer.drafters.outcome import Outcome
-from infer.graph.picture import write_picture
-from infer.graph.view import print_graph, title
+from infer.graph.picture import print_graph, title, write_picture
 from infer.methods import NODES
 from infer.models import parallel
 

@@ -4,7 +4,7 @@
 
 The library prepares as always: it merges the generation config, validates arguments, repeats prompts for
 num_return_sequences, and creates processors and criteria. Decoding itself is this project's loop.
-train/export/bundle.py copies this module and those that it imports into that folder, so none of them may need
+train/export/sidecars.py copies this module and those that it imports into that folder, so none of them may need
 more than Transformers, PyTorch and NumPy.
 """
 

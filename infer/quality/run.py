@@ -23,7 +23,7 @@ from conf.errors import NOT_IDENTICAL
 from conf.files import sealed, write_json
 from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import load
-from infer.benchmarks.problem import Problem
+from infer.benchmarks.rows import Problem
 from infer.hardware import circumstances, hardware
 from infer.measure import distributed
 from infer.measure.distributed import UnitStore, WorkerGroup

@@ -8,9 +8,8 @@ from typing import Any
 
 from conf import UserError
 from infer.api import Model, TextStep, generate
-from infer.benchmarks.kinds import rules
-from infer.benchmarks.problem import Problem
-from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problems
+from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problems, rules
+from infer.benchmarks.rows import Problem
 from infer.config import DecodeConfig, Infill
 from infer.engine.sampling import seed_from
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text

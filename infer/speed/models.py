@@ -35,8 +35,7 @@ from infer.models.checkpoint import (
 )
 from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, named_errors
 from infer.requests import check_lengths
-from infer.speed.config import BY_ADAPTIVE, SpeedConfig
-from infer.speed.decoders import GSD_PROBES, PLAIN, DecoderSpec, Group, specs
+from infer.speed.config import BY_ADAPTIVE, GSD_PROBES, PLAIN, DecoderSpec, Group, SpeedConfig, specs
 from infer.speed.peers import Peers
 from infer.text import NoInfilling, Text
 

@@ -46,8 +46,7 @@ from infer.models import parallel
 from infer.models.checkpoint import Adaptive, eos_ids
 from infer.models.draft import STAND_IN, Draft
 from infer.models.parallel import is_first
-from infer.speed.config import PEERS, SpeedConfig
-from infer.speed.decoders import DecoderSpec, Group
+from infer.speed.config import PEERS, DecoderSpec, Group, SpeedConfig
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate prompt lookup", "generate assisted"
 

@@ -39,8 +39,7 @@ from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.loop import decode
 from infer.measure.runs import Decoder, Run, clock, seed_of
-from infer.speed.config import SpeedConfig
-from infer.speed.decoders import DRAFTED, PLAIN, DecoderSpec, Group
+from infer.speed.config import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig
 from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
 from infer.speed.statistics import Weighed, estimate

@@ -13,7 +13,7 @@ from conf import UserError, settings
 from data_prep.config import DataPrepConfig, DecontaminateConfig
 from data_prep.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
 from infer.benchmarks.config import JUDGED
-from infer.benchmarks.kinds import KINDS
+from infer.benchmarks.reading import KINDS
 
 VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
 WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)

@@ -125,4 +125,4 @@ def test_wandbs_process_may_be_killed(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "WANDB" not in name}
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("W&B's process is gone") == 1 and "warning: too high" in run.stdout
+    assert run.stdout.count("tracker: W&B failed") == 1 and "warning: too high" in run.stdout

@@ -11,11 +11,10 @@ from conf.console import print_line
 from conf.fingerprint import fingerprint_file
 from conf.stage import staged, write_manifest
 from data_prep.ngrams import TABLE
-from train.export.bundle import write_custom_generate
 from train.export.card import render_card, write_card
 from train.export.config import ExportConfig
 from train.export.ngram_weights import fit_directory
-from train.export.sidecars import ADAPTIVE, write_sidecars
+from train.export.sidecars import ADAPTIVE, write_custom_generate, write_sidecars
 from train.export.trained import check_trained, open_trained
 from train.export.verify import Window, verify
 from train.export.weights import return_large_blocks, write_weights

@@ -4,9 +4,20 @@ config.json, generation_config.json   as training left them, also under the name
 tokenizer.json and its companions     control ids marked special; no id is added or changed
 chat_template.jinja                   the one given, the tokenizer's own, or one that completes text
 adaptive.json                         what a decoder must know; absent without adaptive tokens
+custom_generate/                      the project's own decoder, for use with Transformers alone
+
+Transformers copies the last one's Python files into a package of its cache and finds them by their
+relative imports. So the decoder's entry and every module that it imports are written side by side, unchanged but for the
+imports among them. They are read as text at every export; train does not import infer.
+
+    infer/loop.py         from infer.trees.tree import Tree     loop.py          from .trees_tree import Tree
+    infer/trees/tree.py                                         trees_tree.py
+    conf/errors.py                                              conf_errors.py
+                                                                generate.py      adaptive ids, n-grams' weights
 """
 
 import json
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,6 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from conf.errors import TOKENIZING, UserError, in_one_line
 from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint
+from conf.stage import ROOT, commit
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
 from train.config import DESCRIBED
 from train.export.config import trained_lora
@@ -224,3 +236,73 @@ def write_chat_template(folder: Path, path: str | None) -> None:
             f"chat_template={path} must be a Jinja template of messages, got {in_one_line(error)}. "
             "Use a file like Transformers' chat_template.jinja, or omit it."
         ) from error
+
+
+ENTRY = "infer.portable.custom_generate"
+# The only form of import that is rewritten.
+OURS = re.compile(r"^( *)from ((?:infer|conf)\.[\w.]+) import\b", re.MULTILINE)
+REQUIREMENTS = ("torch>=2.13,<3", "transformers>=5.23,<6")  # which need NumPy and safetensors
+
+MADE_FROM = """\
+# Made from {path} of adaptive-tokens by python -m train.export, commit {commit}.
+# SPDX-License-Identifier: Apache-2.0
+"""
+GENERATE = '''\
+"""Decode with this model's adaptive tokens: faster, and token for token the same.
+
+    model.generate(**inputs, max_new_tokens=256, custom_generate=DIR, trust_remote_code=True)
+
+DIR is the model's directory or its name on the hub. Arguments and limits: `generate` in {entry}.py.
+"""
+
+from functools import partial
+
+from .{entry} import generate as generate_with
+
+generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams}, gated={gated})
+'''
+
+
+def write_custom_generate(out: Path) -> None:
+    """Write custom_generate/ into a model directory.
+
+    Not for a model without adaptive tokens (no adaptive.json), nor for one with an adapter that acts on every
+    token, which Transformers would not load.
+    """
+    if not (out / "adaptive.json").is_file():
+        return
+    adaptive = read_json(out / "adaptive.json")
+    gated = adaptive.get("gated", False)
+    if (out / "adapter").is_dir() and not gated:
+        return
+    own_commit = commit()
+    files = bundle(ENTRY, commit=own_commit)
+    head = MADE_FROM.format(path="train/export/sidecars.py", commit=own_commit)
+    files["generate.py"] = head + GENERATE.format(
+        entry=flat(ENTRY),
+        ids=tuple(adaptive["adaptive_ids"]),
+        L=adaptive["L"],
+        ngrams=adaptive.get("ngrams"),
+        gated=gated,
+    )
+    files["requirements.txt"] = "".join(f"{line}\n" for line in REQUIREMENTS)
+    for name, text in files.items():
+        write_bytes(out / "custom_generate" / name, text.encode())
+
+
+def bundle(entry: str, *, commit: str, root: Path = ROOT) -> dict[str, str]:
+    """Return file names and texts of a module and all of our modules that it imports, in one folder."""
+    files, modules = dict[str, str](), [entry]
+    for module in modules:  # grows
+        name, path = f"{flat(module)}.py", f"{module.replace('.', '/')}.py"
+        if name not in files:
+            text = (root / path).read_text(encoding="utf-8")
+            modules += [match[2] for match in OURS.finditer(text)]
+            relative = OURS.sub(lambda match: f"{match[1]}from .{flat(match[2])} import", text)
+            files[name] = MADE_FROM.format(path=path, commit=commit) + relative
+    return files
+
+
+def flat(module: str) -> str:
+    """Return a module's name in the folder."""
+    return module.removeprefix("infer.").replace(".", "_")

@@ -13,8 +13,7 @@ import pytest
 
 from conf import UserError
 from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
-from infer.benchmarks.kinds import KINDS
-from infer.benchmarks.reading import read_problems
+from infer.benchmarks.reading import KINDS, read_problems
 from infer.benchmarks.rows import Dataset
 from tests.infer.benchmarks.test_kinds import CPP, task
 

@@ -11,10 +11,9 @@ import pytest
 
 from infer.benchmarks.code import HUMANEVAL_STOP, ZERO_SHOT_STOP
 from infer.benchmarks.config import KINDS, BenchmarkConfig, PromptSetConfig
-from infer.benchmarks.kinds import KINDS as FOUND
-from infer.benchmarks.kinds import rules
-from infer.benchmarks.problem import Problem
-from infer.benchmarks.reading import read_problems
+from infer.benchmarks.reading import KINDS as FOUND
+from infer.benchmarks.reading import read_problems, rules
+from infer.benchmarks.rows import Problem
 from infer.config import Infill
 
 HUMANEVAL = {

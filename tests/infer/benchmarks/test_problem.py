@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.benchmarks.problem import Problem
+from infer.benchmarks.rows import Problem
 from infer.config import Infill
 from infer.sandbox import Program
 

@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
-from infer.benchmarks.problem import Problem
 from infer.benchmarks.prompts import load_prompts
 from infer.benchmarks.reading import read_problems
+from infer.benchmarks.rows import Problem
 from infer.config import Infill
 from infer.text import Text
 

@@ -16,9 +16,8 @@ from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
 from infer.drafters.outcome import Fate, Outcome
 from infer.graph.__main__ import main
-from infer.graph.picture import place_nodes, write_picture
+from infer.graph.picture import place_nodes, print_graph, write_picture
 from infer.graph.run import choose
-from infer.graph.view import print_graph
 from infer.trees.token_graph import TokenGraph, unroll
 from tests.full_disk import largest_file
 from tests.told import error

@@ -14,8 +14,7 @@ from infer.config import DecodeConfig, InferConfig
 from infer.measure.runs import seed_of
 from infer.speed import run as speed
 from infer.speed.aggregate import ORDER, read
-from infer.speed.config import PEERS, SpeedConfig
-from infer.speed.decoders import PLAIN, DecoderSpec, specs
+from infer.speed.config import PEERS, PLAIN, DecoderSpec, SpeedConfig, specs
 from infer.speed.models import DecoderSetup
 from infer.speed.work import Worker
 from infer.view.coloured import KINDS

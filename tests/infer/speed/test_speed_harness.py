@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from infer.speed.aggregate import aggregate
-from infer.speed.decoders import DecoderSpec, Group
+from infer.speed.config import DecoderSpec, Group
 from infer.speed.work import run_turn
 from tests.infer.paced import decoders, expected, prompts
 

@@ -10,7 +10,7 @@ import pytest
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from conf.stage import ROOT
-from train.export.bundle import MADE_FROM, REQUIREMENTS, bundle, flat, write_custom_generate
+from train.export.sidecars import MADE_FROM, REQUIREMENTS, bundle, flat, write_custom_generate
 
 INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module_names}
 SOURCES = {
