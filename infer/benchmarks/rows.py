@@ -1,7 +1,7 @@
 """Rows of files (JSON lines, a JSON list, or parquet, compressed or not) and of the hub's datasets.
 
-Each row knows where it stands; the hub, or its cache on this machine, answers within a bounded time. A row becomes a
-Problem: what the model is given, where its answer ends, and how that is judged.
+Each row knows where it stands; the hub, or its cache on this machine, answers within a bounded time. A row
+becomes a Problem: what the model is given, where its answer ends, and how that is judged.
 """
 
 import json

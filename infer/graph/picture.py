@@ -1,8 +1,8 @@
 """A draft's graph as a picture, and on a terminal.
 
-The picture has a column for each depth, the likeliest on top. Solid lines lead to children, dashed ones from a merged node to the one that it goes on behind, and thick
-ones along the accepted path, which may cross from a merged node to the other's children: from there on it
-is blue, as in the paper's Figure 6 (GSD).
+The picture has a column for each depth, the likeliest on top. Solid lines lead to children, dashed ones from a
+merged node to the one that it goes on behind, and thick ones along the accepted path, which may cross from a
+merged node to the other's children: from there on it is blue, as in the paper's Figure 6 (GSD).
 
 The terminal has a tree, whose merged nodes name the node that they go on behind.
 

@@ -7,8 +7,8 @@ adaptive.json                         what a decoder must know; absent without a
 custom_generate/                      the project's own decoder, for use with Transformers alone
 
 Transformers copies the last one's Python files into a package of its cache and finds them by their
-relative imports. So the decoder's entry and every module that it imports are written side by side, unchanged but for the
-imports among them. They are read as text at every export; train does not import infer.
+relative imports. So the decoder's entry and every module that it imports are written side by side, unchanged
+but for the imports among them. They are read as text at every export; train does not import infer.
 
     infer/loop.py         from infer.trees.tree import Tree     loop.py          from .trees_tree import Tree
     infer/trees/tree.py                                         trees_tree.py

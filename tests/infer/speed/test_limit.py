@@ -93,7 +93,7 @@ def test_a_forward_is_bound_by_memory_and_then_by_operations() -> None:
     limit = Limit("float32", need, Speeds(copy=90.0, read=100.0, flops=100.0))
     assert limit.seconds(1, 10) == (1000 + 10 + 10 * 2 * 2) / 100
     assert limit.seconds(4, 10) == 4 * (500 + 4 * 2 * 14) / 100
-    told = limit.told(10)
+    told = limit.describe(10)
     assert told["forward_ms"][0] == [1, 1e3 * limit.seconds(1, 10)] and told["weights_bytes"] == 1000
 
 
@@ -120,7 +120,7 @@ def test_the_limit_of_a_model_is_measured_here(
     monkeypatch.setattr(device, "SECONDS", 0.02)
     limit = measure_limit(llama)
     assert limit is not None and limit.dtype == "float32"
-    told = limit.told(256)
+    told = limit.describe(256)
     assert told["copy_bytes_per_second"] > 1e8 and told["read_bytes_per_second"] > 1e8
     assert told["flops_per_second"] > 1e8
     ms = [one for _, one in told["forward_ms"]]
