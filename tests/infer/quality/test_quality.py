@@ -127,7 +127,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
     class Busy:
         """Too busy for any verdict on several programs."""
 
-        level, told = "namespaces", "busy"
+        level, description = "namespaces", "busy"
 
         def check(self, language: str) -> None:
             assert language == "python"
