@@ -65,7 +65,7 @@ class TextEncoder:
     def encode_unit(self, text: str) -> list[int]:
         """Encode a word where `by_words`, else any text."""
         ids = self._encode(text)
-        return self.defuse(text) if self.has_control(ids) else ids
+        return ids if self.control.isdisjoint(ids) else self.defuse(text)
 
     def has_control(self, ids: Sequence[int]) -> bool:
         """Return whether a control id is among the ids."""
@@ -89,11 +89,10 @@ class TextEncoder:
     def _encode(self, text: str) -> list[int]:
         if not self.by_words:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
-        # Without the tokenizer's overhead. A "▁" of the text would be a space: its bytes stand for it.
-        first, *others = (
-            [token.id for token in self._model.tokenize(part.replace(" ", SPACE))] if part else []
-            for part in text.split(SPACE)
-        )
+        if SPACE not in text:  # without the tokenizer's overhead
+            return [token.id for token in self._model.tokenize(text.replace(" ", SPACE))]
+        # A "▁" of the text would be a space: its bytes stand for it.
+        first, *others = (self._encode(part) if part else [] for part in text.split(SPACE))
         return [*first, *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others)]
 
     def _bytes(self, text: str) -> list[int]:
