@@ -1,6 +1,4 @@
-"""The fuzz drill's domains, some inputs of each; python -m tests.drills.fuzz has all. Damaged model directories
-have tests of their own (tests/infer/test_damaged.py).
-"""
+"""Some inputs of each domain of the fuzz drill; python -m tests.drills.fuzz has all."""
 
 import random
 from pathlib import Path
@@ -8,25 +6,11 @@ from types import ModuleType
 
 import pytest
 
-from tests.drills.fuzz import (
-    checkpoints,
-    parquet,
-    prompts,
-    records,
-    rows,
-    settings,
-    shards,
-    sources,
-    tokenizers,
-)
+from tests.drills.fuzz import damage, data, records, requests, settings
 
 
 @pytest.mark.parametrize(
-    ("domain", "count"),
-    [
-        *((settings, 12), (rows, 8), (parquet, 8), (sources, 8), (shards, 25), (tokenizers, 8)),
-        *((prompts, 12), (checkpoints, 12), (records, 20)),
-    ],
+    ("domain", "count"), [(settings, 14), (data, 24), (requests, 12), (records, 20), (damage, 60)]
 )
 def test_no_input_is_a_traceback_or_silently_wrong(domain: ModuleType, count: int, tmp_path: Path) -> None:
     for number in range(count):
