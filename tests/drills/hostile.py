@@ -1,6 +1,6 @@
-"""Hostile places, made for real: disks of a size, read-only mounts, another user, a clock that lies.
+"""Hostile places: disks of a size, read-only mounts, another user, a clock that is set back.
 
-All mounts are in a namespace of this process's own and go with it. Knows nothing of what is run there.
+All mounts are in a namespace of this process and end with it.
 """
 
 import os
@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOBODY, STRANGER = 65534, 54321  # of the second no system knows a name
+NOBODY, NAMELESS = 65534, 54321  # user ids; the second has no name on any system
 INSIDE = "PLACES_INSIDE"
 CLOCK = """
 #define _GNU_SOURCE
@@ -27,37 +26,37 @@ CLOCK = """
 
 int clock_gettime(clockid_t id, struct timespec *now) {
     int failed = syscall(SYS_clock_gettime, id, now);
-    const char *said = getenv("CLOCK_SET_BACK");
+    const char *file = getenv("CLOCK_SET_BACK");
     int wall = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE;
-    if (!failed && wall && said && !access(said, F_OK)) now->tv_sec -= 365 * 24 * 3600;
+    if (!failed && wall && file && !access(file, F_OK)) now->tv_sec -= 365 * 24 * 3600;
     return failed;
 }
 int gettimeofday(struct timeval *now, void *zone) {
-    struct timespec found;
-    clock_gettime(CLOCK_REALTIME, &found);
-    now->tv_sec = found.tv_sec, now->tv_usec = found.tv_nsec / 1000;
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    now->tv_sec = time.tv_sec, now->tv_usec = time.tv_nsec / 1000;
     return 0;
 }
 time_t time(time_t *now) {
-    struct timespec found;
-    clock_gettime(CLOCK_REALTIME, &found);
-    if (now) *now = found.tv_sec;
-    return found.tv_sec;
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    if (now) *now = time.tv_sec;
+    return time.tv_sec;
 }
 """
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What became of a command."""
+class Result:
+    """The end of a command."""
 
     code: int
-    out: str
-    err: str
+    stdout: str
+    stderr: str
 
 
 def enter_namespace(module: str) -> None:
-    """Start this drill again where its mounts are its own. Raises SystemExit where that is not allowed."""
+    """Start this drill again with mounts of its own. Raises SystemExit where that is not allowed."""
     if os.environ.get(INSIDE):
         return
     if os.geteuid() or shutil.which("unshare") is None:
@@ -67,19 +66,15 @@ def enter_namespace(module: str) -> None:
     os.execvp(command[0], command)
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
-    """Of a user with this home, with nothing of ours but the way to the programs; what is empty is not set."""
+def start(command: Sequence[str], home: Path, more: Mapping[str, str], user: int = 0) -> subprocess.Popen[str]:
+    """Start a command as a user with this home and nothing of our environment; empty variables are unset."""
     path = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
-    found = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(home), **more}
-    return {name: value for name, value in found.items() if value not in ("", ".")}
-
-
-def start(command: Sequence[str], env: Mapping[str, str], *, user: int = 0) -> subprocess.Popen[str]:
-    """The command in a session of its own, its output in pipes."""
+    environment = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(home), **more}
+    as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
     return subprocess.Popen(
-        [*_as(user), *command],
+        [*as_user, *command],
         cwd=ROOT,
-        env=env,
+        env={name: value for name, value in environment.items() if value},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -87,53 +82,45 @@ def start(command: Sequence[str], env: Mapping[str, str], *, user: int = 0) -> s
     )
 
 
-def _as(user: int) -> list[str]:
-    if not user:
-        return []
-    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-
-
-def ended(process: subprocess.Popen[str], *, limit: float = 900) -> Ended:
-    """Wait for its end; one that hangs is killed, which is code -9."""
+def wait(process: subprocess.Popen[str], *, limit: float = 900) -> Result:
+    """Wait for the end; kill a command that hangs, which is code -9."""
     try:
-        out, err = process.communicate(timeout=limit)
+        stdout, stderr = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-    return Ended(process.returncode, out, err)
-
-
-def killed_when(process: subprocess.Popen[str], there: Callable[[], bool]) -> Ended:
-    """Kill -9 all of its session once something is there, or let it end before."""
-    while process.poll() is None and not there():
-        time.sleep(0.05)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    return ended(process)
+        stdout, stderr = process.communicate()
+    return Result(process.returncode, stdout, stderr)
 
 
 @contextmanager
 def disk(place: Path, size: int) -> Iterator[None]:
-    """A disk of so many bytes at a place; at 0 it is full."""
+    """Mount a disk of so many bytes."""
     place.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={max(size, 4096)}", "tmpfs", str(place))
-    if not size:
-        (place / "ballast").write_bytes(bytes(4096))
     try:
         yield
     finally:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def enlarge(place: Path, size: int) -> None:
-    """Make room on a disk."""
-    _mount("-o", f"remount,size={size}", str(place))
-    (place / "ballast").unlink(missing_ok=True)
+def resize(place: Path, size: int) -> None:
+    """Change the size of a disk; 0 makes it full."""
+    _mount("-o", f"remount,size={max(size, 4096)}", str(place))
+    ballast = place / "ballast"
+    ballast.unlink(missing_ok=True)
+    if not size:
+        ballast.write_bytes(bytes(4096))
+
+
+def used(place: Path) -> int:
+    """Return the bytes in use of a disk."""
+    system = os.statvfs(place)
+    return (system.f_blocks - system.f_bfree) * system.f_frsize
 
 
 @contextmanager
 def read_only(place: Path) -> Iterator[None]:
-    """A place that no one can write to."""
+    """Make a place read-only for everybody."""
     _mount("--bind", str(place), str(place))
     _mount("-o", "remount,ro,bind", str(place))
     try:
@@ -143,19 +130,16 @@ def read_only(place: Path) -> Iterator[None]:
 
 
 def open_interpreter() -> None:
-    """Let other users reach the Python that runs this, where it lies in a home that is closed to them."""
+    """Let other users reach the running Python, where it is in a home that is closed to them."""
     base, aside = Path(sys.base_prefix), Path("/mnt")
-    closed = next((one for one in reversed(base.parents) if not one.stat().st_mode & 0o001), None)
+    closed = next((path for path in reversed(base.parents) if not path.stat().st_mode & 0o001), None)
     if closed is None:
         return
     _mount("--bind", str(closed), str(aside))
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(closed))
     for path in aside.iterdir():
         place = closed / path.name
-        if path.is_dir():
-            place.mkdir()
-        else:
-            place.touch()
+        place.mkdir() if path.is_dir() else place.touch()
         _mount("--bind", str(path), str(place))
 
 
@@ -164,9 +148,8 @@ def _mount(*arguments: str) -> None:
 
 
 def clock(folder: Path) -> tuple[Path, dict[str, str]] | None:
-    """A file, and the settings of an environment whose wall clock is a year back as soon as that file is there;
-    None where no C compiler is installed. As with a real clock, what counts seconds since the start goes on:
-    faketime cannot do that, whose sleeps then fail.
+    """Return a file, and an environment whose wall clock is a year back as soon as that file exists; None
+    without a C compiler. Clocks that count from the start go on, as real ones do, which faketime cannot.
     """
     compiler, source, library = shutil.which("cc"), folder / "clock.c", folder / "clock.so"
     if compiler is None:
@@ -174,5 +157,5 @@ def clock(folder: Path) -> tuple[Path, dict[str, str]] | None:
     if not library.exists():
         source.write_text(CLOCK)
         subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    said = folder / "set-back"
-    return said, {"LD_PRELOAD": str(library), "CLOCK_SET_BACK": str(said)}
+    file = folder / "set-back"
+    return file, {"LD_PRELOAD": str(library), "CLOCK_SET_BACK": str(file)}

@@ -1,19 +1,14 @@
-"""kill -9 of every stage at random moments, and the same command again: the result of a run in peace is wanted.
+"""kill -9 of every stage, then the same command again: the result must be that of an undisturbed run.
 
     python -m tests.drills.kills FOLDER [STAGE ...] [--kills 20] [--when moment late write] [--seed 0]
 
-Every stage (stages.py) runs once undisturbed, by its command; then it is killed until it has been so often
-enough, one to three times in a row, and run to its end. A kill comes at a moment of the whole run or in its
-last tenth, or right before or shortly after a write that is chosen among all of the run's
-(killer/sitecustomize.py). It hits all processes, the first alone, or one of its children. After each:
+Every stage (stages.py) runs once undisturbed. Then it is killed, one to three times in a row, and run to its
+end, until it was killed often enough. A kill comes at a random moment of the run, in its last tenth, or at a
+random one of its writes (killer/sitecustomize.py). It hits all processes, the first one, or one child. After
+each kill nothing incomplete is visible (results.py) and no process goes on.
 
-    nothing is visible that is not whole: files can be read, and are already those of the result; folders with a
-    manifest lack nothing; those whose stage makes them in one step are not there without one
-    no process is left that goes on, after a time that is told where not all were hit
-
-At the end there is what the undisturbed run left, file for file, and nothing else: no temporary ones. What is
-left over in TMPDIR is told. FOLDER keeps the whole results, for the next time, and what was found wrong. The
-last line is JSON.
+In the end the folder equals that of the undisturbed run, file for file. FOLDER keeps the undisturbed results
+and what was wrong. The last line is JSON; the exit code is 1 where something was wrong.
 """
 
 import argparse
@@ -31,40 +26,45 @@ from typing import Any
 
 import psutil
 
-from tests.drills.facts import difference, facts_of, not_whole
+from tests.drills.results import differences, hashes, incomplete
 from tests.drills.stages import STAGES, Stage
 
 ROOT = Path(__file__).parents[2]
 KILLER = Path(__file__).parent / "killer"
-AFTER_ALL, AFTER_ONE = 30.0, 100.0  # seconds in which the others must be gone; a silent rank is missed after 40
-WHOM = ("all", "all", "main", "one")
+AFTER_ALL, AFTER_ONE = 30.0, 100.0  # seconds until the others are gone; a silent rank is missed after 40
+VICTIMS = ("all", "all", "main", "one")
 WHEN = ("moment", "late", "write", "write")
 BUSY = "another run is writing it"
 
 
 @dataclass
-class Whole:
-    """An undisturbed run: how long it took, its writes, and what it left."""
+class Reference:
+    """An undisturbed run: its time, its number of writes, and hashes of its result."""
 
     seconds: float
     writes: int
-    facts: dict[str, str]
+    hashes: dict[str, str]
+
+    @property
+    def patience(self) -> float:
+        """Return the seconds after which a run hangs."""
+        return 10 * self.seconds + 120
 
 
 @dataclass
-class Found:
-    """What came of a stage's kills."""
+class Outcome:
+    """What the kills of a stage led to."""
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: int = 0
-    busy: int = 0  # runs that were refused while processes of the one before were ending
+    busy: int = 0  # runs that were refused while processes of the one before ended
     slowest: float = 0.0  # seconds until the last process was gone, where not all were hit
     faults: list[str] = field(default_factory=list)
     temporary: list[str] = field(default_factory=list)
 
 
 class Command:
-    """A stage's command, as it is started again and again in one folder."""
+    """The command of a stage, which runs again and again in one folder."""
 
     def __init__(self, stage: Stage, folder: Path, when: Sequence[str] = WHEN) -> None:
         self.stage, self.folder, self.when = stage, folder, when
@@ -73,75 +73,65 @@ class Command:
         self.temporary.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Prepare an empty run."""
         shutil.rmtree(self.run, ignore_errors=True)
         self.run.mkdir(parents=True)
         if self.stage.begin:
             self.stage.begin(self.folder / "whole", self.run)
 
     def start(self, *, at: int = 0, delay: float = 0.0) -> psutil.Popen:
-        """The user's command; `at`: the write at which it is to die."""
+        """Start it; at the write `at` it dies."""
         for path in (self.count, Path(f"{self.count}.struck")):
             path.unlink(missing_ok=True)
         ranks = self.stage.ranks
-        launch = (
-            ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"] if ranks > 1 else []
-        )
-        words = self.stage.words(self.folder / "whole", self.run)
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TMPDIR": str(self.temporary),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "PYTHONPATH": str(KILLER),
-            "KILL_BELOW": str(self.run),
-            "KILL_COUNT": str(self.count),
-            "KILL_AT": str(at),
-            "KILL_DELAY": str(delay),
-        }
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+        arguments = self.stage.arguments(self.folder / "whole", self.run)
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": KILLER}
+        environment |= {"TMPDIR": self.temporary, "XDG_CACHE_HOME": self.folder / "cache"}
+        environment |= {"KILL_BELOW": self.run, "KILL_COUNT": self.count, "KILL_AT": at, "KILL_DELAY": delay}
         with open(self.log, "a") as log:
             return psutil.Popen(
-                [sys.executable, "-m", *launch, *words],
+                [sys.executable, "-m", *(torchrun if ranks > 1 else ()), *arguments],
                 cwd=ROOT,
-                env=environment,
+                env=os.environ | {name: str(value) for name, value in environment.items()},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def reached(self, run: psutil.Popen, seconds: float) -> bool:
-        """Wait for the moment to kill a run, or for its death at a write; False where it ends before."""
+    def wait(self, run: psutil.Popen, seconds: float) -> bool:
+        """Wait for the moment to kill a run, or for its death at a write; return False where it ends before."""
         moment, struck = time.monotonic() + seconds, Path(f"{self.count}.struck")
         while run.poll() is None and time.monotonic() < moment and not struck.exists():
             time.sleep(0.005)
         return run.poll() is None or struck.exists()
 
-    def finish(self, patience: float) -> int | str:
-        """Run it to its end; the exit code, or the last thing that it said where that is not 0."""
+    def finish(self, patience: float) -> str:
+        """Run it to its end; return an error with the last output, empty where it ended well."""
         run, before = self.start(), self.log.stat().st_size if self.log.exists() else 0
         try:
             code = run.wait(patience)
         except psutil.TimeoutExpired:
-            end([*self.processes(), run])
+            kill([*self.processes(), run])
             return f"no end after {patience:.0f} s"
-        told = self.log.read_bytes()[before:].decode(errors="replace").strip()
-        return code and f"code {code}: {told[-300:]}"
+        output = self.log.read_bytes()[before:].decode(errors="replace").strip()
+        return f"code {code}: {output[-300:]}" if code else ""
 
     def processes(self) -> list[psutil.Process]:
-        """Those of this run that live, whosever children they are."""
+        """Return the living processes of this run, whoever started them."""
         found = []
         for process in psutil.process_iter():
             try:
-                mine = process.environ().get("KILL_COUNT") == str(self.count)
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                ours = process.environ().get("KILL_COUNT") == str(self.count)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
         return found
 
 
-def end(processes: list[psutil.Process]) -> None:
-    """kill -9."""
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Send SIGKILL."""
     for process in processes:
         try:
             process.kill()
@@ -149,117 +139,91 @@ def end(processes: list[psutil.Process]) -> None:
             continue
 
 
-def whole(command: Command) -> Whole:
-    """The undisturbed run, made now or kept from an earlier drill."""
-    kept = command.folder / "whole" / command.stage.name
-    record = kept / "whole.json"
+def reference(name: str, folder: Path) -> Reference:
+    """Run a stage undisturbed, after those that it needs; or read what an earlier drill kept."""
+    for needed in STAGES[name].needs:
+        reference(needed, folder)
+    command, whole = Command(STAGES[name], folder), folder / "whole" / name
+    record = whole / "whole.json"
     if not record.is_file():
         command.clear()
-        began = time.monotonic()
-        if told := command.finish(1800):
-            raise SystemExit(f"{command.stage.name}: the undisturbed run ended with {told}")
-        seconds = time.monotonic() - began
-        found = Whole(seconds, command.count.stat().st_size, facts_of(command.stage, command.run))
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.parent.mkdir(exist_ok=True)
-        shutil.copytree(command.run, kept)
+        start = time.monotonic()
+        if error := command.finish(1800):
+            raise SystemExit(f"{name}: the undisturbed run ended with {error}")
+        seconds = time.monotonic() - start
+        found = Reference(seconds, command.count.stat().st_size, hashes(command.stage, command.run))
+        shutil.rmtree(whole, ignore_errors=True)
+        whole.parent.mkdir(exist_ok=True)
+        shutil.copytree(command.run, whole)
         record.write_text(json.dumps(vars(found)))
-    return Whole(**json.loads(record.read_text()))
+    return Reference(**json.loads(record.read_text()))
 
 
-def made(name: str, folder: Path) -> Whole:
-    """The same of a stage by its name, behind those that it needs."""
-    for one in STAGES[name].needs:
-        made(one, folder)
-    return whole(Command(STAGES[name], folder))
-
-
-def strike(command: Command, wanted: Whole, chance: random.Random, found: Found) -> bool:
-    """Start it and kill it; False where it came to its end before. What is left over then is looked at."""
-    when, whom = chance.choice(command.when), chance.choice(WHOM)
-    at = chance.randint(1, wanted.writes) if when == "write" else 0
-    run = command.start(at=at, delay=chance.choice((0.0, 0.0, 0.002 * chance.random())))
-    seconds = wanted.seconds * chance.uniform(0.9 if when == "late" else 0.0, 1.0)
-    if not command.reached(run, patience(wanted) if at else seconds):
+def strike(command: Command, whole: Reference, rng: random.Random, outcome: Outcome) -> bool:
+    """Start the command, kill it, and check what is left; return False where it ended before."""
+    when, victim = rng.choice(command.when), rng.choice(VICTIMS)
+    at = rng.randint(1, whole.writes) if when == "write" else 0
+    run = command.start(at=at, delay=rng.choice((0.0, 0.0, 0.002 * rng.random())))
+    seconds = whole.seconds * rng.uniform(0.9 if when == "late" else 0.0, 1.0)
+    if not command.wait(run, whole.patience if at else seconds):
         if run.returncode:
-            found.faults.append(f"{when}: ended by itself with code {run.returncode}")
+            outcome.faults.append(f"{when}: ended by itself with code {run.returncode}")
         return False
-    ours, others, direct = command.processes(), below(run), below(run, recursive=False)
-    # One: no program that is judged, whose verdict such a death would be.
+    ours, others, direct = command.processes(), children(run), children(run, recursive=False)
+    # No program under judgement, whose death would be a verdict.
     one = [process for process in others if process in ours or process in direct]
-    victims = {"all": [run, *ours, *others], "main": [run], "one": [chance.choice(one)] if one else [run]}[whom]
-    end(victims if whom == "all" or not at else [])  # at a write its process is dead
-    found.kills[f"{when} {whom}"] += 1
-    began = time.monotonic()
-    if impatient := whom == "main" and chance.random() < 0.5:
-        at_once(command, wanted, found)
-    limit = AFTER_ALL if whom == "all" else AFTER_ONE
+    victims = {"all": [run, *ours, *others], "main": [run], "one": [rng.choice(one)] if one else [run]}[victim]
+    kill(victims if victim == "all" or not at else [])  # at a write its process is dead
+    outcome.kills[f"{when} {victim}"] += 1
+    start = time.monotonic()
+    if at_once := victim == "main" and rng.random() < 0.5:
+        error = command.finish(whole.patience)  # ends well, or says that others are still there
+        outcome.busy += BUSY in error
+        outcome.faults += [f"started at once: {error}"] if error and BUSY not in error else []
+    limit = AFTER_ALL if victim == "all" else AFTER_ONE
     _, left = psutil.wait_procs([run, *ours, *others], limit)
     _, unseen = psutil.wait_procs(command.processes(), limit)  # begun between the look and the kill
     if left := [*left, *unseen]:
-        found.faults.append(f"{when} {whom}: {', '.join(map(str, left))} went on")
-        end(left)
+        outcome.faults.append(f"{when} {victim}: {', '.join(map(str, left))} went on")
+        kill(left)
         psutil.wait_procs(left, AFTER_ALL)
-    elif whom != "all" and not impatient:
-        found.slowest = max(found.slowest, time.monotonic() - began)
-    faults = not_whole(command.stage, command.run, wanted.facts)
-    found.faults += [f"{when} {whom} at write {at}: {fault}" for fault in faults]
+    elif victim != "all" and not at_once:
+        outcome.slowest = max(outcome.slowest, time.monotonic() - start)
+    faults = incomplete(command.stage, command.run, whole.hashes)
+    outcome.faults += [f"{when} {victim} at write {at}: {fault}" for fault in faults]
     return True
 
 
-def patience(wanted: Whole) -> float:
-    """Seconds after which a run hangs."""
-    return 10 * wanted.seconds + 120
-
-
-def below(run: psutil.Popen, *, recursive: bool = True) -> list[psutil.Process]:
-    """The processes that a run has started, and those that these have."""
+def children(run: psutil.Popen, *, recursive: bool = True) -> list[psutil.Process]:
+    """Return the processes below a run."""
     try:
         return run.children(recursive=recursive)
     except psutil.NoSuchProcess:
         return []
 
 
-def at_once(command: Command, wanted: Whole, found: Found) -> None:
-    """The same command while others of the run that was killed may live: it ends well, or is told of them."""
-    told = command.finish(patience(wanted))
-    if told and BUSY in str(told):
-        found.busy += 1
-    elif told:
-        found.faults.append(f"started at once after the first process was killed: {told}")
-
-
-def drill(command: Command, wanted: Whole, kills: int, chance: random.Random) -> Found:
-    """Kill a stage so often, and see what comes of it."""
-    found = Found()
-    while found.kills.total() < kills:
+def drill(command: Command, whole: Reference, kills: int, rng: random.Random) -> Outcome:
+    """Kill a stage so often, and return what that led to."""
+    outcome = Outcome()
+    while outcome.kills.total() < kills:
         command.clear()
-        found.runs += 1
-        before = len(found.faults)
-        for _ in range(chance.choice((1, 1, 2, 3))):
-            if not strike(command, wanted, chance, found):
+        outcome.runs += 1
+        before = len(outcome.faults)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            if not strike(command, whole, rng, outcome):
                 break
-        if told := command.finish(patience(wanted)):
-            found.faults.append(f"the last run: {told}")
-        facts = facts_of(command.stage, command.run)
-        found.faults += [f"in the end: {one}" for one in difference(facts, wanted.facts)]
-        if len(found.faults) > before:
-            shutil.copytree(command.run, command.folder / "wrong" / f"{command.stage.name}-{found.runs}")
-    found.temporary = sorted(path.name for path in command.temporary.iterdir())
-    return found
-
-
-def told(stage: Stage, found: Found, wanted: Whole) -> str:
-    """One line."""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kills.items()))
-    return (
-        f"{stage.name:14} {found.kills.total()} kills in {found.runs} runs of {wanted.seconds:.0f} s and "
-        f"{wanted.writes} writes ({kinds}): {len(found.faults)} faults; the last process gone after "
-        f"{found.slowest:.1f} s; {found.busy} refused meanwhile; {len(found.temporary)} left in TMPDIR"
-    )
+        if error := command.finish(whole.patience):
+            outcome.faults.append(f"the last run: {error}")
+        actual = hashes(command.stage, command.run)
+        outcome.faults += [f"in the end: {one}" for one in differences(actual, whole.hashes)]
+        if len(outcome.faults) > before:
+            shutil.copytree(command.run, command.folder / "wrong" / f"{command.stage.name}-{outcome.runs}")
+    outcome.temporary = sorted(path.name for path in command.temporary.iterdir())
+    return outcome
 
 
 def main() -> None:
+    """Kill the stages of the command line, by default all."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
@@ -268,12 +232,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     folder, results = args.folder.resolve(), dict[str, Any]()
-
     for name in args.stages or STAGES:
-        command, wanted = Command(STAGES[name], folder, args.when), made(name, folder)
-        found = drill(command, wanted, args.kills, random.Random(f"{args.seed} {name}"))
-        print(told(STAGES[name], found, wanted), *found.faults, sep="\n    ", flush=True)
-        results[name] = vars(found) | {"seconds": wanted.seconds, "writes": wanted.writes}
+        whole = reference(name, folder)
+        command = Command(STAGES[name], folder, args.when)
+        outcome = drill(command, whole, args.kills, random.Random(f"{args.seed} {name}"))
+        results[name] = vars(outcome) | {"seconds": whole.seconds, "writes": whole.writes}
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.kills.items()))
+        print(
+            f"{name:14} {outcome.kills.total()} kills in {outcome.runs} runs of {whole.seconds:.0f} s and "
+            f"{whole.writes} writes ({kinds}): {len(outcome.faults)} faults; the last process gone after "
+            f"{outcome.slowest:.1f} s; {outcome.busy} refused meanwhile; {len(outcome.temporary)} in TMPDIR",
+            *outcome.faults,
+            sep="\n    ",
+            flush=True,
+        )
     print(json.dumps(results))
     sys.exit(any(result["faults"] for result in results.values()))
 

@@ -1,34 +1,38 @@
-"""Every stage that writes: its command on tiny inputs, and what of its result must be the same each time.
+"""Every stage that writes: its command on tiny inputs, and which parts of its result are the same each time.
 
-All results must be the same byte for byte, but for what views.py leaves out: dates, times that were measured
-and what follows from them, the counters of a machine's memory, and the commit, which git tells its owner alone.
+Results are equal byte for byte except for dates, measured times and what follows from them, and the commit,
+which git shows its owner only. A view returns what is compared of a file.
 """
 
+import json
+import re
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.drills.views import LOG, MANIFEST, View, less, page, parity, present, speed, turn, uncommitted
+from conf.files import CHECKSUM
 
-TINY = [
-    "model.shape.hidden_size=32",
-    "model.shape.intermediate_size=48",
-    "model.shape.num_hidden_layers=2",
-    "model.shape.num_attention_heads=2",
-    "model.shape.num_key_value_heads=2",
-]
+View = Callable[[Path], Any]
+QUIET = "tracker.mode=disabled"
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY = [f"model.shape.{name}={value}" for name, value in (SHAPE | {"num_key_value_heads": 2}).items()]
 SHORT = ["steps=12", "save_every=3", "validate_every=4", "validate_sequences=4", "optimizer.warmup_steps=1"]
 BATCH = ["global_batch=4", "micro_batch=2", "keep_last=2"]
-QUIET = "tracker.mode=disabled"
+UNITS = ("decoder", "k", "tokens", "text")
+# Of a row of speed: what no clock decides. Drafts of LEARNING hang on measured times.
+KEYS = ("prompt_set", "dtype", "temperature", "decoder", "k", "prompts", "rounds", "identical", "compared")
+COUNTED = ("tokens", "forwards", "drafted", "rows_per_forward", "acceptance_rate", "acceptance_by_position")
+LEARNING = ("adaptive", "auto", "ngrams")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`command` is given the folder of whole results. `views`: what is compared of a file, by a pattern of its
-    path, where it is not every byte; None: nothing. `folders` are there whole or not at all; what is seen on
-    the way, beside what belongs to the result, is `passing`; what is not yet as in the result, `growing`.
+    """`command` receives the folder of finished results. `views`: what is compared of files by a pattern of
+    their path, where it is not every byte; None: nothing. `folders` are visible complete or not at all. Files
+    of `passing` are visible while it runs only, those of `growing` not yet as in the result.
     """
 
     name: str
@@ -41,16 +45,93 @@ class Stage:
     folders: tuple[str, ...] = ("out",)
     passing: tuple[str, ...] = ()
     growing: tuple[str, ...] = ()
-    begin: Callable[[Path, Path], None] | None = None  # puts into the run's folder what is there before
+    begin: Callable[[Path, Path], None] | None = None  # fills the run's folder before
 
-    def words(self, whole: Path, run: Path) -> list[str]:
-        """The module and its settings, for a result in the folder `run`."""
-        return [*self.command(whole), f"{self.setting}={run / self.out}"]
+    def arguments(self, finished: Path, run: Path) -> list[str]:
+        """Return the module and its settings, for a result in the folder `run`."""
+        return [*self.command(finished), f"{self.setting}={run / self.out}"]
 
     @property
     def result(self) -> str:
-        """The file or folder below `run` that is there when it has ended well."""
+        """Return the file or folder below `run` that is there when it has ended well."""
         return self.folders[0] if len(self.folders) == 1 else self.out
+
+
+def without(*names: str) -> View:
+    """Return a view of JSON, or JSON lines, without these names and the checksum.
+
+    Of a text in pieces it has the text: which pieces were drafted hangs on what a policy has measured.
+    """
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            value = value | {"pieces": _text_of(value)} if "pieces" in value else value
+            return {name: strip(inner) for name, inner in value.items() if name not in names}
+        return [strip(inner) for inner in value] if isinstance(value, list) else value
+
+    def view(path: Path) -> Any:
+        text = path.read_text(encoding="utf-8")
+        rows = [strip(json.loads(row)) for row in ([text] if path.suffix == ".json" else text.splitlines())]
+        return [{name: value for name, value in row.items() if name != CHECKSUM} for row in rows]
+
+    return view
+
+
+def _text_of(sample: dict[str, Any]) -> str:
+    return "".join(text for _, text in sample["pieces"])
+
+
+def without_text(pattern: str) -> View:
+    """Return a view of a text without what matches."""
+    return lambda path: re.sub(pattern, "", path.read_text(encoding="utf-8"))
+
+
+def exists(path: Path) -> Any:
+    """View a file whose content is measured."""
+    return True
+
+
+def _speed_json(path: Path) -> Any:
+    speed = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for row in speed["rows"]:
+        names = (*KEYS, *COUNTED[: 1 if row["decoder"] in LEARNING else None])
+        rows.append({name: row[name] for name in names})
+    return (
+        rows,
+        [{**one, "pieces": _text_of(one)} for one in speed["samples"]],
+        speed["units"],
+        speed["settings"],
+    )
+
+
+def _speed_unit(path: Path) -> Any:
+    groups = json.loads(path.read_text(encoding="utf-8")).get("groups", [])
+    return sorted(tuple(run[name] for name in UNITS) for group in groups for b in group["blocks"] for run in b)
+
+
+def _gpu_check(path: Path) -> Any:
+    """View a file that is there before it is finished, and says so."""
+    check = json.loads(path.read_text(encoding="utf-8"))
+    del check["versions"]["commit"]
+    names = ("finished", "parity", "hardware", "versions", "settings")
+    return {name: check[name] for name in names} | {"shapes": sorted(check.get("shapes", ()))}
+
+
+MANIFEST = without("created", "commit", "seconds")
+UNCOMMITTED = without_text(r"commit \w+")
+PAGE = without_text(r"Made .* by commit \S+|\d+ tokens/s, |first token after [\d.]+ s")
+MEASURED: dict[str, View | None] = {
+    **dict.fromkeys(("out/*.png", "out/*.csv", "out/report.json", "out/index.html"), exists),
+    "*/manifest.json": MANIFEST,
+    "*/speed.json": _speed_json,
+    "*/speed/units/*": _speed_unit,
+    "*/speed/header.json": without("date", "commit", "costs", "limits"),
+    "*/quality.json": without("date", "commit"),
+    "*/quality/header.json": without("date", "commit"),
+    "*/quality/units/*": without(),
+}
+ON_MODEL = ("export", "data_prep-1")
 
 
 def _data(workers: int) -> Stage:
@@ -59,157 +140,81 @@ def _data(workers: int) -> Stage:
     settings = ["vocab=demo", f"data.path={sysconfig.get_path('stdlib')}", *files, *sizes, f"workers={workers}"]
     return Stage(
         f"data_prep-{workers}",
-        lambda whole: ["data_prep", *settings],
+        lambda finished: ["data_prep", *settings],
         views={"*/manifest.json": MANIFEST},
-        passing=("out/work/*", "out/begun.json"),  # swept by the last act, or by the next run
+        passing=("out/work/*", "out/begun.json"),  # removed at the end, or by the next run
     )
 
 
 def _train(name: str, *settings: str, ranks: int = 1) -> Stage:
-    def command(whole: Path) -> list[str]:
-        data = f"data.path={whole}/data_prep-1/out"
+    def command(finished: Path) -> list[str]:
+        data = f"data.path={finished}/data_prep-1/out"
         return ["train", "experiment=demo", "model=demo", *TINY, *SHORT, *BATCH, data, *settings]
 
-    views = {"*/manifest.json": MANIFEST, "*/log.jsonl": LOG}
+    views = {"*/manifest.json": MANIFEST, "*/log.jsonl": without("tokens_per_second", "memory_gib")}
     if QUIET not in settings:  # W&B draws an id, and has a folder for every start
-        views |= {"*/checkpoint.json": less("run_id", "crc32"), "out/wandb/*": None}
-    return Stage(
-        name,
-        command,
-        ("data_prep-1",),
-        ranks,
-        views=views,
-        folders=(),
-        passing=("out/checkpoints/step-*",),
-        growing=("out/log.jsonl",),
-    )
+        views |= {"*/checkpoint.json": without("run_id", "crc32"), "out/wandb/*": None}
+    growing = {"passing": ("out/checkpoints/step-*",), "growing": ("out/log.jsonl",)}
+    return Stage(name, command, ("data_prep-1",), ranks, views=views, folders=(), **growing)
 
 
-def _export(name: str, of: str, *settings: str) -> Stage:
-    def command(whole: Path) -> list[str]:
-        return ["train.export", f"checkpoint={whole}/{of}/out", "verify_sequences=2", QUIET, *settings]
+def _export(name: str, training: str, *settings: str) -> Stage:
+    def command(finished: Path) -> list[str]:
+        return ["train.export", f"checkpoint={finished}/{training}/out", "verify_sequences=2", QUIET, *settings]
 
-    views = {"*/manifest.json": MANIFEST, "*/README.md": uncommitted, "*/custom_generate/*.py": uncommitted}
-    return Stage(name, command, (of,), views=views)
-
-
-def _texts(whole: Path, group: str, count: int) -> list[str]:
-    held_out = f"{group}.held_out.path={whole}/data_prep-1/out/held_out.jsonl"
-    return [f"{group}=", held_out, *(f"{group}.held_out.{one}" for one in (f"count={count}", "max_tokens=60"))]
+    views = {"*/manifest.json": MANIFEST, "*/README.md": UNCOMMITTED, "*/custom_generate/*.py": UNCOMMITTED}
+    return Stage(name, command, (training,), views=views)
 
 
-def _speed(whole: Path) -> list[str]:
-    ways = [
-        "decoders=[sdsat,auto,prompt_lookup]",
-        "peers=[]",
-        "k=[1,3]",
-        "temperatures=[0,1]",
-        "dtypes=[float32]",
-    ]
-    texts = [*_texts(whole, "prompts", 3), "prompts.held_out.key=content", "prompts.held_out.share=0.5"]
-    sizes = ["rounds=2", "max_new_tokens=16", "threads=1", QUIET]
-    return ["infer.speed", f"model={whole}/export/out", *texts, *ways, *sizes]
+def _prompts(finished: Path, count: int) -> list[str]:
+    held_out = f"path={finished}/data_prep-1/out/held_out.jsonl"
+    settings = (held_out, f"count={count}", "max_tokens=60", "key=content", "share=0.5")
+    return ["prompts=", *(f"prompts.held_out.{setting}" for setting in settings)]
 
 
-def _quality(whole: Path) -> list[str]:
-    held_out = f"+benchmarks.held_out.path={whole}/data_prep-1/out/held_out.jsonl"
-    problems = [
-        "benchmarks=humaneval",
-        "benchmarks.humaneval.count=3",
-        "+benchmarks.held_out.kind=lines",
-        held_out,
-    ]
-    sizes = [
-        "+benchmarks.held_out.count=4",
-        "dtype=float32",
-        "max_new_tokens=12",
-        "batch=2",
-        "threads=1",
-        QUIET,
-    ]
-    return ["infer.quality", f"model={whole}/export/out", *problems, "samples=2", "k=[1]", *sizes]
+def _speed(finished: Path) -> list[str]:
+    cells = ["decoders=[sdsat,auto,prompt_lookup]", "peers=[]", "k=[1,3]", "temperatures=[0,1]"]
+    sizes = ["dtypes=[float32]", "rounds=2", "max_new_tokens=16", "threads=1", QUIET]
+    return ["infer.speed", f"model={finished}/export/out", *_prompts(finished, 3), *cells, *sizes]
+
+
+def _quality(finished: Path) -> list[str]:
+    held_out = (f"path={finished}/data_prep-1/out/held_out.jsonl", "kind=lines", "count=4")
+    benchmarks = ["benchmarks=humaneval", "benchmarks.humaneval.count=3"]
+    benchmarks += [f"+benchmarks.held_out.{setting}" for setting in held_out]
+    sizes = ["samples=2", "k=[1]", "dtype=float32", "max_new_tokens=12", "batch=2", "threads=1", QUIET]
+    return ["infer.quality", f"model={finished}/export/out", *benchmarks, *sizes]
+
+
+def _study(finished: Path) -> list[str]:
+    parts = ["parts=[recurrence,merging]", "max_new_tokens=8", "draft=self:1"]  # those without a clock
+    return ["infer.study", f"model={finished}/export/out", *_prompts(finished, 2), *parts]
+
+
+def _regenerate(finished: Path) -> list[str]:
+    folders = [f"model={finished}/export/out", f"data.path={finished}/data_prep-1/out"]
+    sizes = ["documents=12", "batch=2", "prefix_min=4", "prefix_max=12", "threads=1", "dtype=float32"]
+    return ["infer.regenerate", *folders, *sizes, "decode.max_new_tokens=16", "decode.temperature=1"]
 
 
 def _measured(name: str, kind: str, command: Callable[[Path], list[str]], ranks: int = 1) -> Stage:
     folder = f"out/{kind}"
-    begun = f"{folder}/begun.json"  # swept by the last act, or by the next run
-    return Stage(name, command, ON_MODEL, ranks, views=MEASURED, folders=(folder,), passing=(begun,))
+    passing = (f"{folder}/begun.json",)  # removed at the end, or by the next run
+    return Stage(name, command, ON_MODEL, ranks, views=MEASURED, folders=(folder,), passing=passing)
 
 
-def _study(whole: Path) -> list[str]:
-    texts = [*_texts(whole, "prompts", 2), "prompts.held_out.key=content", "prompts.held_out.share=0.5"]
-    parts = ["parts=[recurrence,merging]", "max_new_tokens=8", "draft=self:1"]  # those without a clock
-    return ["infer.study", f"model={whole}/export/out", *texts, *parts]
-
-
-def _regenerate(whole: Path) -> list[str]:
-    sizes = [
-        "documents=12",
-        "batch=2",
-        "prefix_min=4",
-        "prefix_max=12",
-        "decode.max_new_tokens=16",
-        "threads=1",
-    ]
-    folders = [f"model={whole}/export/out", f"data.path={whole}/data_prep-1/out"]
-    return ["infer.regenerate", *folders, *sizes, "dtype=float32", "decode.temperature=1"]
-
-
-def _both(whole: Path, folder: Path) -> None:
-    """The results of speed and quality, as a report finds them."""
+def _copy_measured(finished: Path, run: Path) -> None:
     for kind in ("speed", "quality"):
-        shutil.copytree(whole / kind / "out" / kind, folder / "out" / kind)
+        shutil.copytree(finished / kind / "out" / kind, run / "out" / kind)
 
 
-MEASURED = {
-    "out/*.png": present,
-    "out/*.csv": present,
-    "out/report.json": present,
-    "out/index.html": present,
-    "*/manifest.json": MANIFEST,
-    "*/speed.json": speed,
-    "*/speed/units/*": turn,
-    "*/speed/header.json": less("date", "commit", "costs", "limits"),
-    "*/quality.json": less("date", "commit"),
-    "*/quality/header.json": less("date", "commit"),
-    "*/quality/units/*": less(),
-}
-ON_MODEL = ("export", "data_prep-1")
-UNMEASURED = ["decode=sdsat", "decode.probes=all", "decode.k=2", "dtype=float32"]  # the page shows its drafts
-CHECK = ["infer.gpu_check", "device=cpu", "shapes=[tiny]", "k=[3]", "context=64", "rounds=3", "prompts=2"]
-
-
-def _shown() -> Iterator[Stage]:
-    """Those that leave files, not folders."""
-    yield Stage(
-        "graph",
-        lambda whole: ["infer.graph", f"model={whole}/export/out", "draft=self:1", "prompt=import torch"],
-        ("export",),
-        out="graph.png",
-    )
-    yield Stage(
-        "page",
-        lambda whole: ["infer", f"model={whole}/export/out", "prompt=import torch", *UNMEASURED],
-        ("export",),
-        out="page.html",
-        setting="html",
-        views={"page.html": page},
-    )
-    yield Stage(
-        "gpu_check",
-        lambda whole: [*CHECK, "compile=false"],
-        out="check.json",
-        views={"check.json": parity},
-        growing=("check.json",),
-    )
-    yield Stage(
-        "report",
-        lambda whole: ["infer.report", QUIET],
-        ("speed", "quality"),
-        views={"out/index.html": page, "out/report.json": less("date", "commit")},
-        folders=("out/speed", "out/quality"),
-        begin=_both,
-    )
+def _infer(*arguments: str) -> Callable[[Path], list[str]]:
+    return lambda finished: [
+        arguments[0],
+        f"model={finished}/export/out",
+        "prompt=import torch",
+        *arguments[1:],
+    ]
 
 
 def _stages() -> Iterator[Stage]:
@@ -221,23 +226,39 @@ def _stages() -> Iterator[Stage]:
     yield _export("export", "train", "dtype=float32")
     yield _export("export-shards", "train", "dtype=bfloat16", "shard_size=20KB")
     yield _export("export-lora", "train-lora", "lora=kept")
-    for ranks in (1, 2):
-        name = "speed" if ranks == 1 else f"speed-{ranks}"
-        yield _measured(name, "speed", _speed, ranks)
+    yield from (_measured("speed", "speed", _speed), _measured("speed-2", "speed", _speed, 2))
     yield _measured("quality", "quality", _quality)
+    study = {"*/manifest.json": MANIFEST, "*/report.json": without("date", "commit")}
+    yield Stage("study", _study, ON_MODEL, views=study)
+    for name, ranks in {"regenerate": 1, "regenerate-2": 2}.items():
+        passing = ("out/units/*", "out/begun.json")  # removed at the end, or by the next run
+        yield Stage(name, _regenerate, ON_MODEL, ranks, views={"*/manifest.json": MANIFEST}, passing=passing)
+    yield Stage("graph", _infer("infer.graph", "draft=self:1"), ("export",), out="graph.png")
+    decode = ["decode=sdsat", "decode.probes=all", "decode.k=2", "dtype=float32"]  # the page shows its drafts
     yield Stage(
-        "study", _study, ON_MODEL, views={"*/manifest.json": MANIFEST, "*/report.json": less("date", "commit")}
+        "page",
+        _infer("infer", *decode),
+        ("export",),
+        out="page.html",
+        setting="html",
+        views={"page.html": PAGE},
     )
-    for ranks in (1, 2):
-        yield Stage(
-            "regenerate" if ranks == 1 else f"regenerate-{ranks}",
-            _regenerate,
-            ON_MODEL,
-            ranks,
-            views={"*/manifest.json": less("created", "commit", "seconds")},
-            passing=("out/units/*", "out/begun.json"),  # swept by the last act, or by the next run
-        )
-    yield from _shown()
+    check = ["infer.gpu_check", "device=cpu", "shapes=[tiny]", "k=[3]", "context=64", "rounds=3", "prompts=2"]
+    yield Stage(
+        "gpu_check",
+        lambda finished: [*check, "compile=false"],
+        out="check.json",
+        views={"check.json": _gpu_check},
+        growing=("check.json",),
+    )
+    yield Stage(
+        "report",
+        lambda finished: ["infer.report", QUIET],
+        ("speed", "quality"),
+        views={"out/index.html": PAGE, "out/report.json": without("date", "commit")},
+        folders=("out/speed", "out/quality"),
+        begin=_copy_measured,
+    )
 
 
 STAGES = {stage.name: stage for stage in _stages()}

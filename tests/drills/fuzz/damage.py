@@ -31,9 +31,10 @@ from infer import DecodeConfig, DraftConfig, Model, generate, load
 from infer.drafters.cost_tables import CostTables
 from infer.drafters.costs import prior_costs
 from infer.engine.sampling import GREEDY
+from tests import warm
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.data import check, document, prepared, read_line
-from tests.drills.fuzz.setup import TRAINING, call, made, refused
+from tests.drills.fuzz.setup import TRAINING, call, judged, made, refused
 from train.checkpoint import BrokenFile, list_checkpoints, read_checkpoint, write_checkpoint, write_file
 from train.checks import check_adaptive
 from train.config import ObjectiveConfig
@@ -265,7 +266,10 @@ def _export(training: Path, folder: Path, rng: random.Random) -> str:
 
 def _resume(training: Path, folder: Path, rng: random.Random) -> str:
     """Check that training goes on from the newest whole checkpoint to the same weights."""
-    if call("train", [*TRAINING, f"data.path={made() / 'data'}", f"out={training}"], random.Random(1)).refusal:
+    arguments = [*TRAINING, f"data.path={made() / 'data'}", f"out={training}"]
+    # In its own process: a process group that has ended cannot begin again in this one.
+    process = warm.run_ranks("train", *arguments, ranks=1)
+    if judged(process.returncode, process.stdout, process.stderr).refusal:
         return "refused"
     newest = list_checkpoints(training / "checkpoints")[0]
     assert newest.name == "step-000006" and (training / "manifest.json").is_file(), "it is not finished"

@@ -234,7 +234,7 @@ def _name(rng: random.Random) -> str:
         return rng.choice(("a", "b", "c")) + rng.choice((".py", ".py", ".c", "", ".tar.gz", ".PY", "."))
     raw = mutate.text(rng).encode("utf-8", "ignore") + rng.choice((b"", b"", b"", b"\xff"))
     name = os.fsdecode(raw.replace(b"/", b"").replace(b"\0", b"")[:200])
-    return name if name not in ("", ".", "..", ".git") else "x"
+    return f"x{name}" if not name or name.startswith(".") else name  # hidden folders are excluded by default
 
 
 def _write_source(rng: random.Random, place: Path) -> bool:

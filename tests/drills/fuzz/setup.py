@@ -66,17 +66,18 @@ def call(module: str, arguments: Sequence[str], rng: random.Random) -> Result:
             runpy.run_module(module, run_name="__main__")
         except SystemExit as end:
             code = end.code
-    result = _result(code, stdout.getvalue(), stderr.getvalue())
+    result = judged(code, stdout.getvalue(), stderr.getvalue())
     if alone and not any("\0" in text for text in arguments):  # an argument cannot have one
         command = [sys.executable, "-m", module, *map(os.fsencode, arguments)]
         process = subprocess.run(command, cwd=ROOT, capture_output=True)
         output = [stream.decode("utf-8", "replace") for stream in (process.stdout, process.stderr)]
-        again = _result(process.returncode, *output)
+        again = judged(process.returncode, *output)
         assert again.outcome == result.outcome, f"in this process {result}, as a command {again}"
     return result
 
 
-def _result(code: int | str | None, stdout: str, stderr: str) -> Result:
+def judged(code: int | str | None, stdout: str, stderr: str) -> Result:
+    """Return how a command ended; raise AssertionError unless well or in one sentence."""
     assert code in (0, None, 2), f"exit code {code}: {stderr}"
     assert "Traceback" not in stderr, stderr
     refusal = stderr[max(0, stderr.rfind("error: ")) :]  # a library may have warned before

@@ -1,11 +1,11 @@
 """kill -9 at a chosen write: Python imports this at its start wherever this folder is on PYTHONPATH.
 
     KILL_BELOW   the folder whose writes count: files opened for writing, folders made, removals, renames
-    KILL_COUNT   a file that grows by a byte with each of them, whichever process does it
-    KILL_AT      the write right before which the process that does it dies; 0: none
-    KILL_DELAY   seconds, where it is to die that much later, in the midst of the writing
+    KILL_COUNT   a file that grows by a byte with each write of any process
+    KILL_AT      the write right before which its process dies; 0: none
+    KILL_DELAY   seconds to die later than that, in the midst of the writing
 
-Knows nothing of the project, whose code runs as it is: an audit hook sees what it does.
+The project runs as it is: an audit hook sees its writes.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-ACTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
+EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -26,27 +26,23 @@ def watch(below: str, count: str, at: int, delay: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ACTS or (event == "open" and not arguments[2] & WRITING):
+        if event not in EVENTS or (event == "open" and not arguments[2] & WRITING):
             return
         paths = [os.fsdecode(one) for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike)]
         if not any(os.path.abspath(path).startswith(below) for path in paths):
             return
         file = os.open(count, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(file, b".")
-        acts = os.fstat(file).st_size
+        writes = os.fstat(file).st_size
         os.close(file)
-        if acts == at and delay:
+        if writes == at and delay:
             threading.Timer(delay, strike).start()
-        elif acts == at:
+        elif writes == at:
             strike()
 
     sys.addaudithook(hook)
 
 
 if "KILL_BELOW" in os.environ:
-    watch(
-        os.environ["KILL_BELOW"],
-        os.environ["KILL_COUNT"],
-        int(os.environ["KILL_AT"]),
-        float(os.environ["KILL_DELAY"]),
-    )
+    settings = [os.environ[f"KILL_{name}"] for name in ("BELOW", "COUNT", "AT", "DELAY")]
+    watch(settings[0], settings[1], int(settings[2]), float(settings[3]))
