@@ -7,7 +7,6 @@
     fuzz                       damaged inputs of every kind: a sentence, never a traceback
     same DEMO OTHER            two demos, before and after a change of structure
     quick_start                docs/quick_start.md word for word in a fresh clone
-    versions FOLDER            the test command with the oldest and newest versions of our ranges
 
 Each has --help, and prints JSON last.
 """
@@ -15,7 +14,7 @@ Each has --help, and prints JSON last.
 import runpy
 import sys
 
-NAMES = ("lossless", "soak", "kills", "places", "fuzz", "same", "quick_start", "versions")
+NAMES = ("lossless", "soak", "kills", "places", "fuzz", "same", "quick_start")
 
 
 def main() -> None:
