@@ -1,4 +1,4 @@
-"""The ranges in pyproject.toml and the lock. CONTRIBUTING.md says how the tests run at both ends of the ranges."""
+"""The ranges in pyproject.toml and the lock. CONTRIBUTING.md says how to run the tests at both ends of them."""
 
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution

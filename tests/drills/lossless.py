@@ -6,9 +6,9 @@
 A third of the prompts are held-out code, a third HumanEval's and MBPP's kind (HumanEval problems cut
 at several places), a third random ids. Plain decoding runs each alone; every other decoder runs them
 in batches of eight unequal lengths, greedy and sampled; so does every subset of the sources of drafts, whose
-n-grams are of the model directory's table or of --table. A difference is told with the gap between the
-two picks by float64, which shows whether it is a near-tie or a bug. With a draft model the decoders are
-its own: sequences, trees and graphs, by fixed budgets and by measured ones. The last line is JSON.
+n-grams are of the model directory's table or of --table. A difference is printed with the gap between
+the two picks by float64, which shows whether it is a near-tie or a bug. With a draft model the decoders are its
+sequences, trees and graphs, by fixed budgets and by measured ones. The last line is JSON.
 """
 
 import argparse
@@ -58,35 +58,35 @@ SOURCES = "adaptive+text+ngrams"
 
 
 def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[int]]:
-    """Three kinds of prompts, of many lengths."""
+    """Return three kinds of prompts, of many lengths."""
     rng = random.Random(0)
     code = [json.loads(line)["content"] for line in held_out.read_text("utf-8").splitlines()]
     problems = [problem["prompt"] for problem in read_problems().values()]
-    found = []
+    prompts = []
     for index in range(count):
         kind = index % 3
         if kind == 2:
-            found.append([rng.randrange(vocab) for _ in range(rng.randint(1, LONGEST))])
+            prompts.append([rng.randrange(vocab) for _ in range(rng.randint(1, LONGEST))])
             continue
         source = rng.choice(problems if kind else code)
         ids = text.encode(source[rng.randrange(max(1, len(source) - 200)) :])
-        found.append(ids[: rng.randint(2, LONGEST)])
-    return found
+        prompts.append(ids[: rng.randint(2, LONGEST)])
+    return prompts
 
 
 def decoded(
     runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling
 ) -> list[list[int]]:
-    """The tokens of each."""
-    found: list[list[int]] = [[] for _ in requests]
+    """Return the tokens of each request."""
+    tokens: list[list[int]] = [[] for _ in requests]
     for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:
-            found[step.sequence] += step.tokens
-    return found
+            tokens[step.sequence] += step.tokens
+    return tokens
 
 
 def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampling: Sampling) -> float:
-    """By float64, how far apart the two picks lie where the texts part."""
+    """Return how far apart the two picks lie by float64 where the texts differ first."""
     place = next(n for n in range(len(tokens)) if tokens[: n + 1] != other[: n + 1])
     context = [*request.prompt, *tokens[:place]]
     runner = Runner(lm, capacity=len(context), max_rows=1)
@@ -105,7 +105,7 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
 
 
 def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> dict[str, Drafters]:
-    """What needs no draft model: each policy with adaptive tokens alone, and each subset of the sources."""
+    """Return drafters without a draft model: policies with adaptive tokens alone, and each subset of sources."""
     policies = {
         "two-forward k=5": FixedPolicy(5),
         "one-forward k=3": FixedPolicy(3, "all"),
@@ -120,46 +120,47 @@ def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> 
         ngrams = Ngrams(by_table, vocabulary, text=text, weights=adaptive.ngrams) if text or by_table else None
         return Drafters(partial(AdaptiveDrafter, adaptive.ids if "adaptive" in sources else (), policy, ngrams))
 
-    found: dict[str, Drafters] = {"plain in batches": Drafters(Drafter)}
-    found |= {f"adaptive, {name}": each("adaptive", policy) for name, policy in policies.items()}
+    drafters: dict[str, Drafters] = {"plain in batches": Drafters(Drafter)}
+    drafters |= {f"adaptive, {name}": each("adaptive", policy) for name, policy in policies.items()}
     for sources in ("text", "ngrams", "text+ngrams", "adaptive+text", "adaptive+ngrams", SOURCES):
         mixed: dict[str, Policy] = {"chain of 8": FixedPolicy(8), "auto": AutoPolicy(COSTS, 0)}
         if "adaptive" in sources:
             names = policies if sources == SOURCES else ("one-forward k=3", "tree of 12, k=5")
             mixed = {name: policies[name] for name in names} | {"auto": AutoPolicy(COSTS, 8)}
         if table or "ngrams" not in sources:
-            found |= {f"{sources}, {name}": each(sources, policy) for name, policy in mixed.items()}
+            drafters |= {f"{sources}, {name}": each(sources, policy) for name, policy in mixed.items()}
     if table:
-        found[f"{SOURCES}, paper's tree"] = each(SOURCES, FixedPolicy(5, "root", None, 4, "paper"))
-    return found
+        drafters[f"{SOURCES}, paper's tree"] = each(SOURCES, FixedPolicy(5, "root", None, 4, "paper"))
+    return drafters
 
 
 def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
-    """The draft model, with its adaptive tokens if it has any."""
+    """Return the draft model, with its adaptive tokens if it has any."""
     config = DraftConfig(folder, adaptive=folder.startswith("self:") or has_adaptive(folder))
     return load_draft(config, lm, rows=check_draft(config, load_text(model)), adaptive=load_adaptive(model))
 
 
 def by_draft_model(draft: Draft) -> dict[str, Drafters]:
-    """Sequences, trees, graphs; and its own adaptive tokens, where it has them."""
+    """Return drafters of sequences, trees, graphs, and of the draft model's own adaptive tokens."""
 
     def take(batch: int) -> Runner:
         return Runner(draft.lm, capacity=LONGEST + 64, max_rows=256 + UNREAD, batch=batch)
 
     lend = {"take": take, "give": lambda runner: None}
     cheap = Costs((1, 64), (1.0, 2.0))
-    found: dict[str, Drafters] = {}
+    drafters: dict[str, Drafters] = {}
     for name, rules in RULES.items():
         for kind, budget in {"fixed": FixedBudget(40), "auto": AutoBudget(COSTS, cheap)}.items():
-            found[f"{name} {kind}"] = LevelDrafters(draft, rules, budget, most=256, **lend)
+            drafters[f"{name} {kind}"] = LevelDrafters(draft, rules, budget, most=256, **lend)
     wide = Rules(theta_prob=0.1, theta_sib=0.1, tau=1)
-    found["gsd wide, tau=1"] = LevelDrafters(draft, wide, FixedBudget(40), most=256, **lend)
+    drafters["gsd wide, tau=1"] = LevelDrafters(draft, wide, FixedBudget(40), most=256, **lend)
     if draft.adaptive:
-        found["probes fixed"] = ProbeDrafters(draft, FixedBudget(40), k=4, depth=4, **lend)
-    return found
+        drafters["probes fixed"] = ProbeDrafters(draft, FixedBudget(40), k=4, depth=4, **lend)
+    return drafters
 
 
 def main() -> None:
+    """Compare the decoders of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("held_out", type=Path)
@@ -185,18 +186,18 @@ def main() -> None:
         makers = by_itself(adaptive, table, vocab)
         if args.draft:
             makers = by_draft_model(drafting(args.draft, lm, args.model))
-        makers = {name: one for name, one in makers.items() if name.startswith(tuple(args.only or ("",)))}
+        makers = {name: maker for name, maker in makers.items() if name.startswith(tuple(args.only or ("",)))}
         for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
-            plain = [decoded(runner, [one], Drafters(Drafter), limits, sampling)[0] for one in requests]
+            plain = [decoded(runner, [request], Drafters(Drafter), limits, sampling)[0] for request in requests]
             for name, drafters in makers.items():
                 began, differ = time.perf_counter(), []
                 for start in range(0, len(requests), BATCH):
                     batch = requests[start : start + BATCH]
-                    for one, tokens, wanted in zip(
+                    for request, tokens, expected in zip(
                         batch, decoded(runner, batch, drafters, limits, sampling), plain[start:]
                     ):
-                        if tokens != wanted:
-                            differ.append(gap(exact, one, wanted, tokens, sampling))
+                        if tokens != expected:
+                            differ.append(gap(exact, request, expected, tokens, sampling))
                 results[f"{dtype} {kind} {name}"] = {"prompts": len(requests), "gaps": differ}
                 print(
                     f"{dtype} {kind:8} {name:40} {len(requests) - len(differ)} of {len(requests)} identical, "

@@ -1,13 +1,11 @@
-"""The quick start and the tutorial behind it, word for word, in a fresh clone: what a newcomer does first.
+"""The quick start and the tutorial, word for word, in a fresh clone.
 
     python -m tests.drills.quick_start [--demo RUNS_DEMO] [--keep FOLDER]
 
-Takes the shell blocks of docs/quick_start.md and docs/your_repository.md in their order and runs them in one
-shell, in an empty folder, with REPOSITORY replaced by this checkout: what is not committed is not there. The
-shell has nothing of this process's virtual environment. Then what the pages promise must lie where they say.
-
-With --demo a finished demo is copied into the clone, and this checkout's .venv linked, in place of running
-launch/demo.sh: that tries the other commands, in a minute. The last line is JSON.
+Runs the shell blocks of docs/quick_start.md and docs/your_repository.md in one shell, in an empty folder,
+outside of this process's virtual environment. REPOSITORY is this checkout as it is committed. Then the files
+that the pages promise must be there. With --demo a finished demo is copied into the clone, and this checkout's
+.venv linked, in place of launch/demo.sh. The last line is JSON.
 """
 
 import argparse
@@ -37,12 +35,12 @@ def read_pages() -> str:
 
 
 def script(page: str, *, demo: Path | None) -> str:
-    """The page's blocks as one shell script that tells each block before it runs."""
-    found = blocks(page)
-    assert found[0].startswith("git clone REPOSITORY") and DEMO in found, "the page begins otherwise"
+    """Return the blocks of a page as one shell script that prints the number of each block."""
+    commands = blocks(page)
+    assert commands[0].startswith("git clone REPOSITORY") and DEMO in commands, "the page begins otherwise"
     lines = ["set -euo pipefail"]
-    for number, block in enumerate(found, 1):
-        lines.append(f"echo '== block {number} of {len(found)}' >&2")
+    for number, block in enumerate(commands, 1):
+        lines.append(f"echo '== block {number} of {len(commands)}' >&2")
         if block == DEMO and demo is not None:
             lines.append(f"mkdir runs && cp -rL '{demo}' runs/demo && ln -s '{ROOT}/.venv' .venv")
         else:
@@ -51,14 +49,15 @@ def script(page: str, *, demo: Path | None) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """A newcomer's: without the virtual environment that this process may run in."""
+    """Return the variables without the virtual environment of this process."""
     own = variables.get("VIRTUAL_ENV", "")
-    kept = {name: value for name, value in variables.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    others = {name: value for name, value in variables.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     places = variables.get("PATH", "").split(os.pathsep)
-    return kept | {"PATH": os.pathsep.join(place for place in places if place != f"{own}/bin")}
+    return others | {"PATH": os.pathsep.join(place for place in places if place != f"{own}/bin")}
 
 
 def main() -> None:
+    """Run the pages."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--demo", type=Path)
     parser.add_argument("--keep", type=Path)
@@ -73,14 +72,14 @@ def main() -> None:
         ).returncode
         results = folder / "adaptive-tokens" / "runs"
         missing = [one for one in PROMISED if not (results / one).is_file()]
-        told = {
+        result = {
             "blocks": len(blocks(page)),
             "code": code,
             "missing": missing,
             "whole": demo is None,
             "seconds": round(time.perf_counter() - began),
         }
-    print(json.dumps(told))
+    print(json.dumps(result))
     sys.exit(bool(code or missing))
 
 

@@ -1,11 +1,10 @@
-"""Whether two demos came to the same: what neither a change of structure nor another place or day may move.
+"""Whether two demos are the same in all that a change of structure must not move.
 
     python -m tests.drills.same DEMO OTHER
 
-Compared to the last bit: token shards and held-out texts; the logs and validations of every training; the
-weights of every model directory; the quality report's answers, verdicts and scores; and of every text of
-the speed report its tokens, with the forwards, rows and drafts of decoders that do the same each time. Times
-are left out, and what is decided by them: how much auto and a draft model's budgets draft.
+Compared to the last bit: token shards and held-out texts; losses and validations of every training; the weights
+of every model directory; answers, verdicts and scores of the quality report; tokens of every text of the speed
+report, with the counts of decoders that do not weigh times.
 
 The last line is JSON; code 1 where anything differs.
 """
@@ -28,45 +27,45 @@ Facts = Mapping[str, Any]  # by name; what two demos may not differ in
 
 
 def data(demo: Path) -> Facts:
-    """Tokens, documents and names of the shards, and the held-out texts."""
+    """Return tokens, documents and names of the shards, and the held-out texts."""
     patterns = ("*.tokens.npy", "*.spans.npy", "*.names.npy", "*.jsonl")
     files = [path for pattern in patterns for path in (demo / "data").glob(pattern)]
     return {f"data/{path.name}": _digest(path) for path in files}
 
 
 def trainings(demo: Path) -> Facts:
-    """Every step's losses and norms, and every validation."""
-    found = dict[str, Any]()
+    """Return the losses and norms of every step, and every validation."""
+    steps = dict[str, Any]()
     for log in demo.glob("*/log.jsonl"):
         for line in log.read_text().splitlines():
             step = json.loads(line)
-            kept = {name: value for name, value in step.items() if name not in TIMES}
-            found[f"{log.parent.name}, step {step['step']}"] = kept
-        found[f"{log.parent.name}, validation"] = _json(log.with_name("manifest.json"))["validation"]
-    return found
+            row = {name: value for name, value in step.items() if name not in TIMES}
+            steps[f"{log.parent.name}, step {step['step']}"] = row
+        steps[f"{log.parent.name}, validation"] = _json(log.with_name("manifest.json"))["validation"]
+    return steps
 
 
 def weights(demo: Path) -> Facts:
-    """Every file of weights that was exported."""
+    """Return every exported file of weights."""
     paths = sorted(demo.rglob("*.safetensors"))
     return {str(path.relative_to(demo)): _digest(path) for path in paths}
 
 
 def texts(demo: Path) -> Facts:
-    """Every text of the speed report."""
+    """Return every text of the speed report."""
     return dict(item for path in (demo / "report/speed/units").glob("*.json") for item in _texts(path))
 
 
 def quality(demo: Path) -> Facts:
-    """Every answer and verdict, and the scores."""
+    """Return every answer and verdict, and the scores."""
     report = _json(demo / "report/quality/quality.json")
-    found = {name: report[name] for name in ("rows", "differences", "same", "samples")}
-    found |= {path.name: _json(path) for path in (demo / "report/quality/units").glob("*.json")}
-    return {name: _unmarked(value) for name, value in found.items()}
+    results = {name: report[name] for name in ("rows", "differences", "same", "samples")}
+    results |= {path.name: _json(path) for path in (demo / "report/quality/units").glob("*.json")}
+    return {name: _unmarked(value) for name, value in results.items()}
 
 
 def _unmarked(value: Any) -> Any:
-    """Texts in `pieces` whole: which of their tokens auto drafted is decided by times."""
+    """Return texts in `pieces` whole: which of their tokens were drafted hangs on times."""
     if isinstance(value, Mapping):
         return {
             name: "".join(text for _, text in one) if name == "pieces" else _unmarked(one)
@@ -108,16 +107,16 @@ PARTS: Mapping[str, Callable[[Path], Facts]] = {
 
 
 def main() -> None:
-    """Both demos, part by part."""
+    """Compare both demos part by part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("demo", type=Path)
     parser.add_argument("other", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     counts = dict[str, Any]()
     for part, facts in PARTS.items():
-        one, other = facts(asked.demo), facts(asked.other)
+        one, other = facts(args.demo), facts(args.other)
         if not one:
-            sys.exit(f"error: {asked.demo}: wanted a finished demo, found no {part}")
+            sys.exit(f"error: {args.demo} must be a finished demo, got no {part}")
         differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
         counts[part] = {"compared": len(one), "differ": len(differ)}
         print(
