@@ -105,7 +105,7 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
 
 
 def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> dict[str, Drafters]:
-    """Return drafters without a draft model: policies with adaptive tokens alone, and each subset of sources."""
+    """Return drafters without a draft model: policies with adaptive tokens alone, subsets of the sources."""
     policies = {
         "two-forward k=5": FixedPolicy(5),
         "one-forward k=3": FixedPolicy(3, "all"),

@@ -43,7 +43,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from conf import UserError
-from infer import DecodeConfig, DraftConfig, Infill, Model, TextStep, generate, load
+from infer import DecodeConfig, DraftConfig, Infill, Model, TextStep, generate, load, ngrams
 from infer.drafters.auto import MOST
 from infer.engine.reading import Request
 from infer.engine.runner import Runners
@@ -396,6 +396,7 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    ngrams.CACHED = 64  # contexts of a table: a bounded store that takes hours to fill
     separate_large()
     soak = Soak(args)
     signal.signal(signal.SIGINT, soak.end)
