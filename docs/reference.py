@@ -14,15 +14,15 @@ from conf.help import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
 from infer.config import GraphConfig, InferConfig
-from infer.gpu_check.config import GpuCheckConfig
-from infer.playground.config import PlaygroundConfig
-from infer.quality.config import QualityConfig
-from infer.regenerate.config import RegenerateConfig
+from infer.gpu_check import GpuCheckConfig
+from infer.playground import PlaygroundConfig
+from infer.quality import QualityConfig
+from infer.regenerate import RegenerateConfig
 from infer.report.config import ReportConfig
 from infer.speed.config import SpeedConfig
 from infer.study.config import StudyConfig
 from train.config import TrainConfig
-from train.export.config import ExportConfig
+from train.export import ExportConfig
 from train.gpu_check import TrainCheckConfig
 
 ENTRIES: dict[str, type] = {

@@ -16,7 +16,7 @@ from conf import UserError, settings
 from conf.sweep import jobs_of
 from data_prep.config import DataPrepConfig
 from infer.benchmarks.reading import kind_of
-from infer.quality.config import QualityConfig
+from infer.quality import QualityConfig
 from tests.drills import quick_start
 from tests.markdown import Command, anchors, blocks, commands, headless, links
 from train.config import TrainConfig

@@ -14,8 +14,8 @@ from infer.__main__ import main as infer
 from infer.config import InferConfig
 from infer.models.checkpoint import load_model
 from tests.test_pipeline import BATCH, SHORT, command
+from train.export import ExportConfig
 from train.export.__main__ import main as export
-from train.export.config import ExportConfig
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from conf import UserError
-from infer.benchmarks.config import SourceConfig
+from infer.benchmarks import SourceConfig
 from infer.benchmarks.rows import Problem, Row
 from infer.config import Infill
 from infer.sandbox.languages import check_tests

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 from conf import UserError
-from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks import PromptSetConfig
 from infer.benchmarks.reading import read_problems
 from infer.benchmarks.rows import Problem
 from infer.config import Infill

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from conf import UserError
-from infer.benchmarks import code, texts
+from infer.benchmarks import BenchmarkConfig, SourceConfig, code, texts
 from infer.benchmarks.code import language_named
-from infer.benchmarks.config import BenchmarkConfig, SourceConfig
 from infer.benchmarks.rows import PACKED, SUFFIXES, Dataset, Problem, Row, hub_rows, rows_of
 
 PAPER = ("cpp", "java", "php", "ts", "cs", "sh")  # of MultiPL-E: the languages of SDSAT, Table 2

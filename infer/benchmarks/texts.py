@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from infer.benchmarks.config import PromptSetConfig, SourceConfig
+from infer.benchmarks import PromptSetConfig, SourceConfig
 from infer.benchmarks.rows import Problem, Row
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}

@@ -4,7 +4,7 @@ Fails where a draft changed a token; of speed it only tells. The file is written
 """
 
 from conf import run
-from infer.gpu_check.config import GpuCheckConfig
+from infer.gpu_check import GpuCheckConfig
 
 
 def main(config: GpuCheckConfig) -> None:

@@ -23,7 +23,7 @@ from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.engine.static import CompileWarning
-from infer.gpu_check.config import LIVELY, random_model
+from infer.gpu_check import LIVELY, random_model
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.ngrams import Ngrams
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conf import UserError, run
 from infer.models.directory import check_directory
-from infer.playground.config import PlaygroundConfig
+from infer.playground import PlaygroundConfig
 
 
 def main(config: PlaygroundConfig) -> None:

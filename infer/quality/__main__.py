@@ -8,7 +8,7 @@ result is DIR/quality. In float32 every answer of SDSAT must be that of plain de
 
 from conf import run
 from infer.models.directory import check_directory
-from infer.quality.config import QualityConfig
+from infer.quality import QualityConfig
 
 
 def main(config: QualityConfig) -> None:

@@ -30,7 +30,7 @@ from infer.measure.distributed import UnitStore, WorkerGroup
 from infer.measure.unfinished import HEADER, UNITS, read_header
 from infer.models.checkpoint import is_gated
 from infer.models.draft import named_errors
-from infer.quality.config import QualityConfig
+from infer.quality import QualityConfig
 from infer.quality.result import RESULT, result
 from infer.quality.work import Work, answer_key, completion, contaminated, find_work, models
 from infer.report.terminal import print_report

@@ -15,7 +15,7 @@ from infer.engine.sampling import seed_from
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
 from infer.models.directory import decontaminated
 from infer.models.draft import base_pieces, lacking
-from infer.quality.config import QualityConfig
+from infer.quality import QualityConfig
 from infer.sandbox import missing_toolchain
 from infer.text import Text, in_pieces
 

@@ -8,7 +8,7 @@ stays: an interrupted run goes on.
 
 from conf import run
 from infer.models.directory import check_directory
-from infer.regenerate.config import RegenerateConfig
+from infer.regenerate import RegenerateConfig
 
 
 def main(config: RegenerateConfig) -> None:

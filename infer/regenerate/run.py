@@ -44,7 +44,7 @@ from infer.measure.distributed import UnitStore, WorkerGroup
 from infer.measure.unfinished import UNITS, read_unit
 from infer.methods import library_processors
 from infer.models.checkpoint import load_text
-from infer.regenerate.config import RegenerateConfig
+from infer.regenerate import RegenerateConfig
 from infer.text import Text
 
 PLAIN = 0  # the mode of a span that is not laid out for infilling

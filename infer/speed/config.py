@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
-from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks import PromptSetConfig
 from infer.config import (
     BY_DRAFT_MODEL,
     DTYPES,

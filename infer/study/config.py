@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.schema import MODEL, PATH
-from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks import PromptSetConfig
 from infer.config import DraftConfig, check_at_least, check_dtype, check_growth
 
 PARTS = ("methods", "sampling", "time", "recurrence", "ablation", "merging", "ranks")

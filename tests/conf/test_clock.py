@@ -11,7 +11,7 @@ from infer.drafters.auto import AutoPolicy
 from infer.engine import runner as clocks
 from infer.engine.runner import fine_clock, tick_of
 from infer.engine.sampling import GREEDY
-from infer.gpu_check.timing import in_turns
+from infer.gpu_check.run import in_turns
 from infer.loop import Step
 from infer.measure import row_times
 from infer.measure.row_times import measure_costs

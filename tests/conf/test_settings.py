@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import conf
 from conf import UserError, run, settings
 from data_prep.config import DataPrepConfig
-from infer.benchmarks.config import KINDS, BenchmarkConfig, PromptSetConfig, SourceConfig
+from infer.benchmarks import KINDS, BenchmarkConfig, PromptSetConfig, SourceConfig
 from infer.config import DraftConfig, InferConfig
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from conf import UserError, settings
 from conf.stage import write_manifest
+from infer.quality import QualityConfig
 from infer.quality import run as quality
-from infer.quality.config import QualityConfig
 from infer.speed import run as speed
 from infer.speed.config import SpeedConfig
 from infer.study import run as study

@@ -11,12 +11,12 @@ import pytest
 
 from conf import settings
 from data_prep.config import DataPrepConfig
-from infer.quality.config import QualityConfig
-from infer.regenerate.config import RegenerateConfig
+from infer.quality import QualityConfig
+from infer.regenerate import RegenerateConfig
 from infer.report.config import ReportConfig
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
-from train.export.config import ExportConfig
+from train.export import ExportConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig, TrainConfig
 from train.data import to_tensors
 from train.engine import parameter_groups
-from train.export.config import ExportConfig, keeps_adapter
+from train.export import ExportConfig, keeps_adapter
 from train.lora import Gate, PlainWeights, adapt
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, causal, dual

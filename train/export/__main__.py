@@ -20,7 +20,7 @@ from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
 from conf.stage import MANIFEST, is_finished, made_from, read_manifest
 from data_prep.vocab import Vocab
-from train.export.config import ExportConfig, keeps_adapter, trained_lora
+from train.export import ExportConfig, keeps_adapter, trained_lora
 
 FACTS = ("adaptive", "L", "validation", "inputs", "step", "commit")  # further ones that an export reads
 # Settings that do not change what the directory contains.

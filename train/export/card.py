@@ -20,7 +20,7 @@ from conf.fingerprint import fingerprint
 from conf.stage import MANIFEST, commit, read_manifest, versions
 from data_prep.ngrams import TABLE
 from data_prep.vocab import INFILLING, Vocab
-from train.export.config import trained_lora
+from train.export import trained_lora
 from train.export.sidecars import infilling_orders
 
 CARD = "README.md"

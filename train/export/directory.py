@@ -11,8 +11,8 @@ from conf.console import print_line
 from conf.fingerprint import fingerprint_file
 from conf.stage import staged, write_manifest
 from data_prep.ngrams import TABLE
+from train.export import ExportConfig
 from train.export.card import render_card, write_card
-from train.export.config import ExportConfig
 from train.export.ngram_weights import fit_directory
 from train.export.sidecars import ADAPTIVE, write_custom_generate, write_sidecars
 from train.export.trained import check_trained, open_trained

@@ -13,8 +13,8 @@ from conf import UserError
 from conf.console import print_line
 from conf.stage import read_manifest
 from conf.tracker import run_file
+from train.export import ExportConfig
 from train.export.card import CARD, read_report, rename_card, render_card, write_card
-from train.export.config import ExportConfig
 
 T = TypeVar("T")
 # Files of an export: readers would take an older one's that stays beside a newer for the newer's own.

@@ -34,7 +34,7 @@ from conf.fingerprint import fingerprint
 from conf.stage import ROOT, commit
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
 from train.config import DESCRIBED
-from train.export.config import trained_lora
+from train.export import trained_lora
 
 ADAPTIVE = "adaptive.json"
 MASK_KEYS = ("pard_token", "ptd_token_id")  # of parallel drafting: TensorRT-LLM's and vLLM's

@@ -20,7 +20,7 @@ from data_prep.ngrams import TABLE, find_table
 from data_prep.vocab import Vocab, tokenizer_file
 from train.checkpoint import Checkpoint, find_whole, list_checkpoints
 from train.config import CHECKPOINTS, DESCRIBED, LoraSettings, ObjectiveConfig
-from train.export.config import trained_lora
+from train.export import trained_lora
 from train.export.weights import CheckpointWeights
 from train.lora import PlainWeights, adapt
 from train.pretrained import skeleton

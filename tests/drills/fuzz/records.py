@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf import UserError, settings
-from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks import PromptSetConfig
 from infer.benchmarks.prompts import load_prompts
 from infer.models.checkpoint import load_text
+from infer.quality import QualityConfig
 from infer.quality import run as quality
-from infer.quality.config import QualityConfig
 from infer.report.write import build
 from infer.speed import run as speed
 from infer.speed.config import SpeedConfig

@@ -30,8 +30,8 @@ from tests.told import error
 from tests.train.resume_worker import RECIPE
 from train.__main__ import main as train
 from train.config import TrainConfig
+from train.export import ExportConfig
 from train.export.__main__ import main as export
-from train.export.config import ExportConfig
 
 ROOT = Path(__file__).parents[3]
 ALONE = 200  # one command of so many runs in a process of its own too

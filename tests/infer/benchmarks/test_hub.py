@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf import UserError
-from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
+from infer.benchmarks import BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.reading import KINDS, read_problems
 from infer.benchmarks.rows import Dataset
 from tests.infer.benchmarks.test_kinds import CPP, task

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from infer.benchmarks import KINDS, BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.code import HUMANEVAL_STOP, ZERO_SHOT_STOP
-from infer.benchmarks.config import KINDS, BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.reading import KINDS as FOUND
 from infer.benchmarks.reading import read_problems, rules
 from infer.benchmarks.rows import Problem

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError
-from infer.benchmarks.config import BenchmarkConfig
+from infer.benchmarks import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.config import Infill
 

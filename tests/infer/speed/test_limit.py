@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from infer.gpu_check.config import SHAPES, random_model
+from infer.gpu_check import SHAPES, random_model
 from infer.speed import limit as device
 from infer.speed.limit import Limit, Needs, Speeds, bandwidth, measure_limit, seconds_of
 

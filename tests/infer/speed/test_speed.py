@@ -8,7 +8,7 @@ import pytest
 
 from conf import UserError, settings
 from infer.api import Model, generate
-from infer.benchmarks.config import PromptSetConfig
+from infer.benchmarks import PromptSetConfig
 from infer.benchmarks.prompts import load_prompts
 from infer.config import DecodeConfig, InferConfig
 from infer.measure.runs import seed_of

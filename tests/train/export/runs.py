@@ -14,8 +14,8 @@ from conf.files import read_result
 from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from train.attention import register
+from train.export import ExportConfig
 from train.export.__main__ import main
-from train.export.config import ExportConfig
 
 TIED = "+model.shape.tie_word_embeddings=true"
 LORA = ["objective=branch", "lora.rank=4"]

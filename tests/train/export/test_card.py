@@ -14,8 +14,8 @@ from conf.stage import write_manifest
 from infer.report.write import write
 from tests.infer.report.report_fixture import quality, speed, write_parts
 from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training
+from train.export import ExportConfig
 from train.export.card import render_card, write_card
-from train.export.config import ExportConfig
 from train.export.publish import check_publication, publish
 from train.export.sidecars import write_sidecars
 

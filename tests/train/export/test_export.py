@@ -18,8 +18,8 @@ from data_prep.shards import Shards
 from infer.models.checkpoint import load_adaptive
 from infer.ngrams import NgramWeights
 from tests.train.export.runs import ADAPTED, PLAIN, change, copy_of, export, logits, refused
+from train.export import ExportConfig
 from train.export.__main__ import FACTS
-from train.export.config import ExportConfig
 from train.export.trained import open_trained
 from train.export.verify import plan_measurement
 from train.export.weights import CheckpointWeights, write_weights

@@ -13,9 +13,9 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from conf import UserError, settings
 from conf.stage import made_from, write_manifest
 from tests.train.export.export_fixture import training
+from train.export import ExportConfig
 from train.export.__main__ import main
 from train.export.card import render_card, write_card
-from train.export.config import ExportConfig
 
 
 class Hub:
