@@ -20,7 +20,6 @@ from PIL import Image, ImageChops
 
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.outcome import Outcome
 from infer.drafters.places import Places
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import Sampling
@@ -28,6 +27,7 @@ from infer.graph.picture import spelled
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
+from infer.trees.token_graph import Outcome
 from infer.trees.tree import Tree, flatten, mask
 from infer.view.coloured import KINDS
 

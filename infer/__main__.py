@@ -7,8 +7,7 @@ from pathlib import Path
 from conf import UserError, run
 from conf.console import print_line
 from conf.files import file_to_write
-from infer.config import InferConfig
-from infer.models.directory import check_directory
+from infer.config import InferConfig, check_directory
 
 
 def main(config: InferConfig) -> None:

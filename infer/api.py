@@ -20,7 +20,6 @@ from conf import UserError
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
-from infer.drafters.outcome import Watch
 from infer.engine.cache import shape
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights, enough_memory, gib
@@ -41,6 +40,7 @@ from infer.models.checkpoint import (
 from infer.models.draft import Draft, check_draft, load_draft
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
 from infer.text import Output, Text
+from infer.trees.token_graph import Watch
 
 
 @dataclass(frozen=True)

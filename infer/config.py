@@ -1,11 +1,17 @@
-"""The settings of `python -m infer`."""
+"""The settings of `python -m infer`, and whether a folder can be a model directory. Knows no PyTorch: errors in
+them are reported before its import.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from conf import UserError
+from conf.files import read_json
 from conf.schema import MODEL, PATH, take_types
+from conf.stage import MANIFEST
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS
 
@@ -340,3 +346,22 @@ class GraphConfig:
             raise ValueError(f"step must be the number of a draft, from 1 on, got {self.step}")
         if self.out is not None and not self.out.endswith(PICTURES):
             raise ValueError(f"out must be a file that ends in {' or '.join(PICTURES)}, got {self.out}")
+
+
+def check_directory(folder: str | Path) -> Path:
+    """Return the path. Raises UserError for a folder that cannot be a model, without asking the hub."""
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        reason = "no config.json in it" if path.is_dir() else "no such directory"
+        raise UserError(f"model={folder} must be a Transformers model directory, got {reason}")
+    return path
+
+
+def decontaminated(folder: str | Path) -> list[str] | None:
+    """Return the benchmarks that the training data were decontaminated against.
+
+    None for a directory that this project did not export. Raises UserError for a manifest that is no JSON.
+    """
+    path = Path(folder) / MANIFEST
+    manifest = read_json(path, "a manifest") if path.is_file() else {}
+    return manifest.get("decontaminated") or [] if manifest.get("kind") == "model" else None

@@ -25,7 +25,6 @@ from infer.drafters.auto import Learners, Policies
 from infer.drafters.budget import AutoBudget, Budget, FamilyBudget, FixedBudget
 from infer.drafters.cost_tables import CostTables
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters, RatioDrafters
-from infer.drafters.outcome import Watch
 from infer.engine.forward import context_length
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
@@ -36,6 +35,7 @@ from infer.models.draft import Draft
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
 from infer.trees.growth import Rules
 from infer.trees.lattice import DEEPEST
+from infer.trees.token_graph import Watch
 
 ROWS = 1024 - UNREAD  # of the draft model in a step; with the text's a power of two, as fixed shapes are
 NODES = 64  # drafts that are verified where nothing is measured: by ratio, and to be shown

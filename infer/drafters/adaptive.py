@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer.drafters.outcome import Outcome, Watch
 from infer.drafters.places import Places
 from infer.engine.reading import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Verified
 from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.lattice import nucleus_shape, nucleus_tree
-from infer.trees.token_graph import Drafts
+from infer.trees.token_graph import Drafts, Outcome, Watch
 from infer.trees.tree import Tree
 
 ANSWERS = 16  # likeliest tokens of an adaptive token that are read; of fewer n-grams have too little to choose

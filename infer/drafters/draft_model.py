@@ -22,7 +22,6 @@ from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.drafters.outcome import Outcome, Watch
 from infer.engine.reading import Candidates, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -30,7 +29,7 @@ from infer.loop import Drafters, Verified
 from infer.models.draft import Draft
 from infer.trees.growth import Growth, Rules
 from infer.trees.lattice import lattice
-from infer.trees.token_graph import Drafts, TokenGraph
+from infer.trees.token_graph import Drafts, Outcome, TokenGraph, Watch
 from infer.trees.tree import Tree
 
 UNREAD = 32  # tokens of the text from which on they are read before the first level, not with it

@@ -4,15 +4,14 @@ Which token was drafted behind which, what was merged, what the target was asked
 """
 
 from conf import run
-from infer.config import GraphConfig
-from infer.models.directory import check_directory
+from infer.config import GraphConfig, check_directory
 
 
 def main(config: GraphConfig) -> None:
     """Decode, choose a draft, and show it."""
     check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.graph.run import run as show
+    from infer.graph.picture import run as show
 
     show(config)
 

@@ -10,7 +10,10 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import torch
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
@@ -18,11 +21,10 @@ from transformers.utils import logging
 from conf import UserError
 from conf.errors import Refusing, in_one_line, visible
 from conf.files import read_json
+from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
-from infer.models.adapter import merge_adapter
-from infer.models.directory import check_directory
 from infer.models.gated import gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights, open_table
 from infer.text import Infilling, Text
@@ -78,6 +80,34 @@ def load_model(
         lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
     check_tree(lm.eval())
     return lm
+
+
+def merge_adapter(lm: PreTrainedModel, folder: Path, *, described: bool) -> PreTrainedModel:
+    """Return `lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
+    `described`: there is an adaptive.json, which says that it is not gated.
+
+    Raises UserError for a folder that holds none, or one of another model, and where it is not known whether
+    the adapter of adaptive tokens is gated: ungated it would change every token.
+    """
+    weights = folder / SAFETENSORS_WEIGHTS_NAME
+    if not weights.is_file() or not (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder} must have adapter_config.json and {weights.name}, got not both of them")
+    try:
+        settings = LoraConfig.from_pretrained(str(folder), inference_mode=True)
+        adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
+        loaded: Any = set_peft_model_state_dict(adapted, load_file(weights))
+        merged = adapted.merge_and_unload()
+    except Exception as error:  # whatever the libraries meet first in files that are none of their own
+        raise UserError(f"{folder} must be a LoRA adapter of this model, got {in_one_line(error)}") from error
+    if not described and settings.trainable_token_indices:
+        raise UserError(
+            f"{folder.parent} must have adaptive.json, since the adapter trained adaptive tokens, got none"
+        )
+    absent = [key for key in loaded.missing_keys if "lora_" in key or "trainable_tokens_delta" in key]
+    if absent or loaded.unexpected_keys:
+        name = [*absent, *loaded.unexpected_keys][0]
+        raise UserError(f"{weights} must be the adapter that its configuration describes, got {name} amiss")
+    return merged
 
 
 def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:

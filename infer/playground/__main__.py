@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from conf import UserError, run
-from infer.models.directory import check_directory
+from infer.config import check_directory
 from infer.playground import PlaygroundConfig
 
 

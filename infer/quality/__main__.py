@@ -7,7 +7,7 @@ result is DIR/quality. In float32 every answer of SDSAT must be that of plain de
 """
 
 from conf import run
-from infer.models.directory import check_directory
+from infer.config import check_directory
 from infer.quality import QualityConfig
 
 

@@ -10,10 +10,9 @@ from conf import UserError
 from infer.api import Model, TextStep, generate
 from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problems, rules
 from infer.benchmarks.rows import Problem
-from infer.config import DecodeConfig, Infill
+from infer.config import DecodeConfig, Infill, decontaminated
 from infer.engine.sampling import seed_from
 from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
-from infer.models.directory import decontaminated
 from infer.models.draft import base_pieces, lacking
 from infer.quality import QualityConfig
 from infer.sandbox import missing_toolchain

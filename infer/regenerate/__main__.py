@@ -7,7 +7,7 @@ stays: an interrupted run goes on.
 """
 
 from conf import run
-from infer.models.directory import check_directory
+from infer.config import check_directory
 from infer.regenerate import RegenerateConfig
 
 

@@ -8,7 +8,7 @@ every text of ours must be that of plain decoding, or the run fails, once its re
 """
 
 from conf import run
-from infer.models.directory import check_directory
+from infer.config import check_directory
 from infer.speed.config import SpeedConfig
 
 

@@ -15,7 +15,6 @@ from conf import UserError
 from infer.api import check_compile
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.drafters.adaptive import check_probes
-from infer.drafters.outcome import Watch
 from infer.engine.cache import shape
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_for_weights, enough_memory, gib
@@ -38,6 +37,7 @@ from infer.requests import check_lengths
 from infer.speed.config import BY_ADAPTIVE, GSD_PROBES, PLAIN, DecoderSpec, Group, SpeedConfig, specs
 from infer.speed.peers import Peers
 from infer.text import NoInfilling, Text
+from infer.trees.token_graph import Watch
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from infer.drafters.outcome import Outcome
 from infer.engine.reading import Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, Step, decode
 from infer.measure.runs import Clock, clock
+from infer.trees.token_graph import Outcome
 
 PROCESS = Path("/proc/self")
 T = TypeVar("T")

@@ -35,7 +35,6 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.loop import decode
 from infer.measure.runs import Decoder, Run, clock, seed_of
@@ -44,6 +43,7 @@ from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
 from infer.speed.statistics import Weighed, estimate
 from infer.text import Output, Text, in_pieces
+from infer.trees.token_graph import Outcome
 
 K = TypeVar("K")
 

@@ -8,7 +8,7 @@ measured again.
 """
 
 from conf import run
-from infer.models.directory import check_directory
+from infer.config import check_directory
 from infer.study.config import StudyConfig
 
 

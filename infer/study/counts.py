@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from infer.drafters.outcome import Outcome
 from infer.measure.runs import Run
-from infer.trees.token_graph import Drafts, TokenGraph
+from infer.trees.token_graph import Drafts, Outcome, TokenGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from conf import UserError
 from infer.api import load
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.config import GROWTH, DecodeConfig, DraftConfig
-from infer.drafters.outcome import Outcome, Watch
 from infer.engine.runner import Runner
 from infer.loop import Drafters, Limits
 from infer.measure.distributed import ALONE, WorkerGroup
@@ -18,6 +17,7 @@ from infer.methods import DraftMethods, Methods
 from infer.models.draft import Draft, check_draft, load_draft
 from infer.study.config import StudyConfig
 from infer.study.counts import Counts, DraftedRun
+from infer.trees.token_graph import Outcome, Watch
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -14,11 +14,9 @@ from rich.console import Console
 from conf import UserError, run
 from infer import Model, generate, load
 from infer.config import DecodeConfig, GraphConfig
-from infer.drafters.outcome import Fate, Outcome
 from infer.graph.__main__ import main
-from infer.graph.picture import place_nodes, print_graph, write_picture
-from infer.graph.run import choose
-from infer.trees.token_graph import TokenGraph, unroll
+from infer.graph.picture import choose, place_nodes, print_graph, write_picture
+from infer.trees.token_graph import Fate, Outcome, TokenGraph, unroll
 from tests.full_disk import largest_file
 from tests.told import error
 

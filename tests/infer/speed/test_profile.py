@@ -14,7 +14,6 @@ from transformers import LlamaForCausalLM
 from infer import Model
 from infer.config import DecodeConfig, DraftConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.outcome import Outcome
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits, decode
@@ -23,6 +22,7 @@ from infer.models.draft import load_draft
 from infer.speed import profile as module
 from infer.speed.profile import peak_memory, profile, timed
 from infer.study.counts import Counts
+from infer.trees.token_graph import Outcome
 
 CPU = torch.device("cpu")
 REQUEST = Request([5, 17, 40, 3])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from conf import UserError, settings
 from infer.api import Model
 from infer.config import DecodeConfig
-from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
 from infer.methods import rules_of
 from infer.study import counts as rates
@@ -22,7 +21,7 @@ from infer.study.counts import Counts
 from infer.study.measurements import PARTS as TIMES
 from infer.study.measurements import divergences, log_q, lossy, recurring
 from infer.study.models import StudyModels
-from infer.trees.token_graph import TokenGraph, unroll
+from infer.trees.token_graph import Outcome, TokenGraph, unroll
 from tests import warm
 
 Y, A, B, C, D = range(5)
