@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from accelerate import cpu_offload, init_empty_weights
 from accelerate.utils import align_module_device
+from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -415,28 +416,8 @@ def _share_errors(by_offset: Tensor) -> dict[str, float]:
 def jackknife(values: np.ndarray, level: float) -> float:
     """Return half an interval's width of a mean, by its (n,) values with one sequence left out each."""
     n = len(values)
-    return student(level, n - 1) * math.sqrt((n - 1) / n * ((values - values.mean()) ** 2).sum())
-
-
-def student(level: float, freedom: int) -> float:
-    """Return half the width of Student's t's central interval, for `freedom` >= 1 degrees of freedom.
-
-    Its probability is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4), inverted by bisection.
-    """
-    low, high = 0.0, math.pi / 2
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """Return the probability that |t| < tan(angle) * sqrt(freedom)."""
-    sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for power in range(1 + odd, freedom, 2):
-        total += term
-        term *= cosine**2 * power / (power + 1)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    student = float(stdtrit(n - 1, (1 + level) / 2))
+    return student * math.sqrt((n - 1) / n * ((values - values.mean()) ** 2).sum())
 
 
 def check_acceptance(measured: Measured, validation: Mapping[str, float], *, every: int) -> None:
@@ -451,7 +432,8 @@ def check_acceptance(measured: Measured, validation: Mapping[str, float], *, eve
         mean, allowed = measured.means[name], rounding
         if n < every:
             low, high = measured.intervals[name]
-            wider = student(1 - (1 - LEVEL) / len(measured.intervals), n - 1) / student(LEVEL, n - 1)
+            together = 1 - (1 - LEVEL) / len(measured.intervals)
+            wider = stdtrit(n - 1, (1 + together) / 2) / stdtrit(n - 1, (1 + LEVEL) / 2)
             allowed += wider * math.sqrt(1 - n / every) * (high - low) / 2
         if not abs(validation[name] - mean) <= allowed:  # also if it is NaN
             raise UserError(

@@ -9,15 +9,8 @@ import torch
 from scipy.stats import t
 
 from conf import UserError
-from train.export.verify import Measured, check_acceptance, student, summarise_clusters
+from train.export.verify import Measured, check_acceptance, summarise_clusters
 from train.loss import summarise
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 8, 63, 1000])
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.995, 0.9999])
-def test_students_t(level: float, freedom: int) -> None:
-    """An expansion about the normal distribution was too narrow for few sequences: 0.6 of it for two."""
-    assert student(level, freedom) == pytest.approx(t.ppf((1 + level) / 2, freedom), rel=1e-9)
 
 
 def test_the_interval_is_that_of_the_means_of_sequences() -> None:
