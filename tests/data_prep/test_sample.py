@@ -19,7 +19,7 @@ from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.sources import METADATA
 from data_prep.vocab import Vocab, load_tokenizer
-from tests.data_prep.test_pipeline import text_of, texts_of
+from tests.data_prep.conftest import text_of, texts_of
 
 FILTERS_OFF = ["filters.longest_line=null", "filters.mean_line=null", "filters.alphanumeric=null"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.encode import Encoder, Mode
 from data_prep.shards import SPLITS, Shards
 from data_prep.vocab import Vocab, load_tokenizer
-from tests.data_prep.test_pipeline import text_of
+from tests.data_prep.conftest import text_of
 
 
 @dataclass
