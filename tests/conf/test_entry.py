@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conf import run
-from conf.command import COMMANDS, main
+from conf.cli import COMMANDS, main
 from docs.reference import ENTRIES
 from infer.config import InferConfig
 from tests.full_disk import largest_file

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf import UserError
-from conf.sweep import jobs_of, sweep
+from conf.cli import jobs_of, sweep
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig, DecontaminateConfig
-from data_prep.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
+from data_prep.filters import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
 from infer.benchmarks.config import JUDGED
 from infer.benchmarks.reading import KINDS
 

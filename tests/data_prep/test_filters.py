@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config import FilterConfig
-from data_prep.decontaminate import Index
 from data_prep.document import BATCH, Document, Drop, batches, held_out_share, is_held_out, split, unit
-from data_prep.filters import is_alphanumeric, reason_to_drop, screen
+from data_prep.filters import Index, is_alphanumeric, reason_to_drop, screen
 
 
 class NoControl:

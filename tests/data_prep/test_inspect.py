@@ -10,9 +10,8 @@ from rich.console import Console
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
-from data_prep.inspect import PAGE, InspectConfig, main, marked_text, replacement_line, shortened
+from data_prep.inspect import PAGE, InspectConfig, main, marked_text, print_summary, replacement_line, shortened
 from data_prep.pipeline import prepare
-from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
 
 
