@@ -43,7 +43,7 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
     if not isinstance(value, str) or not _NAME.fullmatch(value) or os.path.exists(value):
         return value
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     options: Any = {"allow_patterns": _FILES[kind], "ignore_patterns": _UNUSED}
     try:
@@ -60,12 +60,18 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
         HfApi().model_info(value, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
         return Path(snapshot_download(value, **options))
     except Exception as error:  # of the library or of its HTTP client
-        reason = f"the hub did not answer ({type(error).__name__}). Check the path, or the network"
-        if isinstance(error, GatedRepoError):
-            reason = "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
-        elif isinstance(error, RepositoryNotFoundError):
-            reason = "the hub has no such repository, or asks for sign-in. Check the name, or set HF_TOKEN"
-        raise UserError(f"{start}, and {reason}", page=HUB) from error
+        raise UserError(f"{start}, and {hub_refusal(error, 'repository')}", page=HUB) from error
+
+
+def hub_refusal(error: Exception, kind: str) -> str:
+    """Return why the hub gave nothing of this kind, and what to do, for the end of a sentence."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the hub has no such {kind}, or asks for sign-in. Check the name, or set HF_TOKEN"
+    return f"the hub did not answer ({type(error).__name__}). Check the path, or the network"
 
 
 def _is_complete(folder: Path, kind: str) -> bool:

@@ -24,13 +24,8 @@ NAME = "NAME"
 PATH = {"path": True}
 MODEL = {**PATH, "hub": "model"}
 TOKENIZER = {**PATH, "hub": "tokenizer"}
-IN_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list of texts",
-}
+IN_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+IN_WORDS[list] = "a list of texts"
 ACCEPTED: dict[type, Any] = {int: Integral, float: Real, list: (list, tuple)}
 LARGEST = 2**63  # beyond it no array holds a whole number
 # How an error names a setting: at its start, or as a suggestion at its end.
@@ -44,9 +39,7 @@ def kinds(schema: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(schema)}
 
 
-@cache
-def _hints(schema: Any) -> dict[str, Any]:
-    return get_type_hints(schema)
+_hints = cache(get_type_hints)
 
 
 def types_of(kind: Any) -> list[Any]:

@@ -35,16 +35,12 @@ def bin_of(seed: int, id: str) -> int:
     return hash64(seed, "choose", id) >> 50
 
 
-def _no_bins() -> np.ndarray:
-    return np.zeros(BINS, dtype=np.int64)
-
-
 @dataclass
 class Measure:
     """What one language has: files and bytes by bin, and tokens per byte from a sample."""
 
-    files: np.ndarray = field(default_factory=_no_bins)  # (BINS,)
-    bytes: np.ndarray = field(default_factory=_no_bins)  # (BINS,)
+    files: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    bytes: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
     sample_tokens: int = 0
     sample_bytes: int = 0
 

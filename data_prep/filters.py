@@ -21,10 +21,9 @@ import string
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ahocorasick_rs import BytesAhoCorasick
@@ -146,8 +145,7 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A benchmark's task, and the words of it that a document holds."""
 
     task: str
@@ -242,9 +240,7 @@ class Index:
                 yield int(starts[window]) + 1, Match(task, words.decode())
 
     def _string_hits(self, stream: bytes) -> Iterable[tuple[int, Match]]:
-        if self._automaton is None:
-            return
-        for pattern, start, _ in self._automaton.find_matches_as_indexes(stream):
+        for pattern, start, _ in self._automaton.find_matches_as_indexes(stream) if self._automaton else ():
             words, task = self._strings[pattern]
             yield start + 1, Match(task, words)
 

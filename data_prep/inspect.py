@@ -127,11 +127,11 @@ def drops(manifest: dict[str, Any]) -> Table:
     counts = manifest["counts"]
     rows = counts.get("rows", 0)
     table = _table("Rows", "", "rows", "share")
-    listed = [("read", rows), *((f"dropped: {reason}", count) for reason, count in manifest["drops"].items())]
-    listed.append(("not chosen", counts.get("not chosen", 0)))
-    listed.append(("kept", counts.get("documents", 0)))
-    listed.append(("kept, with control pieces encoded as text", counts.get("documents with control pieces", 0)))
-    for name, count in listed:
+    listed = {"read": rows} | {f"dropped: {reason}": count for reason, count in manifest["drops"].items()}
+    listed["not chosen"] = counts.get("not chosen", 0)
+    listed["kept"] = counts.get("documents", 0)
+    listed["kept, with control pieces encoded as text"] = counts.get("documents with control pieces", 0)
+    for name, count in listed.items():
         if count or name in ("read", "kept"):
             table.add_row(name, f"{count:,}", f"{count / max(1, rows):.2%}")
     return table
@@ -175,12 +175,7 @@ class InspectConfig:
     inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
-@dataclass(frozen=True)
-class Section:
-    """Lines under a title."""
-
-    title: str
-    lines: list[Text]
+Section = tuple[str, list[Text]]  # lines under a title
 
 
 def main(config: InspectConfig) -> None:
@@ -198,9 +193,9 @@ def main(config: InspectConfig) -> None:
         console.print(line)
     shards = Shards(config.out, config.inspect.split)
     sections = list(_sections(config.inspect, shards, manifest["languages"], vocab, encoder))
-    for section in sections:
-        console.rule(section.title, align="left")
-        for line in section.lines:
+    for title, lines in sections:
+        console.rule(title, align="left")
+        for line in lines:
             console.print(line, soft_wrap=False)
     if file:
         write_page(file, sections, ngrams, shards, manifest)
@@ -216,19 +211,15 @@ def _sections(
     random = generator(show.seed, "inspect")
     for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
         sequence = shards[index]
-        yield Section(
-            f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens",
-            list(sequence_lines(sequence, languages, vocab, encoder, show.characters)),
-        )
+        lines = list(sequence_lines(sequence, languages, vocab, encoder, show.characters))
+        yield f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens", lines
         tokens = sequence.tokens[: min(sequence.used, REPLACED_TOKENS)]
         documents = sequence.documents[None, : len(tokens)]
         may = replaceable(tokens[None], documents, sorted(vocab.control))[0]
         starts, widths = sample_windows(len(tokens), L=show.L, start_rate=show.start_rate, generator=random)
         offsets = window_offsets(starts, widths, may)
-        yield Section(
-            f"span replacement, L={show.L}: its first {len(tokens)} tokens",
-            [replacement_line(tokens, offsets, vocab, encoder)],
-        )
+        lines = [replacement_line(tokens, offsets, vocab, encoder)]
+        yield f"span replacement, L={show.L}: its first {len(tokens)} tokens", lines
 
 
 def sequence_lines(
@@ -340,14 +331,13 @@ def write_page(
         _histograms(shards, manifest),
     ]
     if "ngrams" in manifest:
-        lines = "\n".join(_markup(line) for line in ngrams)
+        lines = "\n".join(map(_markup, ngrams))
         body.append(f"<h2>N-grams</h2><p>{escape(describe_ngrams(manifest['ngrams']))}</p><pre>{lines}</pre>")
     legend = "".join(f'<span><b class="{kind}">{kind}</b> {text}</span>' for kind, text in LEGEND.items())
     body.append(f'<h2>Sequences</h2><p class="lines">{legend}</p>')
-    for section in sections:
-        lines = "\n".join(_markup(line) for line in section.lines)
-        title = escape(pictures(section.title))
-        body.append(f'<section><h3>{title}</h3><pre tabindex="0">{lines.strip()}</pre></section>')
+    for title, texts in sections:
+        lines = "\n".join(map(_markup, texts)).strip()
+        body.append(f'<section><h3>{escape(pictures(title))}</h3><pre tabindex="0">{lines}</pre></section>')
     text = page("Data of adaptive-tokens", "\n".join(body), style=STYLE)
     write_bytes(path, text.encode("utf-8", "replace"))
 

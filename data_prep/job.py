@@ -135,8 +135,3 @@ def sweep(job: Job) -> None:
 def one_task(job: Job) -> int:
     """Return 1."""
     return 1
-
-
-def task_per_part(job: Job) -> int:
-    """Return the number of parts of the input."""
-    return len(job.parts)

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from conf import UserError
 from conf.errors import HUB, MEMORY, visible
+from conf.hub import hub_refusal
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
 
@@ -66,8 +67,12 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
         listed, place = _hub_files(data.path)
         # fnmatch knows no folders: "**/*" is to match a file without one too.
-        files = [f for f in listed if any(fnmatch(f[0], p) or fnmatch(f"./{f[0]}", p) for p in data.include)]
-        files = [file for file in files if not _is_excluded(file[0], data.exclude)]
+        files = [
+            (name, size)
+            for name, size in listed
+            if any(fnmatch(name, pattern) or fnmatch(f"./{name}", pattern) for pattern in data.include)
+            and not _is_excluded(name, data.exclude)
+        ]
     else:
         raise UserError(f"data.path={data.path} must be a folder or a hub dataset's name, got no such folder")
     if data.kind != "source":
@@ -181,22 +186,16 @@ def _hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     Sign-in is the hub's own (HF_TOKEN, or `hf auth login`). Raises UserError when the hub does not answer.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.hf_api import RepoFile
 
     api = HfApi()
-    start = f"data.path={name} must be a folder or a dataset on the hub, got no such folder"
     try:
         commit = api.dataset_info(name).sha
         tree = api.list_repo_tree(name, repo_type="dataset", revision=commit, recursive=True)
         files = sorted((entry.path, entry.size) for entry in tree if isinstance(entry, RepoFile))
     except Exception as error:  # of the library or of its HTTP client
-        reason = f"the hub did not answer ({type(error).__name__})"
-        if isinstance(error, GatedRepoError):
-            reason = "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
-        elif isinstance(error, RepositoryNotFoundError):
-            reason = "the hub has no such dataset, or asks for sign-in. Check the name, or set HF_TOKEN"
-        raise UserError(f"{start}, and {reason}", page=HUB) from error
+        start = f"data.path={name} must be a folder or a dataset on the hub, got no such folder"
+        raise UserError(f"{start}, and {hub_refusal(error, 'dataset')}", page=HUB) from error
     return files, f"hf://datasets/{name}@{commit}"
 
 

@@ -68,16 +68,20 @@ def test_a_result_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
         is_finished(tmp_path, "thing", made_from(Settings(data=Inner(size=4)), {}))
 
 
-def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (None, r"data\.path=.*got no manifest\.json"),
+        ("{", "must be a JSON object"),
+        ('{"kind": "model"}', "must be a finished folder of kind 'shards', got kind 'model'"),
+    ],
+)
+def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path, manifest: str | None, message: str) -> None:
     with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
-    with pytest.raises(UserError, match=r"data\.path=.*got no manifest\.json"):
-        read_manifest(tmp_path, "shards", "data.path")
-    (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(UserError, match="must be a JSON object"):
-        read_manifest(tmp_path, "shards", "data.path")
-    write_manifest(tmp_path, "model", {})
-    with pytest.raises(UserError, match="must be a finished folder of kind 'shards', got kind 'model'"):
+    if manifest:
+        (tmp_path / MANIFEST).write_text(manifest)
+    with pytest.raises(UserError, match=message):
         read_manifest(tmp_path, "shards", "data.path")
 
 

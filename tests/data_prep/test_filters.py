@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from data_prep.config import FilterConfig
 from data_prep.document import BATCH, Document, Drop, batches, held_out_share, is_held_out, split, unit
@@ -58,14 +59,8 @@ def test_the_screen_answers_every_row_in_order() -> None:
     rows: list[Document | Drop] = [Document(str(i), text, "py", "f", i) for i, text in enumerate(texts)]
     rows.insert(2, Drop("malformed row", "f", 9))
     found = list(screen(rows, FilterConfig(control="drop"), NoControl(), index))  # type: ignore[arg-type]
-    assert [row.reason if isinstance(row, Drop) else row.text for row in found] == [
-        "def f(): pass",
-        "contaminated",
-        "malformed row",
-        "empty",
-        "control pieces",
-        "y = 2",
-    ]
+    answers = ["def f(): pass", "contaminated", "malformed row", "empty", "control pieces", "y = 2"]
+    assert [row.reason if isinstance(row, Drop) else row.text for row in found] == answers
     assert isinstance(found[1], Drop)
     assert found[1].detail == f"task/1: {' '.join(benchmark.split()[:13])}"
     assert np.array_equal([row.row for row in found], [0, 1, 9, 2, 3, 4])
@@ -81,9 +76,8 @@ def test_pieces_concatenate_to_the_document(text: str, limit: int, ends: bool) -
 
 
 def test_units_are_uniform_and_keyed() -> None:
-    values = np.array([unit(0, "held_out", i) for i in range(20000)])
-    counts, _ = np.histogram(values, bins=20, range=(0, 1))
-    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
+    counts, _ = np.histogram([unit(0, "held_out", i) for i in range(20000)], bins=20, range=(0, 1))
+    assert stats.chisquare(counts).pvalue > 0.001
     assert unit(0, "a") == unit(0, "a") != unit(1, "a")
 
 
