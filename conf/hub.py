@@ -6,12 +6,11 @@ own (HF_TOKEN, or `hf auth login`). No pickles and no code are downloaded.
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.errors import HUB, UserError
+from conf.schema import values_of
 
 # One slash, and nothing that begins as a path does: only such a text is sent to the hub.
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -28,10 +27,10 @@ def replace_hub_names(config: Any) -> None:
 
     Raises UserError, naming the setting, where the hub has no such repository or cannot be reached.
     """
-    for name, owner, field, kind in _hub_fields(config):
-        value = getattr(owner, field)
-        if value is not None:
-            setattr(owner, field, str(find_folder(value, kind, setting=name)))
+    for name, owner, field in values_of(config):
+        kind, value = field.metadata.get("hub"), getattr(owner, field.name)
+        if kind and value is not None:
+            setattr(owner, field.name, str(find_folder(value, kind, setting=name)))
 
 
 def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model") -> str | Path:
@@ -79,14 +78,3 @@ def _is_complete(folder: Path, kind: str) -> bool:
     if kind == "tokenizer":
         return (folder / "tokenizer.json").is_file()
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-
-
-def _hub_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield every field that takes a hub name: its setting, its dataclass, its own name, and the kind."""
-    for field in fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
-        if kind := field.metadata.get("hub"):
-            setting = prefix.removesuffix(".") if field.metadata.get("bare") else name
-            yield setting, config, field.name, kind
-        elif is_dataclass(value):
-            yield from _hub_fields(value, f"{name}.")

@@ -25,15 +25,14 @@ from conf import UserError
 from conf.files import read_result
 from conf.fingerprint import fingerprint_file
 from conf.stage import BEGUN, publish, write_manifest
-from data_prep.budget import choose_documents, chosen, measure
 from data_prep.document import Document, Drop, in_words, is_held_out, order, split
 from data_prep.encode import encode
 from data_prep.job import INDEX, WORK, Job, Phase, one_task
-from data_prep.near_duplicates import BUCKETS, cluster, match, sign, unique
 from data_prep.ngram_tasks import count_unit, merge_range, range_count, select, units, wants_table
 from data_prep.ngrams import TABLE
 from data_prep.packing import Encoded, pack
 from data_prep.runs import TEXTS, HeldOutWriter, RunWriter, merge_held_out, read_runs, token_dtype
+from data_prep.selection import BUCKETS, choose_documents, chosen, cluster, match, measure, sign, unique
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 

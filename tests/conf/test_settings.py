@@ -137,18 +137,14 @@ def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message
     ("override", "message"),
     [
         # Hydra's signs: `+verify_sequence=1` was added and ignored, `~dtype` took the setting away.
-        ("++stepz=3", "unknown setting 'stepz': did you mean 'steps'?"),
         ("+objective.ww=1", "unknown setting 'objective.ww': did you mean 'objective.w'?"),
         ("+objective=basics", "objective must be one of basic, branch, causal, dual, got basics"),
         ("hydra.verbose=true", "unknown setting 'hydra.verbose': --help lists the settings"),
-        ("~stepz", "unknown setting 'stepz': did you mean 'steps'?"),
         ("~steps", "steps must have a value, got ~steps. Write steps=VALUE"),
         ("~objective", "objective must have a value, got ~objective. Write objective=VALUE"),
         # These were OmegaConf's words, with its types, and NumPy's error of the first step.
         ("steps=ten", "steps must be a whole number, got 'ten'"),
-        ("objective.w=x", "objective.w must be a number, got 'x'"),
         ("out=x/${nothing}", "out must refer to settings as ${NAME}, got ${nothing}, which is none"),
-        ("objective.L=0", "objective.L must be at least 1, got 0"),
         ("seed=-1", "seed must be at least 0, got -1"),
         ("experiment=nothing", "experiment must be one of deepseek_coder_1b_l5, demo, "),
         ("objective=", "objective must be one of basic, branch, causal, dual, got none"),

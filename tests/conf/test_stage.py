@@ -42,15 +42,6 @@ class Settings:
     data: Inner = field(default_factory=Inner)
 
 
-def test_a_stage_is_finished_once_its_manifest_is_there(tmp_path: Path) -> None:
-    made = made_from(Settings(), {})
-    assert not is_finished(tmp_path, "thing", made)
-    write_manifest(tmp_path, "thing", made, facts=1)
-    assert is_finished(tmp_path, "thing", made)
-    assert read_manifest(tmp_path, "thing", "data.path")["facts"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
-
-
 def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     write_manifest(first, "shards", {})

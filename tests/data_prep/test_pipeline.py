@@ -18,11 +18,11 @@ from conf import UserError
 from conf import run as run_command
 from conf.stage import lock, partial_of, read_manifest
 from data_prep.__main__ import main
-from data_prep.budget import read_table
 from data_prep.config import DataConfig, DataPrepConfig, ProportionConfig
 from data_prep.inspect import print_summary, warnings
 from data_prep.job import Job, sweep
 from data_prep.pipeline import prepare
+from data_prep.selection import read_table
 from data_prep.shards import Shards
 from tests.conftest import data_arguments, data_settings
 from tests.data_prep.conftest import content, run, texts_of

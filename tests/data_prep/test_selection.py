@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
-from data_prep.budget import BINS, Chosen, Measure, bin_of, choose, own_shares
+from data_prep.selection import BINS, Chosen, Measure, bin_of, choose, own_shares
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
@@ -80,11 +79,6 @@ def test_more_than_there_is_takes_all_and_never_more_than_a_bin_too_much(
         assert chosen.bytes == sum(sizes)
     else:
         assert abs(chosen.bytes - amount) <= max(sizes)
-
-
-def test_bins_are_uniform() -> None:
-    counts, _ = np.histogram([bin_of(0, str(i)) for i in range(20_000)], bins=20, range=(0, BINS))
-    assert stats.chisquare(counts).pvalue > 0.001
 
 
 def test_of_a_language_whose_share_is_0_nothing_is_taken() -> None:
