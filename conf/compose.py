@@ -64,11 +64,6 @@ class Group:
     otherwise: str
     choices: tuple[Choice, ...]
 
-    @property
-    def names(self) -> list[str]:
-        """Of its choices."""
-        return [choice.name for choice in self.choices]
-
 
 def command(entry: str) -> tuple[str, ...]:
     """Return how a stage is called, and examples, as the head of its config.yaml has them."""
@@ -208,10 +203,11 @@ def _check_override(override: str, overrides: Sequence[str], schema: type, group
         # No choice at all is one, where there may be several.
         chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
         none = chosen in (["none"], ["null"]) if group.several else value == "null" and not group.default
-        wrong = [choice for choice in chosen if choice not in group.names]
+        choices = [choice.name for choice in group.choices]
+        wrong = [choice for choice in chosen if choice not in choices]
         if wrong and not none:
             quantity = "some" if group.several else "one"
-            raise UserError(f"{name} must be {quantity} of {', '.join(group.names)}, got {wrong[0]}")
+            raise UserError(f"{name} must be {quantity} of {', '.join(choices)}, got {wrong[0]}")
 
 
 def _set(config: DictConfig, override: str, schema: type) -> None:

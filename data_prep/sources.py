@@ -319,10 +319,9 @@ def _parquet_metadata(stream: Any) -> pq.FileMetaData:
 def _parquet_row(values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
         columns = {name: value.as_py() for name, value in values.items()}
-    except UnicodeDecodeError as error:  # in a list: other texts are bytes
-        return Drop("undecodable", file, row, detail=str(error)[:200])
-    except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date out of Python's range
-        return Drop("malformed row", file, row, detail=str(error)[:200])
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        # Text in a list that is no UTF-8 (other texts are bytes), or a date out of Python's range.
+        return _drop_for(error, file, row)
     return _document(columns, file, row, data)
 
 
@@ -354,10 +353,8 @@ def _read_jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document |
 def _jsonl_row(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
         columns = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
-        return Drop("undecodable", file, row, detail=str(error)[:200])
     except (ValueError, RecursionError) as error:
-        return Drop("malformed row", file, row, detail=str(error)[:200])
+        return _drop_for(error, file, row)
     if not isinstance(columns, dict):
         return Drop("malformed row", file, row, detail=f"must be an object, got {type(columns).__name__}")
     return _document(columns, file, row, data)
@@ -382,13 +379,16 @@ def _document(
         if (len(text) if isinstance(text, bytes) else len(text.encode())) > data.max_bytes:
             return Drop("too large", file, row, id)
         text = _text(text)
-    except UnicodeError as error:
-        return Drop("undecodable", file, row, detail=str(error)[:200])
-    except RecursionError as error:  # an id of lists within lists
-        return Drop("malformed row", file, row, detail=str(error)[:200])
+    except (UnicodeError, RecursionError) as error:  # the latter: an id of lists within lists
+        return _drop_for(error, file, row)
     if data.kind != "source":
         text = METADATA.sub("", text, count=1)
     return Document(id, text, language, file, row)
+
+
+def _drop_for(error: Exception, file: str, row: int) -> Drop:
+    reason = "undecodable" if isinstance(error, UnicodeError) else "malformed row"
+    return Drop(reason, file, row, detail=str(error)[:200])
 
 
 def _text(value: Any) -> str:
