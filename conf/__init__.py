@@ -1,7 +1,7 @@
 """What all packages share: settings, the command line, and what every stage leaves behind.
 
-    compose, choices, schema   Hydra YAML and the command line -> a typed dataclass
-    cli, help, sweep           a stage's command: --help, -m, errors in one sentence
+    compose, schema            Hydra YAML and the command line -> a typed dataclass
+    cli, help                  a stage's command: --help, -m, errors in one sentence
     errors                     sentences for users
     hub                        settings that may name a model on the hub
     stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files

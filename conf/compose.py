@@ -2,16 +2,22 @@
 
 Hydra composes the chosen files; the values of the command line are then set one by one, each as its type asks:
 a prompt or a path is text, whatever brackets it has; a list needs none; settings by name may have any name.
+
+A stage's YAML also holds groups of files, of which one or several are chosen. The comment at the head of a
+choice says what it is for, in a sentence on its first line and more below; that of config.yaml has the command,
+and below it examples of it.
 """
 
 import difflib
 import re
 import sysconfig
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,7 +25,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from conf.choices import FOLDER, Group, groups
 from conf.errors import UserError
 from conf.schema import (
     NAME,
@@ -34,6 +39,66 @@ from conf.schema import (
     place,
     types_of,
 )
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One file of a group: `lines` are its comment."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of settings, of which one is chosen by name, or several.
+
+    `default` are the names chosen where nothing is said; `otherwise` says what happens where these are none.
+    """
+
+    name: str
+    several: bool
+    default: tuple[str, ...]
+    otherwise: str
+    choices: tuple[Choice, ...]
+
+
+def command(entry: str) -> tuple[str, ...]:
+    """Return how a stage is called, and examples, as the head of its config.yaml has them."""
+    return _head(FOLDER / entry / "config.yaml")
+
+
+def groups(entry: str) -> list[Group]:
+    """Return all groups of a stage, with their choices in the order of their names."""
+    text = (FOLDER / entry / "config.yaml").read_text(encoding="utf-8")
+    defaults: dict[str, Any] = {}
+    for item in yaml.safe_load(text)["defaults"]:
+        defaults |= item if isinstance(item, dict) else {}
+    groups = []
+    for folder in sorted(path for path in (FOLDER / entry).iterdir() if path.is_dir()):
+        default: Any = defaults.get(folder.name)
+        several = isinstance(default, list)
+        otherwise = re.search(rf"^ *- {folder.name}: null +# (.+)$", text, re.MULTILINE)
+        groups.append(
+            Group(
+                name=folder.name,
+                several=several,
+                default=tuple(default) if several else (default,) if default else (),
+                otherwise=otherwise[1] if otherwise else "",
+                choices=tuple(Choice(path.stem, _head(path)) for path in sorted(folder.glob("*.yaml"))),
+            )
+        )
+    return groups
+
+
+def _head(path: Path) -> tuple[str, ...]:
+    """Return the comment that a file begins with, without Hydra's `@package`."""
+    comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
+    lines = [line.removeprefix("#").strip() for line in comment[0].splitlines()] if comment else []
+    return tuple(line for line in lines if not line.startswith("@package"))
+
 
 T = TypeVar("T")
 OUT = "out"  # the setting of a text in which ${NAME} is another setting's value
@@ -138,10 +203,11 @@ def _check_override(override: str, overrides: Sequence[str], schema: type, group
         # No choice at all is one, where there may be several.
         chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
         none = chosen in (["none"], ["null"]) if group.several else value == "null" and not group.default
-        wrong = [choice for choice in chosen if choice not in group.names]
+        choices = [choice.name for choice in group.choices]
+        wrong = [choice for choice in chosen if choice not in choices]
         if wrong and not none:
             quantity = "some" if group.several else "one"
-            raise UserError(f"{name} must be {quantity} of {', '.join(group.names)}, got {wrong[0]}")
+            raise UserError(f"{name} must be {quantity} of {', '.join(choices)}, got {wrong[0]}")
 
 
 def _set(config: DictConfig, override: str, schema: type) -> None:

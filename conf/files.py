@@ -44,7 +44,7 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
     _check_regular(path, f"{setting}={path}")
     if target.exists() and is_mount_point(target):
         raise UserError(f"{start} that can be replaced, got a mount point. Mount its folder instead.")
-    temporary = _temporary(target)
+    temporary = _temporary(target, os.urandom(6).hex())
     try:
         temporary.touch()
         temporary.unlink()
@@ -103,9 +103,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     _check_regular(path, str(path))
-    for left in target.parent.glob(f"{escape(_temporary_prefix(target))}*"):
+    for left in target.parent.glob(f"{escape(_temporary(target, '').name)}*"):
         _remove_unless_locked(left)
-    temporary = _temporary(target)
+    temporary = _temporary(target, os.urandom(6).hex())
     try:
         descriptor = _create_locked(temporary)
         try:
@@ -121,20 +121,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _temporary_prefix(target: Path) -> str:
-    return f".{target.name}.{platform.node()}."
-
-
-def _temporary(target: Path) -> Path:
+def _temporary(target: Path, unique: str) -> Path:
     """Return a file that is written before it replaces `target`."""
-    return target.with_name(f"{_temporary_prefix(target)}{os.urandom(6).hex()}")
+    return target.with_name(f".{target.name}.{platform.node()}.{unique}")
 
 
 def _check_regular(path: Path, name: str) -> None:
-    """Raise UserError, in the name that the user knows, for what is there and is no regular file.
-
-    Links are followed by the system: of `/dev/stdout`, a pipe, `realpath` makes a name that nothing has.
-    """
+    """Raise UserError for what is there and is no regular file; links are followed by the system alone."""
     if path.exists() and not path.is_file():
         kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a special file")
         raise UserError(f"{name} must be a regular file or a new one, got {kind}. Give another file.")

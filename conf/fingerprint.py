@@ -5,9 +5,8 @@
     a model directory       its weights, configuration and tokenizer, as files: it may come from anywhere
     a folder of a stage     its manifest, which has the checksums of the rest
 
-Files are read whole, in blocks, by all cores: about 1.7 GB/s for each core, if the disk keeps up. A model's
-weights are read next anyway. Sampled blocks or times would be cheaper, and wrong: a training of the rows of the
-adaptive tokens alone changes a millionth of a 7B model, and every `git clone` or `cp` changes all times.
+Files are read whole, in blocks, by all cores: about 1.7 GB/s for each core. Sampled blocks or times would be
+cheaper, and wrong: a training of adaptive rows changes a millionth of a 7B model, and every `cp` all times.
 """
 
 import hashlib

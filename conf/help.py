@@ -19,8 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conf.choices import Group, command, groups
-from conf.compose import composed
+from conf.compose import Group, command, composed, groups
 from conf.errors import DOCS
 from conf.schema import NAME, bare, fields_of, named_setting, types_of
 

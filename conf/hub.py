@@ -6,12 +6,11 @@ own (HF_TOKEN, or `hf auth login`). No pickles and no code are downloaded.
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.errors import HUB, UserError
+from conf.schema import values_of
 
 # One slash, and nothing that begins as a path does: only such a text is sent to the hub.
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -28,10 +27,10 @@ def replace_hub_names(config: Any) -> None:
 
     Raises UserError, naming the setting, where the hub has no such repository or cannot be reached.
     """
-    for name, owner, field, kind in _hub_fields(config):
-        value = getattr(owner, field)
-        if value is not None:
-            setattr(owner, field, str(find_folder(value, kind, setting=name)))
+    for name, owner, field in values_of(config):
+        kind, value = field.metadata.get("hub"), getattr(owner, field.name)
+        if kind and value is not None:
+            setattr(owner, field.name, str(find_folder(value, kind, setting=name)))
 
 
 def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model") -> str | Path:
@@ -43,7 +42,7 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
     if not isinstance(value, str) or not _NAME.fullmatch(value) or os.path.exists(value):
         return value
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     options: Any = {"allow_patterns": _FILES[kind], "ignore_patterns": _UNUSED}
     try:
@@ -60,12 +59,18 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
         HfApi().model_info(value, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
         return Path(snapshot_download(value, **options))
     except Exception as error:  # of the library or of its HTTP client
-        reason = f"the hub did not answer ({type(error).__name__}). Check the path, or the network"
-        if isinstance(error, GatedRepoError):
-            reason = "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
-        elif isinstance(error, RepositoryNotFoundError):
-            reason = "the hub has no such repository, or asks for sign-in. Check the name, or set HF_TOKEN"
-        raise UserError(f"{start}, and {reason}", page=HUB) from error
+        raise UserError(f"{start}, and {hub_refusal(error, 'repository')}", page=HUB) from error
+
+
+def hub_refusal(error: Exception, kind: str) -> str:
+    """Return why the hub gave nothing of this kind, and what to do, for the end of a sentence."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the hub has no such {kind}, or asks for sign-in. Check the name, or set HF_TOKEN"
+    return f"the hub did not answer ({type(error).__name__}). Check the path, or the network"
 
 
 def _is_complete(folder: Path, kind: str) -> bool:
@@ -73,14 +78,3 @@ def _is_complete(folder: Path, kind: str) -> bool:
     if kind == "tokenizer":
         return (folder / "tokenizer.json").is_file()
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-
-
-def _hub_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield every field that takes a hub name: its setting, its dataclass, its own name, and the kind."""
-    for field in fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
-        if kind := field.metadata.get("hub"):
-            setting = prefix.removesuffix(".") if field.metadata.get("bare") else name
-            yield setting, config, field.name, kind
-        elif is_dataclass(value):
-            yield from _hub_fields(value, f"{name}.")

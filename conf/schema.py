@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -24,13 +24,8 @@ NAME = "NAME"
 PATH = {"path": True}
 MODEL = {**PATH, "hub": "model"}
 TOKENIZER = {**PATH, "hub": "tokenizer"}
-IN_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list of texts",
-}
+IN_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+IN_WORDS[list] = "a list of texts"
 ACCEPTED: dict[type, Any] = {int: Integral, float: Real, list: (list, tuple)}
 LARGEST = 2**63  # beyond it no array holds a whole number
 # How an error names a setting: at its start, or as a suggestion at its end.
@@ -44,9 +39,7 @@ def kinds(schema: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(schema)}
 
 
-@cache
-def _hints(schema: Any) -> dict[str, Any]:
-    return get_type_hints(schema)
+_hints = cache(get_type_hints)
 
 
 def types_of(kind: Any) -> list[Any]:
@@ -150,24 +143,29 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
         raise ValueError(f"{name} must be a number of up to 63 bits, got {value}")
 
 
-def check_paths(config: Any, prefix: str = "") -> None:
+def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
+    """Yield every setting of an instance: its name, the dataclass that it is in, and its field there."""
+    for field in fields(config):
+        value, name = getattr(config, field.name), prefix + field.name
+        if is_dataclass(value):
+            yield from values_of(value, f"{name}.")
+        elif isinstance(value, Mapping):
+            for key, member in value.items():
+                yield from values_of(member, f"{name}.{key}.") if is_dataclass(member) else ()
+        else:
+            yield prefix.removesuffix(".") if field.metadata.get("bare") else name, config, field
+
+
+def check_paths(config: Any) -> None:
     """Raise UserError for a path that the operating system refuses, before anything is done.
 
     What is not there is no mistake yet: it may be made, or be a name on the hub.
     """
-    for field in fields(config):
-        value = getattr(config, field.name)
-        name = prefix.removesuffix(".") if field.metadata.get("bare") else prefix + field.name
+    for name, owner, field in values_of(config):
         if listed := field.metadata.get("path"):
-            value = value if listed is True else getattr(config, listed)
+            value = getattr(owner, field.name if listed is True else listed)
             for path in value if isinstance(value, list) else [value]:
                 _check_path(name, path)
-        elif isinstance(value, Mapping):
-            for key, member in value.items():
-                if is_dataclass(member):
-                    check_paths(member, f"{name}.{key}.")
-        elif is_dataclass(value):
-            check_paths(value, f"{name}.")
 
 
 def _check_path(name: str, path: str | None) -> None:

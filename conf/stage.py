@@ -282,6 +282,8 @@ def lock(folder: Path, out: str | Path) -> int:
 
 def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any) -> None:
     """Write the manifest atomically: the last act of a stage."""
+    import psutil
+
     value = {
         "schema": SCHEMA,
         "kind": kind,
@@ -289,17 +291,10 @@ def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **fact
         **facts,
         "versions": versions(),
         "commit": commit(),
-        "seconds": process_seconds(),
+        "seconds": round(time.time() - psutil.Process().create_time(), 1),  # of this process
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_json(Path(out) / MANIFEST, sealed(value))
-
-
-def process_seconds() -> float:
-    """Return how long this process runs: what a stage took that was not interrupted."""
-    import psutil
-
-    return round(time.time() - psutil.Process().create_time(), 1)
 
 
 def versions() -> dict[str, str]:

@@ -4,8 +4,8 @@ from conf import run
 from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
+from data_prep.inspect import print_summary, warnings
 from data_prep.pipeline import prepare
-from data_prep.tables import print_summary, warnings
 from data_prep.vocab import Vocab
 
 

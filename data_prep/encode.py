@@ -53,13 +53,7 @@ def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
 
 
 def document_segments(
-    text: str,
-    mode: Mode,
-    cuts: tuple[int, int],
-    *,
-    vocab: Vocab,
-    lead: Callable[[str], str],
-    ends: bool = True,
+    text: str, mode: Mode, cuts: tuple[int, int], *, vocab: Vocab, lead: Callable[[str], str], ends: bool = True
 ) -> list[Segment]:
     """Return the document's segments; `lead(s)` is the text whose inf is enc(s).
 

@@ -24,11 +24,12 @@ from conf import UserError
 from conf.errors import MEMORY
 from conf.stage import ROOT
 from data_prep.job import Job, Phase, one_task, sweep
-from data_prep.phases import PHASES, finish, phase_named
+from data_prep.phases import PHASES, finish
 
 SLURM_JOB = "slurm_job"
 
 _job: Job  # of a worker process
+_phases = {phase.name: phase for phase in PHASES}
 
 
 def cores() -> int:
@@ -90,7 +91,7 @@ def _die_with_parent() -> None:
 
 
 def _run_in_worker(phase: str, task: int) -> None:
-    phase_named(phase).run_task(_job, task)
+    _phases[phase].run_task(_job, task)
 
 
 def run_rank(job: Job, phase: str, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
@@ -101,9 +102,8 @@ def run_rank(job: Job, phase: str, data: Any = None, rank: int = 0, world_size: 
     if phase == "finish":
         finish(job)
         return
-    step = phase_named(phase)
-    for task in range(rank, step.tasks(job), world_size):
-        step.run_task(job, task)
+    for task in range(rank, _phases[phase].tasks(job), world_size):
+        _phases[phase].run_task(job, task)
 
 
 def run_ray(job: Job) -> None:

@@ -1,21 +1,28 @@
 """python -m data_prep.inspect: look at a finished data folder, in the terminal or as one page.
 
-Tables, sequences as training will see them, and what span replacement will do to one, by the function that will
-do it. Changes nothing.
+Its manifest as tables, sequences as training will see them, and what span replacement will do to one, by the
+function that will do it. Changes nothing.
 """
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from safetensors.numpy import load_file
 
 from conf import UserError, run
-from conf.console import PlainConsole, pictures
+from conf.console import PlainConsole, label, pictures
 from conf.errors import visible
-from conf.files import file_to_write
+from conf.files import file_to_write, write_bytes
+from conf.html import LIGHT, inline_svg, page, plot_style, variables
 from conf.schema import PATH
 from conf.stage import read_manifest
 from data_prep.config import one_of, share
@@ -23,9 +30,112 @@ from data_prep.document import generator
 from data_prep.encode import Encoder, Mode
 from data_prep.ngrams import find_table, hash_contexts
 from data_prep.shards import SPLITS, PackedSequence, Shards
-from data_prep.tables import print_summary
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer, tokenizer_file
 from data_prep.windows import replaceable, sample_windows, window_offsets
+
+FEW = 4  # sequences of a split below which a warning is due
+
+
+def print_summary(manifest: dict[str, Any], console: Console) -> None:
+    """Print languages, modes, utilisation and drops."""
+    for table in (languages(manifest), splits(manifest), drops(manifest)):
+        console.print(table)
+    if "ngrams" in manifest:
+        console.print(describe_ngrams(manifest["ngrams"]))
+
+
+def warnings(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield what training will miss: a split without sequences, or next to none."""
+    seq_len = manifest["seq_len"]
+    remedies = {
+        "train": "Give more files, or a smaller seq_len",
+        "held_out": "Raise held_out, or lower seq_len",
+    }
+    if not manifest["settings"]["held_out"]:
+        del remedies["held_out"]
+    for name, remedy in remedies.items():
+        if (count := manifest[name]["sequences"]) < FEW:
+            yield (
+                f"{name} must have at least {FEW} sequences of {seq_len} tokens to be of use, got {count}. "
+                f"{remedy}."
+            )
+
+
+def describe_ngrams(table: dict[str, Any]) -> str:
+    """Return the n-gram table's size in a line."""
+    contexts = ", ".join(f"{count:,} of order {order}" for order, count in table["contexts"].items()) or "none"
+    return f"N-grams: contexts {contexts}; {table['tokens']:,} tokens counted, {table['bytes'] / 1e6:,.1f} MB"
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.caption_justify = "left"
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def languages(manifest: dict[str, Any]) -> Table:
+    """Tabulate documents, bytes, tokens and shares of each language; with a budget, its share of it."""
+    chosen = manifest.get("chosen", {})
+    target = ["wanted"] if chosen else []
+    by = manifest["settings"]["proportion"]["by"]
+    counted = {"bytes": "bytes", "files": "documents"}[by]
+    table = _table("Languages", "language", "documents", "MB", "tokens", f"% of {by}", *target, "bytes/token")
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name in SPLITS:
+        for language, counts in manifest[name]["languages"].items():
+            sums[language].update(counts)
+    whole = sum(total[counted] for total in sums.values())
+    for language, total in sorted(sums.items(), key=lambda item: -item[1][counted]):
+        parts = [chosen[language]] if chosen else []
+        shares = [f"{part['share']:.2%}{'*' if part['exhausted'] else ' '}" for part in parts]
+        table.add_row(
+            language,
+            f"{total['documents']:,}",
+            f"{total['bytes'] / 1e6:,.2f}",
+            f"{total['tokens']:,}",
+            f"{total[counted] / whole:.2%}",
+            *shares,
+            f"{total['bytes'] / max(1, total['tokens']):.2f}",
+        )
+    if any(part["exhausted"] for part in chosen.values()):
+        table.caption = "* it has less than its share: all of it is taken, and the others fill the budget"
+    return table
+
+
+def splits(manifest: dict[str, Any]) -> Table:
+    """Tabulate documents by mode, sequences, tokens and utilisation of each split."""
+    table = _table("Sequences", "split", "docs", "plain", "PSM", "SPM", "sequences", "tokens", "filled")
+    for name in SPLITS:
+        split = manifest[name]
+        modes = [split["modes"].get(mode.name, 0) for mode in Mode]
+        table.add_row(
+            name.replace("_", " "),
+            f"{split['documents']:,}",
+            *(f"{count / max(1, sum(modes)):.1%}" for count in modes),
+            f"{split['sequences']:,}",
+            f"{split['tokens']:,}",
+            f"{split['filled']:.2%}",
+        )
+    return table
+
+
+def drops(manifest: dict[str, Any]) -> Table:
+    """Tabulate rows that went no further, by reason."""
+    counts = manifest["counts"]
+    rows = counts.get("rows", 0)
+    table = _table("Rows", "", "rows", "share")
+    listed = {"read": rows} | {f"dropped: {reason}": count for reason, count in manifest["drops"].items()}
+    listed["not chosen"] = counts.get("not chosen", 0)
+    listed["kept"] = counts.get("documents", 0)
+    listed["kept, with control pieces encoded as text"] = counts.get("documents with control pieces", 0)
+    for name, count in listed.items():
+        if count or name in ("read", "kept"):
+            table.add_row(name, f"{count:,}", f"{count / max(1, rows):.2%}")
+    return table
+
 
 PAGE = "inspect.html"
 REPLACED_TOKENS = 160  # of a sequence, in the example of span replacement
@@ -65,18 +175,13 @@ class InspectConfig:
     inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
-@dataclass(frozen=True)
-class Section:
-    """Lines under a title."""
-
-    title: str
-    lines: list[Text]
+Section = tuple[str, list[Text]]  # lines under a title
 
 
 def main(config: InspectConfig) -> None:
     """Print everything; with html, write the same as a page."""
     manifest = read_manifest(config.out, "shards", "out")
-    page = file_to_write("out", str(Path(config.out) / PAGE)) if config.inspect.html else None
+    file = file_to_write("out", str(Path(config.out) / PAGE)) if config.inspect.html else None
     console = PlainConsole()
     print_summary(manifest, console)
     vocab = Vocab.from_json(manifest["vocab"])
@@ -88,15 +193,13 @@ def main(config: InspectConfig) -> None:
         console.print(line)
     shards = Shards(config.out, config.inspect.split)
     sections = list(_sections(config.inspect, shards, manifest["languages"], vocab, encoder))
-    for section in sections:
-        console.rule(section.title, align="left")
-        for line in section.lines:
+    for title, lines in sections:
+        console.rule(title, align="left")
+        for line in lines:
             console.print(line, soft_wrap=False)
-    if page:
-        from data_prep.inspect_page import write_page  # matplotlib takes its time
-
-        write_page(page, sections, ngrams, shards, manifest)
-        console.print(f"inspect: wrote {page}")
+    if file:
+        write_page(file, sections, ngrams, shards, manifest)
+        console.print(f"inspect: wrote {file}")
 
 
 def _sections(
@@ -108,19 +211,15 @@ def _sections(
     random = generator(show.seed, "inspect")
     for index in sorted(random.choice(len(shards), size=show.sequences, replace=False).tolist()):
         sequence = shards[index]
-        yield Section(
-            f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens",
-            list(sequence_lines(sequence, languages, vocab, encoder, show.characters)),
-        )
+        lines = list(sequence_lines(sequence, languages, vocab, encoder, show.characters))
+        yield f"{show.split} sequence {index} of {len(shards)}: {sequence.used:,} tokens", lines
         tokens = sequence.tokens[: min(sequence.used, REPLACED_TOKENS)]
         documents = sequence.documents[None, : len(tokens)]
         may = replaceable(tokens[None], documents, sorted(vocab.control))[0]
         starts, widths = sample_windows(len(tokens), L=show.L, start_rate=show.start_rate, generator=random)
         offsets = window_offsets(starts, widths, may)
-        yield Section(
-            f"span replacement, L={show.L}: its first {len(tokens)} tokens",
-            [replacement_line(tokens, offsets, vocab, encoder)],
-        )
+        lines = [replacement_line(tokens, offsets, vocab, encoder)]
+        yield f"span replacement, L={show.L}: its first {len(tokens)} tokens", lines
 
 
 def sequence_lines(
@@ -200,6 +299,125 @@ def continue_text(table: dict[str, np.ndarray], order: int, text: list[int]) -> 
             break
         text = [*text, successor]
     return text
+
+
+SEQUENCES = 20_000  # at most, in the histograms
+MARKS = {SENTINEL: "sentinel", ADAPTIVE: "adaptive", REPLACED: "replaced", HEADING: "heading", CUT: "cut"}
+LEGEND = {
+    "sentinel": "control token",
+    "adaptive": "adaptive token: aN is the Nth of its window",
+    "replaced": "token in its place before",
+    "cut": "left out here",
+}
+MODES = ("blue", "orange", "green")  # of the histogram's bars
+COLOURS = {"sentinel": ("#ddf4ff", "#0b3a5c"), "adaptive": ("#fbe0f3", "#5c2450")}  # light and dark
+STYLE = f"""{variables(COLOURS)}
+.sentinel {{ background: var(--sentinel); font-weight: 600; }}
+.adaptive {{ background: var(--adaptive); font-weight: 600; }}
+.replaced {{ color: var(--faint); text-decoration: line-through; }}
+.heading {{ color: var(--good); font-weight: 600; }}
+.cut {{ color: var(--faint); font-style: italic; }}
+"""
+
+
+def write_page(
+    path: Path, sections: Iterable[Section], ngrams: Iterable[Text], shards: Shards, manifest: dict[str, Any]
+) -> None:
+    """Write the page; a reader sees the whole of it or none."""
+    body = [
+        f"<header><h1>Data, as training reads it</h1><p>{manifest['train']['sequences']:,} sequences of "
+        f"{manifest['seq_len']:,} tokens.</p></header>",
+        *(_table_markup(table) for table in (languages(manifest), splits(manifest), drops(manifest))),
+        _histograms(shards, manifest),
+    ]
+    if "ngrams" in manifest:
+        lines = "\n".join(map(_markup, ngrams))
+        body.append(f"<h2>N-grams</h2><p>{escape(describe_ngrams(manifest['ngrams']))}</p><pre>{lines}</pre>")
+    legend = "".join(f'<span><b class="{kind}">{kind}</b> {text}</span>' for kind, text in LEGEND.items())
+    body.append(f'<h2>Sequences</h2><p class="lines">{legend}</p>')
+    for title, texts in sections:
+        lines = "\n".join(map(_markup, texts)).strip()
+        body.append(f'<section><h3>{escape(pictures(title))}</h3><pre tabindex="0">{lines}</pre></section>')
+    text = page("Data of adaptive-tokens", "\n".join(body), style=STYLE)
+    write_bytes(path, text.encode("utf-8", "replace"))
+
+
+def _markup(text: Text) -> str:
+    """Return coloured text as HTML; its styles are those of data_prep.inspect, one at a place."""
+    plain, parts, at = pictures(text.plain), [], 0
+    spans = [(span.start, span.end, span.style) for span in text.spans]
+    for start, end, style in [(0, len(plain), text.style)] if text.style else spans:
+        parts.append(escape(plain[at:start]))
+        parts.append(f'<span class="{MARKS[str(style)]}">{escape(plain[start:end])}</span>')
+        at = end
+    return "".join([*parts, escape(plain[at:])])
+
+
+def _table_markup(table: Table) -> str:
+    """Return a table of texts as HTML."""
+    columns: Sequence[Any] = table.columns
+    head = "".join(f'<th scope="col">{escape(str(column.header))}</th>' for column in columns)
+    rows = []
+    for first, *others in zip(*(column.cells for column in columns)):
+        cells = "".join(f"<td>{escape(pictures(str(cell)))}</td>" for cell in others)
+        rows.append(f'<tr><th scope="row">{escape(pictures(str(first)))}</th>{cells}</tr>')
+    note = f'<p class="faint">{escape(str(table.caption))}</p>' if table.caption else ""
+    return (
+        f'<div class="wide" tabindex="0"><table><caption>{escape(str(table.title))}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{note}"
+    )
+
+
+def _histograms(shards: Shards, manifest: Mapping[str, Any]) -> str:
+    """Return plots of documents' lengths by mode, of documents by sequence, and of languages."""
+    from matplotlib.figure import Figure  # late: it takes its time
+    from matplotlib.ticker import MaxNLocator
+
+    def subplots(title: str, height: float) -> tuple[Figure, Any]:
+        figure = Figure(figsize=(4.3, height), layout="constrained")
+        axis = figure.subplots()
+        axis.set_title(title)
+        return figure, axis
+
+    spans = [shards[index].spans for index in range(min(SEQUENCES, len(shards)))]
+    if not spans:
+        return ""
+    markup = []
+    with plot_style():
+        figure, axis = subplots("Lengths by mode", 2.7)
+        every = np.concatenate(spans)
+        lengths = every["stop"].astype(np.int64) - every["start"]
+        bins = np.geomspace(max(1, lengths.min()), lengths.max() + 1, 40).tolist()
+        by_mode = [lengths[every["mode"] == mode] for mode in Mode]
+        axis.hist(by_mode, bins=bins, stacked=True, color=[LIGHT[color] for color in MODES])
+        axis.set(xscale="log", xlabel="tokens", ylabel="documents, or their parts")
+        markup.append(inline_svg(figure, "Lengths by mode"))
+
+        figure, axis = subplots("Documents per sequence", 2.7)
+        counts = np.array([len(own) for own in spans])
+        bins = np.arange(0.5, counts.max() + 1.5, max(1, counts.max() // 40)).tolist()
+        axis.hist(counts, bins=bins, color=LIGHT["blue"])
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set(xlabel="documents", ylabel="sequences")
+        markup.append(inline_svg(figure, "Documents per sequence"))
+
+        sizes = {name: sums["tokens"] for name, sums in manifest["train"]["languages"].items()}
+        largest = sorted(sizes.items(), key=lambda item: item[1])[-25:]
+        figure, axis = subplots("Languages", 1.2 + 0.22 * len(largest))
+        shares = [size / sum(sizes.values()) for _, size in largest]
+        axis.barh(range(len(largest)), shares, 0.7, color=LIGHT["blue"])
+        axis.set_yticks(range(len(largest)), [label(name) for name, _ in largest])
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        axis.xaxis.set_major_formatter("{x:.0%}")
+        axis.set_xlabel("share of training tokens")
+        axis.grid(visible=False, axis="y")
+        markup.append(inline_svg(figure, "Languages"))
+    keys = "".join(
+        f'<span><svg viewBox="0 0 28 10" aria-hidden="true"><rect width="28" height="10" '
+        f'fill="var(--{color})"/></svg>{mode.name}</span>'
+        for mode, color in zip(Mode, MODES)
+    )
+    return f'<figure><div class="lines">{keys}</div><div class="panels">{"".join(markup)}</div></figure>'
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from conf import UserError
 from conf.files import write_json
 from conf.stage import lock
 from data_prep.config import DataPrepConfig
-from data_prep.decontaminate import Index
 from data_prep.document import Document, Drop
 from data_prep.encode import Encoder
-from data_prep.filters import screen
+from data_prep.filters import Index, screen
 from data_prep.sources import Part, read
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 
@@ -136,8 +135,3 @@ def sweep(job: Job) -> None:
 def one_task(job: Job) -> int:
     """Return 1."""
     return 1
-
-
-def task_per_part(job: Job) -> int:
-    """Return the number of parts of the input."""
-    return len(job.parts)

@@ -10,9 +10,8 @@ own: its bigrams are counted first, then its contexts are merged by ranges of th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +43,7 @@ UNIT = 2**22  # tokens that a task counts at most
 RANGE = 2**24  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """Sequences of a shard."""
 
     shard: int
@@ -61,12 +59,10 @@ def units(job: Job) -> list[Unit]:
     listed, start = [], 0
     for index, shard in enumerate(shards):
         places = np.arange(start, start := start + shard["sequences"])
-        rows = np.flatnonzero(
-            (places + 1) * counted // max(1, sequences) > places * counted // max(1, sequences)
-        )
-        listed += [
-            Unit(index, part) for part in np.split(rows, range(longest, len(rows), longest)) if len(part)
-        ]
+        chosen = np.diff(np.append(places, start) * counted // max(1, sequences)) > 0
+        rows = np.flatnonzero(chosen)
+        parts = np.split(rows, range(longest, len(rows), longest))
+        listed += [Unit(index, part) for part in parts if len(part)]
     return listed
 
 

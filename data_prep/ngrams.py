@@ -76,10 +76,6 @@ class Packing:
         """Words of an n-gram."""
         return -(-self.order // (64 // self.bits))
 
-    def lower(self) -> "Packing":
-        """Return the packing of the next lower order."""
-        return Packing(self.order - 1, self.vocabulary)
-
     def pack(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
         """Return (words, n) uint64 of n-grams, whose tokens are given from the latest to the successor."""
         per, bits = 64 // self.bits, np.uint64(self.bits)
@@ -138,7 +134,8 @@ class Ngrams:
 
     def lower(self) -> tuple["Ngrams", np.ndarray]:
         """Return the n-grams of the next lower order, and (n,) which of them each of these contains."""
-        order, packing = self.packing.order, self.packing.lower()
+        order = self.packing.order
+        packing = Packing(order - 1, self.packing.vocabulary)
         places = [*range(order - 2), order - 1]
         words = packing.pack([self.token(place) for place in places])
         # They are in the order of their contexts already.
@@ -249,12 +246,6 @@ class Contexts:
         return self.take(index[fits])
 
 
-def join(parts: Sequence[Contexts]) -> Contexts:
-    """Return the contexts of all parts."""
-    columns = [part.arrays() for part in parts]
-    return Contexts(**{name: np.concatenate([part[name] for part in columns]) for name in columns[0]})
-
-
 def descend(ngrams: Ngrams) -> list[tuple[Ngrams, np.ndarray]]:
     """Return the n-grams of each order down to 2, with (n,) the place of each backoff in the next of them."""
     levels = []
@@ -283,8 +274,10 @@ def best_of(contexts: Contexts, others: Contexts, size: int, vocabulary: int) ->
     """Return all that `best` can choose of these contexts, of the others and of any that are still to come."""
     if contexts.sizes(vocabulary).sum() > size:
         others = others.take(np.flatnonzero(others.gains >= contexts.gains.min()))
+    columns = (contexts.arrays(), others.arrays())
+    both = Contexts(**{name: np.concatenate([arrays[name] for arrays in columns]) for name in columns[0]})
     # The first that does not fit keeps out what is worse and smaller.
-    return join([contexts, others]).best(size + LARGEST, vocabulary)
+    return both.best(size + LARGEST, vocabulary)
 
 
 def interpolate(ngrams: Ngrams, backoff: np.ndarray) -> np.ndarray:
@@ -386,13 +379,9 @@ def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None
 
     Raises UserError for one that is damaged, or that is not of so many ids or of this tokenizer.json.
     """
-    if not (folder / TABLE).exists():
+    path = folder / TABLE
+    if not path.exists():
         return None
-    _check_table(folder / TABLE, vocabulary=vocabulary, tokenizer=fingerprint_file(tokenizer))
-    return folder / TABLE
-
-
-def _check_table(path: Path, *, vocabulary: int, tokenizer: str) -> None:
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -400,11 +389,13 @@ def _check_table(path: Path, *, vocabulary: int, tokenizer: str) -> None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _refused(path, "an n-gram table", in_one_line(error)) from error
-    for name, value in {"format": FORMAT, "vocabulary": str(vocabulary), "tokenizer": tokenizer}.items():
+    expected = {"format": FORMAT, "vocabulary": str(vocabulary), "tokenizer": fingerprint_file(tokenizer)}
+    for name, value in expected.items():
         if metadata.get(name) != value:
             raise _refused(path, f"an n-gram table of {name} {value}", metadata.get(name))
     if metadata.get("sha256") != digest:
         raise _refused(path, "a whole n-gram table", "a checksum mismatch")
+    return path
 
 
 def _refused(path: Path, expected: str, got: object) -> UserError:

@@ -25,15 +25,14 @@ from conf import UserError
 from conf.files import read_result
 from conf.fingerprint import fingerprint_file
 from conf.stage import BEGUN, publish, write_manifest
-from data_prep.budget import choose_documents, chosen, measure
 from data_prep.document import Document, Drop, in_words, is_held_out, order, split
 from data_prep.encode import encode
-from data_prep.job import INDEX, WORK, Job, Phase, one_task, task_per_part
-from data_prep.near_duplicates import BUCKETS, cluster, match, sign, unique
+from data_prep.job import INDEX, WORK, Job, Phase, one_task
 from data_prep.ngram_tasks import count_unit, merge_range, range_count, select, units, wants_table
 from data_prep.ngrams import TABLE
 from data_prep.packing import Encoded, pack
 from data_prep.runs import TEXTS, HeldOutWriter, RunWriter, merge_held_out, read_runs, token_dtype
+from data_prep.selection import BUCKETS, choose_documents, chosen, cluster, match, measure, sign, unique
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
@@ -45,8 +44,7 @@ DOCUMENT_TOKENS = 256  # what a document counts for beside its tokens, when shar
 def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     """Encode a part's documents, and set aside what is dropped and what is held out."""
     config = job.config
-    counts: Counter[str] = Counter()
-    drops: Counter[str] = Counter()
+    counts, drops = Counter[str](), Counter[str]()
     rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
     writers = {name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS}
     totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
@@ -64,12 +62,8 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
                 raise UserError(f"data.language must have at most {LANGUAGES:,} values, got more")
             writers[name].add(key, Encoded(document.id, language, mode, ids))
             totals[name]["modes"][mode.name] += 1
-            sums = totals[name]["languages"].setdefault(
-                document.language, {"documents": 0, "bytes": 0, "tokens": 0}
-            )
-            sums["documents"] += 1
-            sums["bytes"] += len(document.text.encode())
-            sums["tokens"] += len(ids)
+            sums = totals[name]["languages"].setdefault(document.language, Counter())
+            sums.update(documents=1, bytes=len(document.text.encode()), tokens=len(ids))
             if document.held_out:
                 held_out.add(key, document)
     for name, writer in writers.items():
@@ -79,8 +73,7 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 def _counted(rows: Iterable[Document | Drop], counts: Counter[str]) -> Iterator[Document | Drop]:
     for row in rows:
-        whole_file = isinstance(row, Drop) and row.row is None
-        counts["broken files" if whole_file else "rows"] += 1
+        counts["broken files" if row.row is None else "rows"] += 1
         yield row
 
 
@@ -106,8 +99,7 @@ def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> It
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Return totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
-    counts: Counter[str] = Counter()
-    drops: Counter[str] = Counter()
+    counts, drops = Counter[str](), Counter[str]()
     splits: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
@@ -221,29 +213,20 @@ def _split_facts(total: dict[str, Any], shards: list[dict[str, Any]], job: Job) 
     }
 
 
-def _has_budget(job: Job) -> bool:
-    return job.config.budget is not None
-
-
-def _removes_duplicates(job: Job) -> bool:
-    return job.config.near_duplicates
+def _part_count(job: Job) -> int:
+    return len(job.parts)
 
 
 PHASES = (
-    Phase("sign", task_per_part, sign, _removes_duplicates),
-    Phase("match", lambda job: BUCKETS, match, _removes_duplicates),
-    Phase("cluster", one_task, cluster, _removes_duplicates),
-    Phase("measure", task_per_part, measure, _has_budget),
-    Phase("choose", one_task, choose_documents, _has_budget),
-    Phase("encode", task_per_part, encode_part),
+    Phase("sign", _part_count, sign, lambda job: job.config.near_duplicates),
+    Phase("match", lambda job: BUCKETS, match, lambda job: job.config.near_duplicates),
+    Phase("cluster", one_task, cluster, lambda job: job.config.near_duplicates),
+    Phase("measure", _part_count, measure, lambda job: job.config.budget is not None),
+    Phase("choose", one_task, choose_documents, lambda job: job.config.budget is not None),
+    Phase("encode", _part_count, encode_part),
     Phase("tally", one_task, tally),
     Phase("pack", shard_count, pack_shard),
     Phase("count", lambda job: len(units(job)), count_unit, wants_table),
     Phase("merge", range_count, merge_range, wants_table),
     Phase("select", one_task, select, wants_table),
 )
-
-
-def phase_named(name: str) -> Phase:
-    """Return the phase of this name."""
-    return next(phase for phase in PHASES if phase.name == name)

@@ -15,15 +15,14 @@ from conf import UserError
 from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
-from data_prep.budget import read_table
 from data_prep.config import DataPrepConfig
-from data_prep.decontaminate import entries, index_entries, sources_hash
 from data_prep.document import documents_of, hash64, held_out_share, in_words, is_held_out, order, split
 from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
-from data_prep.filters import reason_to_drop
+from data_prep.filters import entries, index_entries, reason_to_drop, sources_hash
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.phases import finish
+from data_prep.selection import read_table
 from data_prep.sources import Part, list_parts, read
 from data_prep.vocab import (
     FILES,

@@ -13,7 +13,7 @@ hashing all of the shards at every start would take as long as reading them.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,9 @@ class ShardWriter:
         """Append one sequence."""
         tokens, first = packed.tokens(self._seq_len, self._padding).astype(self._dtype), len(self._spans)
         self._file.write(tokens.tobytes())
-        for s in packed.spans:
-            name, length = self._name(s.document.id)
-            document = s.document
-            self._spans.append(
-                (self._sequences, s.start, s.stop, s.offset, name, length, document.language, document.mode)
-            )
+        for span in packed.spans:
+            document, place = span.document, (self._sequences, span.start, span.stop, span.offset)
+            self._spans.append((*place, *self._name(document.id), document.language, document.mode))
         self._sums.append(checksum(tokens, np.array(self._spans[first:], dtype=SPAN), self._names))
         self._sequences += 1
 
@@ -184,9 +181,6 @@ class Shards(Sequence[PackedSequence]):
                 "Copy them anew, or prepare the data again"
             )
         return PackedSequence(tokens, spans, names)
-
-    def __iter__(self) -> Iterator[PackedSequence]:
-        return (self[index] for index in range(len(self)))
 
 
 def _open(path: Path, listed: Mapping[str, Any], seq_len: int) -> tuple[np.ndarray, ...]:

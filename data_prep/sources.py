@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from conf import UserError
 from conf.errors import HUB, MEMORY, visible
+from conf.hub import hub_refusal
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
 
@@ -66,8 +67,12 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", data.path):
         listed, place = _hub_files(data.path)
         # fnmatch knows no folders: "**/*" is to match a file without one too.
-        files = [f for f in listed if any(fnmatch(f[0], p) or fnmatch(f"./{f[0]}", p) for p in data.include)]
-        files = [file for file in files if not _is_excluded(file[0], data.exclude)]
+        files = [
+            (name, size)
+            for name, size in listed
+            if any(fnmatch(name, pattern) or fnmatch(f"./{name}", pattern) for pattern in data.include)
+            and not _is_excluded(name, data.exclude)
+        ]
     else:
         raise UserError(f"data.path={data.path} must be a folder or a hub dataset's name, got no such folder")
     if data.kind != "source":
@@ -181,22 +186,16 @@ def _hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     Sign-in is the hub's own (HF_TOKEN, or `hf auth login`). Raises UserError when the hub does not answer.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.hf_api import RepoFile
 
     api = HfApi()
-    start = f"data.path={name} must be a folder or a dataset on the hub, got no such folder"
     try:
         commit = api.dataset_info(name).sha
         tree = api.list_repo_tree(name, repo_type="dataset", revision=commit, recursive=True)
         files = sorted((entry.path, entry.size) for entry in tree if isinstance(entry, RepoFile))
     except Exception as error:  # of the library or of its HTTP client
-        reason = f"the hub did not answer ({type(error).__name__})"
-        if isinstance(error, GatedRepoError):
-            reason = "the hub asks for sign-in. Accept its terms on the hub and set HF_TOKEN"
-        elif isinstance(error, RepositoryNotFoundError):
-            reason = "the hub has no such dataset, or asks for sign-in. Check the name, or set HF_TOKEN"
-        raise UserError(f"{start}, and {reason}", page=HUB) from error
+        start = f"data.path={name} must be a folder or a dataset on the hub, got no such folder"
+        raise UserError(f"{start}, and {hub_refusal(error, 'dataset')}", page=HUB) from error
     return files, f"hf://datasets/{name}@{commit}"
 
 
@@ -320,10 +319,9 @@ def _parquet_metadata(stream: Any) -> pq.FileMetaData:
 def _parquet_row(values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
         columns = {name: value.as_py() for name, value in values.items()}
-    except UnicodeDecodeError as error:  # in a list: other texts are bytes
-        return Drop("undecodable", file, row, detail=str(error)[:200])
-    except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date out of Python's range
-        return Drop("malformed row", file, row, detail=str(error)[:200])
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        # Text in a list that is no UTF-8 (other texts are bytes), or a date out of Python's range.
+        return _drop_for(error, file, row)
     return _document(columns, file, row, data)
 
 
@@ -355,10 +353,8 @@ def _read_jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document |
 def _jsonl_row(line: bytes, file: str, row: int, data: DataConfig) -> Document | Drop:
     try:
         columns = json.loads(line.decode("utf-8-sig" if row == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
-        return Drop("undecodable", file, row, detail=str(error)[:200])
     except (ValueError, RecursionError) as error:
-        return Drop("malformed row", file, row, detail=str(error)[:200])
+        return _drop_for(error, file, row)
     if not isinstance(columns, dict):
         return Drop("malformed row", file, row, detail=f"must be an object, got {type(columns).__name__}")
     return _document(columns, file, row, data)
@@ -383,13 +379,16 @@ def _document(
         if (len(text) if isinstance(text, bytes) else len(text.encode())) > data.max_bytes:
             return Drop("too large", file, row, id)
         text = _text(text)
-    except UnicodeError as error:
-        return Drop("undecodable", file, row, detail=str(error)[:200])
-    except RecursionError as error:  # an id of lists within lists
-        return Drop("malformed row", file, row, detail=str(error)[:200])
+    except (UnicodeError, RecursionError) as error:  # the latter: an id of lists within lists
+        return _drop_for(error, file, row)
     if data.kind != "source":
         text = METADATA.sub("", text, count=1)
     return Document(id, text, language, file, row)
+
+
+def _drop_for(error: Exception, file: str, row: int) -> Drop:
+    reason = "undecodable" if isinstance(error, UnicodeError) else "malformed row"
+    return Drop(reason, file, row, detail=str(error)[:200])
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.choices import Group
+from conf.compose import Group
 from conf.help import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig

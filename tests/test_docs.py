@@ -13,7 +13,7 @@ from wandb.sdk.launch.sweeps import utils as sweep_utils
 from yaml import safe_load
 
 from conf import UserError, settings
-from conf.sweep import jobs_of
+from conf.cli import jobs_of
 from data_prep.config import DataPrepConfig
 from infer.benchmarks.reading import kind_of
 from infer.quality import QualityConfig

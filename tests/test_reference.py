@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, errors, settings
-from conf.choices import groups
+from conf.compose import groups
 from conf.help import Entry, describe, link
 from docs.reference import ENTRIES, FOLDER, page
 

@@ -115,7 +115,7 @@ def time_bare(name: str, sample: Path, tokenizer: Path, workers: int) -> float:
 @lru_cache
 def plain_tools(sample: Path, tokenizer: Path) -> tuple[Any, ...]:
     """What each process of the plain script needs: settings, control ids, benchmarks, tokenizer."""
-    from data_prep.decontaminate import Index, entries, index_entries
+    from data_prep.filters import Index, entries, index_entries
     from data_prep.vocab import find_vocab, load_tokenizer
 
     config = data_prep_settings(sample, tokenizer, 1, Path())

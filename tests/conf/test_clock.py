@@ -59,10 +59,7 @@ def test_a_clock_that_stands_divides_nothing_by_zero(standing: None) -> None:
     for _ in range(2):
         summary.add(Step(0, [1, 2], 1, 1, False))
     assert "tokens/s" in str(summary)
-    assert (
-        min(spread["median"] for spread in in_turns({1: int}, rounds=3, device=torch.device("cpu")).values())
-        > 0
-    )
+    assert in_turns({1: int}, rounds=3, device=torch.device("cpu"))[1]["median"] > 0
 
 
 def test_a_bandwidth_is_measured_over_some_ticks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,14 @@
-import errno
 import fcntl
-import json
 import os
-import platform
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
 
-import psutil
 import pytest
 
 from conf import UserError
-from conf.files import file_to_write, write_json
 from conf.fingerprint import fingerprint
 from conf.stage import (
     BEGUN,
@@ -34,7 +27,6 @@ from conf.stage import (
     staged,
     write_manifest,
 )
-from tests.full_disk import largest_file
 
 
 @dataclass
@@ -50,15 +42,6 @@ class Settings:
     data: Inner = field(default_factory=Inner)
 
 
-def test_a_stage_is_finished_once_its_manifest_is_there(tmp_path: Path) -> None:
-    made = made_from(Settings(), {})
-    assert not is_finished(tmp_path, "thing", made)
-    write_manifest(tmp_path, "thing", made, facts=1)
-    assert is_finished(tmp_path, "thing", made)
-    assert read_manifest(tmp_path, "thing", "data.path")["facts"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
-
-
 def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     write_manifest(first, "shards", {})
@@ -68,56 +51,86 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path
     assert made[0] == made[1]
     assert made[0]["inputs"] == {"data.path": fingerprint(first)}
     assert made[0]["settings"] == {"steps": 5, "data": {"size": 3}}
-
-
-def test_a_result_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
-    write_manifest(tmp_path, "thing", made_from(Settings(), {}))
+    write_manifest(tmp_path / "out", "thing", made[0])
+    assert is_finished(tmp_path / "out", "thing", made[1])
     with pytest.raises(UserError, match=r"with data\.size=3; requested data\.size=4"):
-        is_finished(tmp_path, "thing", made_from(Settings(data=Inner(size=4)), {}))
+        is_finished(tmp_path / "out", "thing", {**made[1], "settings": {"steps": 5, "data": {"size": 4}}})
 
 
-def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (None, r"data\.path=.*got no manifest\.json"),
+        ("{", "must be a JSON object"),
+        ('{"kind": "model"}', "must be a finished folder of kind 'shards', got kind 'model'"),
+    ],
+)
+def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path, manifest: str | None, message: str) -> None:
     with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
-    with pytest.raises(UserError, match=r"data\.path=.*got no manifest\.json"):
-        read_manifest(tmp_path, "shards", "data.path")
-    (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(UserError, match="must be a JSON object"):
-        read_manifest(tmp_path, "shards", "data.path")
-    write_manifest(tmp_path, "model", {})
-    with pytest.raises(UserError, match="must be a finished folder of kind 'shards', got kind 'model'"):
+    if manifest:
+        (tmp_path / MANIFEST).write_text(manifest)
+    with pytest.raises(UserError, match=message):
         read_manifest(tmp_path, "shards", "data.path")
 
 
-def test_a_folder_becomes_visible_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Shards of an interrupted run lay beside those of the next one, and were read with them."""
+@pytest.fixture(params=["new", "mounted"])
+def out(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be made, or an empty one that no rename replaces."""
     out = tmp_path / "out"
+    if request.param == "mounted":
+        (out / "lost+found").mkdir(parents=True)
+        monkeypatch.setattr("conf.stage.is_mount_point", lambda path: path == out)
+    return out
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
+
+
+def test_a_folder_becomes_visible_whole_by_one_run_alone(out: Path, tmp_path: Path) -> None:
+    """Shards of an interrupted run lay beside those of the next one, and were read with them; a run that was
+    still dying and its successor shared the partial folder; `docker -v` on out= ended in "Device or resource
+    busy" after all the work.
+    """
     partial_of(out).mkdir()
     (partial_of(out) / "shard").write_text("stale")
     with staged(out) as partial:
         assert not list(partial.iterdir())
-        (partial / "other").write_text("x")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        (partial / "weights").write_text("large")
+        write_manifest(partial, "thing", {})
+        assert not (out / "weights").exists()
+        with pytest.raises(UserError, match="another run is writing it"), staged(out):
+            pass
+    assert is_finished(out, "thing", {}) and names(out) == [MANIFEST, "weights"]
+    assert names(tmp_path) == ["out"]
     with pytest.raises(UserError, match="must be a new or empty folder"), staged(out):
         pass
 
 
-def test_a_stage_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_stage_that_fails_leaves_nothing_behind(out: Path, tmp_path: Path) -> None:
     """An export that was refused at its last check left all weights in a hidden folder until the next try."""
-    with pytest.raises(RuntimeError), staged(tmp_path / "out") as partial:
-        (partial / "weights").write_text("large")
+    with pytest.raises(RuntimeError), staged(out) as partial:
+        (partial / "weights").write_text("half")
         raise RuntimeError
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path not in (out, out / "lost+found")]
 
 
-def test_two_runs_never_write_one_folder(tmp_path: Path) -> None:
-    """A run that was still dying and its successor shared the partial folder: the result lacked shards."""
-    out = tmp_path / "out"
-    with staged(out) as partial:
-        (partial / "shard").write_text("whole")
-        with pytest.raises(UserError, match="another run is writing it"), staged(out):
-            pass
-    assert (out / "shard").read_text() == "whole"
+def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
+    """What others had begun in the folder was deleted without a word."""
+    facts = {"settings": {"seed": 0}}
+    with pytest.raises(KeyboardInterrupt), begun(out, facts) as partial:
+        (partial / "work").write_text("of hours")
+        raise KeyboardInterrupt
+    check_out(out)
+    other = pytest.raises(UserError, match="contains an unfinished run with seed=0; requested seed=1")
+    with other, begun(out, {"settings": {"seed": 1}}):
+        pass
+    with begun(out, facts) as partial:
+        assert (partial / "work").read_text() == "of hours"
+        write_manifest(partial, "thing", facts)
+        publish(partial)
+    assert names(out) == [MANIFEST, "work"]
 
 
 def test_a_run_that_ends_while_another_begins_is_left_alone(
@@ -160,50 +173,6 @@ def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})
 
 
-def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Path) -> None:
-    """Each left a hidden file: they piled up in reports, and were published with the units of a result."""
-    here = f".report.json.{platform.node()}"
-    dead, living = f"{here}.1", f"{here}.2"
-    others = (".report.json.elsewhere.1", f".other.json.{platform.node()}.1")
-    for name in (dead, living, *others):
-        (tmp_path / name).write_text('{"half')
-    with open(tmp_path / living) as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
-        write_json(tmp_path / "report.json", {"whole": True})
-    assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
-
-
-def test_a_killed_writer_is_dead_before_its_parent_has_heard_of_it(tmp_path: Path) -> None:
-    """A rerun right after a kill took the zombie for alive, and a unit's hidden file stayed in the result."""
-    left = tmp_path / f".unit.json.{platform.node()}.1"
-    with open(left, "w") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
-        zombie = subprocess.Popen(["sleep", "100"], pass_fds=[writer.fileno()])
-    write_json(tmp_path / "unit.json", {"whole": False})
-    assert left.exists(), "its writer lives"
-    zombie.kill()
-    while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    write_json(tmp_path / "unit.json", {"whole": True})
-    zombie.wait()
-    assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
-
-
-def test_writers_of_the_same_process_number_do_not_meet(tmp_path: Path) -> None:
-    """The process's number named the hidden file and said whether its writer lives: two containers that share
-    a folder and a host's name number their processes alike, and each took or removed the other's file.
-    """
-
-    def write(writer: int) -> None:
-        for turn in range(50):
-            write_json(tmp_path / "unit.json", {"writer": writer, "turn": turn})
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(write, range(4)))
-    assert json.loads((tmp_path / "unit.json").read_text())["turn"] == 49
-    assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
-
-
 @pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
 def test_a_folder_that_another_run_removes_is_never_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -233,41 +202,6 @@ def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
     assert [path.name for path in out.iterdir()] == [MANIFEST]
 
 
-def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> None:
-    """A full disk left .run.json.4711 behind, and was told of no file: "out=: No space left on device"."""
-    path = tmp_path / "run.json"
-    write_json(path, "old")
-    with largest_file(1000), pytest.raises(OSError) as error:
-        write_json(path, "x" * 2000)
-    assert error.value.filename == str(path) and error.value.errno == errno.EFBIG
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"] and path.read_text() == '"old"\n'
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
-    """A text was decoded, and then its page found no place."""
-    tmp_path.chmod(0o555)
-    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html must be a file in a folder that can be"):
-        file_to_write("html", f"{tmp_path}/x.html")
-    tmp_path.chmod(0o755)
-    assert file_to_write("html", f"{tmp_path}/x.html") == tmp_path / "x.html"
-
-
-def test_what_was_begun_is_kept_for_its_own_settings_alone(tmp_path: Path) -> None:
-    """What others had begun in the folder was deleted without a word."""
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt), begun(out, {"settings": {"seed": 0}}) as partial:
-        (partial / "work").write_text("of hours")
-        raise KeyboardInterrupt
-    with (
-        pytest.raises(UserError, match="already contains an unfinished run with seed=0; requested seed=1"),
-        begun(out, {"settings": {"seed": 1}}),
-    ):
-        pass
-    with begun(out, {"settings": {"seed": 0}}) as partial:
-        assert (partial / "work").read_text() == "of hours"
-
-
 def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a FileNotFoundError, in training at the very end."""
     monkeypatch.setenv("PATH", "")
@@ -290,54 +224,13 @@ def test_a_link_stays_and_its_target_becomes_the_result(target: str, tmp_path: P
     assert not list(tmp_path.glob("**/.*"))
 
 
-@pytest.fixture
-def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that no rename replaces."""
-    out = tmp_path / "mounted"
-    (out / "lost+found").mkdir(parents=True)
-    monkeypatch.setattr("conf.stage.is_mount_point", lambda path: path == out)
-    return out
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
-
-
-def test_in_a_mount_point_nothing_is_visible_before_it_is_whole(mounted: Path) -> None:
-    """`docker -v` on out= ended in "Device or resource busy" after all the work."""
-    with pytest.raises(RuntimeError), staged(mounted) as partial:
-        (partial / "weights").write_text("half")
-        raise RuntimeError
-    assert names(mounted) == []
-    with staged(mounted) as partial:
-        (partial / "weights").write_text("large")
-        write_manifest(partial, "thing", {})
-        assert names(mounted) == [partial.name]
-        with pytest.raises(UserError, match="another run is writing it"), staged(mounted):
-            pass
-    assert is_finished(mounted, "thing", {})
-    assert names(mounted) == [MANIFEST, "weights"]
-
-
-def test_in_a_mount_point_what_was_begun_is_gone_on_with(mounted: Path) -> None:
-    made = {"settings": {"seed": 0}}
-    with pytest.raises(KeyboardInterrupt), begun(mounted, made) as partial:
-        (partial / "work").write_text("of hours")
-        raise KeyboardInterrupt
-    check_out(mounted)
-    with begun(mounted, made) as partial:
-        assert (partial / "work").read_text() == "of hours"
-        write_manifest(partial, "thing", made)
-        publish(partial)
-    assert names(mounted) == [MANIFEST, "work"]
-
-
+@pytest.mark.parametrize("out", ["mounted"], indirect=True)
 @pytest.mark.parametrize("moves", [0, 1, 2])
 def test_a_publication_that_was_killed_is_completed(
-    moves: int, mounted: Path, monkeypatch: pytest.MonkeyPatch
+    moves: int, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest is moved last: what a kill leaves is no result until the next run has completed it."""
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), staged(mounted) as partial:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), staged(out) as partial:
         for name in ("a", "b"):
             (partial / name).write_text(name)
         write_manifest(partial, "thing", {})
@@ -350,9 +243,9 @@ def test_a_publication_that_was_killed_is_completed(
             rename(path, target)
 
         patch.setattr(Path, "rename", killed)
-    assert not (mounted / MANIFEST).exists()
-    assert is_finished(mounted, "thing", {})
-    assert names(mounted) == ["a", "b", MANIFEST]
+    assert not (out / MANIFEST).exists()
+    assert is_finished(out, "thing", {})
+    assert names(out) == ["a", "b", MANIFEST]
 
 
 def test_a_folder_below_one_that_cannot_be_written_is_written_within(
@@ -392,36 +285,31 @@ assert is_finished(sys.argv[1], "thing", {})
 """
 
 
-@pytest.mark.parametrize("mount", ["mount -t tmpfs tmpfs out", "mount --bind other out"])
-def test_a_real_mount_point_holds_the_result(mount: str, tmp_path: Path) -> None:
-    """A folder that `docker -v` binds may be of the same file system: `os.path.ismount` sees none."""
+@pytest.mark.parametrize(
+    ("mount", "last_line"),
+    [
+        # A folder that `docker -v` binds may be of the same file system: `os.path.ismount` sees none.
+        *((mount, "manifest.json weights other out") for mount in ("-t tmpfs tmpfs out", "--bind other out")),
+        (
+            "-t tmpfs -o ro tmpfs out",
+            "conf.errors.UserError: out=out must be a folder that can be created, got 'Read-only file system'. "
+            "Use another out=",
+        ),
+    ],
+)
+def test_a_real_mount_point_holds_the_result_or_is_refused(mount: str, last_line: str, tmp_path: Path) -> None:
     for name in ("out", "other"):
         (tmp_path / name).mkdir()
-    if subprocess.run(["unshare", "-m", "bash", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
-        pytest.skip("this user cannot mount")
-    command = f'{mount} && "{sys.executable}" -c "$STAGE" out && ls -A out && umount out && ls -A .'
-    env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
-    end = subprocess.run(
-        ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert (end.returncode, end.stderr) == (0, "")
-    assert end.stdout.split() == [MANIFEST, "weights", "other", "out"]
 
+    def within(command: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
+        shell = ["unshare", "-m", "bash", "-c", f"mount {mount} {command}"]
+        return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-def test_a_mount_that_cannot_be_written_is_one_sentence_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    mount = "mount -t tmpfs -o ro tmpfs out"
-    if subprocess.run(["unshare", "-m", "bash", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
+    if within("").returncode:
         pytest.skip("this user cannot mount")
-    command = f'{mount} && "{sys.executable}" -c "$STAGE" out'
-    env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
-    end = subprocess.run(
-        ["unshare", "-m", "bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert end.stderr.splitlines()[-1] == (
-        "conf.errors.UserError: out=out must be a folder that can be created, got 'Read-only file system'. "
-        "Use another out="
-    )
+    end = within(f'&& "{sys.executable}" -c "$STAGE" out && echo $(ls -A out) $(umount out && ls -A .)')
+    assert (end.stderr or end.stdout).splitlines()[-1] == last_line
 
 
 def test_a_folder_that_cannot_be_created_is_one_sentence(tmp_path: Path) -> None:

@@ -3,70 +3,41 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from io import TextIOWrapper
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conf import run
 from docs.reference import ENTRIES
 from infer.report.config import ReportConfig
 from tests.told import error
 
 
-@pytest.fixture
-def full() -> Iterator[TextIOWrapper]:
-    with open("/dev/full", "w") as stream:
-        yield stream
-
-
-@pytest.fixture
-def unread() -> Iterator[TextIOWrapper]:
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_output_that_is_full_is_named_and_one_that_nobody_reads_ends_quietly(
+    entry: str, monkeypatch: pytest.MonkeyPatch, failed: Callable
+) -> None:
+    """`> /dev/full` was told as "out=runs/demo/data: No space left on device", or not at all with code 120;
+    `| head -1` was a traceback of BrokenPipeError.
+    """
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, message = failed(entry, "--help")
+    assert (code, error(message)) == (2, "standard output: No space left on device")
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as stream:
-        yield stream
+    with open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert failed(entry, "--help") == (1, "")
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_a_full_output_is_told_as_what_it_is(
-    entry: str, full: TextIOWrapper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`> /dev/full` was told as "out=runs/demo/data: No space left on device", or not at all with code 120."""
-    monkeypatch.setattr(sys, "argv", [entry, "--help"])
-    monkeypatch.setattr(sys, "stdout", full)
-    with pytest.raises(SystemExit) as end:
-        run(entry, ENTRIES[entry], lambda config: None)
-    assert end.value.code == 2
-    assert error(capsys.readouterr().err) == "standard output: No space left on device"
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_an_output_that_nobody_reads_ends_the_command_quietly(
-    entry: str, unread: TextIOWrapper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`| head -1` was a traceback of BrokenPipeError."""
-    monkeypatch.setattr(sys, "argv", [entry, "--help"])
-    monkeypatch.setattr(sys, "stdout", unread)
-    with pytest.raises(SystemExit) as end:
-        run(entry, ENTRIES[entry], lambda config: None)
-    assert end.value.code == 1
-    assert capsys.readouterr().err == ""
-
-
-def test_a_result_that_cannot_be_written_is_still_told_by_its_setting(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["report", "out=there"])
-
+def test_a_result_that_cannot_be_written_is_still_told_by_its_setting(failed: Callable) -> None:
     def fill(config: ReportConfig) -> None:
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"x")
 
-    with pytest.raises(SystemExit):
-        run("report", ReportConfig, fill)
-    assert error(capsys.readouterr().err) == "out=there: No space left on device"
+    code, message = failed("report", "out=there", main=fill)
+    assert error(message) == "out=there: No space left on device"
 
 
 PRINT = """

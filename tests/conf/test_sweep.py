@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf import UserError
-from conf.sweep import jobs_of, sweep
+from conf.cli import jobs_of, sweep
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
 
@@ -45,10 +45,7 @@ def test_a_choice_of_a_group_is_swept() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            ["model=m", "seed=0,1", "out=runs/a"],
-            "out=runs/a must differ between the jobs of -m, got one",
-        ),
+        (["model=m", "seed=0,1", "out=runs/a"], "out=runs/a must differ between the jobs of -m, got one"),
         ([*SPEED, "seed=1,-1", "k=1", "rounds=0"], "rounds must be at least 1, got 0"),
         ([*SPEED, "seed=0,x"], "seed must be a whole number, got 'x'"),
         ([*SPEED, "seed=interval(0,1)"], "seed must be values with commas for -m, got interval"),
@@ -70,10 +67,8 @@ def test_every_job_runs_with_its_own_settings() -> None:
     out = "out=x/${objective.L}"
     ended = run_sweep("-m", "plan=true", "objective=branch", "objective.L=3,5", out)
     assert ended.returncode == 0, ended.stderr
-    assert re.findall(r"job \d of 2: .*|branch, L=\d", ended.stdout) == [
-        *("job 1 of 2: objective.L=3", "branch, L=3"),
-        *("job 2 of 2: objective.L=5", "branch, L=5"),
-    ]
+    jobs = ["job 1 of 2: objective.L=3", "branch, L=3", "job 2 of 2: objective.L=5", "branch, L=5"]
+    assert re.findall(r"job \d of 2: .*|branch, L=\d", ended.stdout) == jobs
 
 
 def test_a_failed_job_is_followed_by_the_next(tmp_path: Path) -> None:

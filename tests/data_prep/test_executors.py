@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,27 +14,26 @@ from conf.stage import ROOT
 from data_prep.executors import _shell_setup, run_ray
 from data_prep.job import Job
 from tests.conftest import data_settings
-from tests.data_prep.conftest import arguments, content, run
+from tests.data_prep.conftest import content, run
+
+Args = Callable[..., list[str]]
 
 needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
 
 
 @needs_ray
-def test_ray_makes_the_same_bytes(
-    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_ray_makes_the_same_bytes(args: Args, expected: dict[str, bytes], tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "workers=2"))
+    run(args("executor=ray", "workers=2"))
     assert content(tmp_path / "out") == expected
 
 
 @needs_ray
-def test_a_task_that_fails_on_ray_is_told(jsonl: Path, data_folder: Path, tmp_path: Path) -> None:
+def test_a_task_that_fails_on_ray_is_told(args: Args, tmp_path: Path) -> None:
     """datatrove keeps a task's error in its log and goes on."""
     pytest.importorskip("ray")
-    bad = arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray", "max_unreadable=0")
     with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed. See .*out\.logs"):
-        run(bad)
+        run(args("executor=ray", "max_unreadable=0"))
     assert not (tmp_path / "out").exists()
 
 
@@ -41,22 +41,18 @@ def test_a_cluster_that_ray_start_made_is_joined(monkeypatch: pytest.MonkeyPatch
     """Beside `ray start --head`, and without RAY_ADDRESS, it was a ValueError about num_cpus."""
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(sys, "executable", "/usr/bin/python")
-    joined = Mock(
-        side_effect=[ValueError("num_cpus and num_gpus must not be provided"), ConnectionError("here")]
-    )
+    joined = Mock(side_effect=[ValueError("num_cpus must not be provided"), ConnectionError("here")])
     monkeypatch.setattr(ray, "init", joined)
     with pytest.raises(UserError, match="got here"):
         run_ray(Job(data_settings("out"), Path("out")))
     assert "num_cpus" in joined.call_args_list[0].kwargs and "num_cpus" not in joined.call_args_list[1].kwargs
 
 
-def test_a_python_that_ray_cannot_start_is_refused(
-    jsonl: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_ray_cannot_start_is_refused(args: Args, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a path with a space no worker ever started, and the command waited for ever."""
     monkeypatch.setattr(sys, "executable", "/a b/python")
     with pytest.raises(UserError, match="needs a Python whose path has no space"):
-        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", "executor=ray"))
+        run(args("executor=ray"))
 
 
 STUBS = {
@@ -87,40 +83,29 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
 
 
-def test_a_folder_that_a_job_in_the_queue_writes_is_left_alone(
-    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
+def test_a_folder_of_a_job_in_the_queue_and_a_wrong_partition_are_refused(
+    args: Args, tmp_path: Path, slurm: list[str]
 ) -> None:
     """A second command emptied the folder under the running jobs."""
-    (tmp_path / "out.logs").mkdir()
-    (tmp_path / "out.logs" / "slurm_job").write_text("100")
-    with pytest.raises(UserError, match="got Slurm job 100 in the queue"):
-        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
-
-
-def test_a_partition_that_sbatch_refuses_is_told(
-    jsonl: Path, data_folder: Path, tmp_path: Path, slurm: list[str]
-) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 1\n")
     with pytest.raises(UserError, match="sbatch refused the jobs"):
-        run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+        run(args(*slurm))
+    (tmp_path / "out.logs" / "slurm_job").write_text("100")
+    with pytest.raises(UserError, match="got Slurm job 100 in the queue"):
+        run(args(*slurm))
 
 
 def test_slurm_jobs_make_the_same_bytes(
-    jsonl: Path, data_folder: Path, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
+    args: Args, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
 ) -> None:
     """The scripts are those that a cluster would get; the stub runs them on this machine. From a checkout
     whose path has a space, no job found its programs.
     """
-    run(arguments(jsonl, data_folder / "tokenizer", tmp_path / "out", *slurm))
+    run(args(*slurm))
     assert content(tmp_path / "out") == expected
     scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
     encode = next(text for text in scripts.values() if "job-name=data_prep-encode" in text)
-    for line in (
-        "#SBATCH --array=0-1\n",
-        "#SBATCH --partition=cpu",
-        "#SBATCH --mem-per-cpu=2G",
-        "export SET_UP=1",
-    ):
+    for line in ("--array=0-1\n", "--partition=cpu", "--mem-per-cpu=2G", "export SET_UP=1"):
         assert line in encode
     told = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
     after = [args for text, args in told.items() if "job-name=data_prep-finish" in text]
@@ -128,8 +113,6 @@ def test_slurm_jobs_make_the_same_bytes(
 
 
 def test_workers_elsewhere_find_the_packages_where_nothing_is_installed() -> None:
-    """When the executors moved into a room of their own, their PYTHONPATH stayed a folder too deep: an
-    installed project hid it, and from a plain checkout no task of Ray or Slurm found its packages.
-    """
+    """Their PYTHONPATH was a folder too deep: from a checkout no task of Ray or Slurm found its packages."""
     assert (ROOT / "data_prep" / "executors.py").is_file()
     assert f"PYTHONPATH={shlex.quote(str(ROOT))} " in _shell_setup("")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from data_prep.config import VocabConfig
 from data_prep.document import generator
@@ -40,22 +41,17 @@ def test_infilling_without_its_pieces_is_refused() -> None:
 
 
 def test_modes_come_at_their_rates() -> None:
-    n = 20000
-    modes = [choose_mode(generator(0, "mode", i), fim_rate=0.5, spm_rate=0.5) for i in range(n)]
-    for mode, share in {Mode.PLAIN: 0.5, Mode.PSM: 0.25, Mode.SPM: 0.25}.items():
-        deviation = (modes.count(mode) - n * share) / np.sqrt(n * share * (1 - share))
-        assert abs(deviation) < 3.3  # p = 0.001
+    modes = [choose_mode(generator(0, "mode", i), fim_rate=0.5, spm_rate=0.5) for i in range(20000)]
+    assert stats.chisquare([modes.count(mode) for mode in Mode], [10000, 5000, 5000]).pvalue > 0.001
 
 
 def test_cuts_are_uniform_over_the_places_between_characters() -> None:
     cuts = np.array([choose_cuts(generator(0, "cuts", i), 3) for i in range(16000)])
     assert (cuts[:, 0] <= cuts[:, 1]).all()
     # Ordered pairs of two uniform draws over 0..3: equal pairs have 1/16, others 2/16.
-    for first in range(4):
-        for second in range(first, 4):
-            count = ((cuts[:, 0] == first) & (cuts[:, 1] == second)).sum()
-            expected = 16000 * (1 if first == second else 2) / 16
-            assert abs(count - expected) < 3.5 * np.sqrt(expected)
+    pairs, counts = np.unique(cuts, axis=0, return_counts=True)
+    expected = [1000 if first == second else 2000 for first, second in pairs]
+    assert len(pairs) == 10 and stats.chisquare(counts, expected).pvalue > 0.001
 
 
 def test_codellama_golden_vectors(shared_data: Path) -> None:

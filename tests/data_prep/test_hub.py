@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,8 @@ from tests.told import error
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/code"
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -77,71 +80,56 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a user of a hub that has one dataset."""
+def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
+    """A function that prepares a dataset of a hub that has one, into tmp_path / "out"."""
     Hub.root, Hub.broken = tmp_path / "hub", "none"
     for language, count in {"python": 12, "go": 5}.items():
         (Hub.root / language).mkdir(parents=True)
-        rows = {
-            "content": [f"<reponame>r\nname_{index} = {index}\n" for index in range(count)],
-            **{
-                key: [str(i) for i in range(count)]
-                for key in ("id", "max_stars_repo_name", "max_stars_repo_path")
-            },
-        }
+        rows = {"content": [f"<reponame>r\nname_{index} = {index}\n" for index in range(count)]}
+        for key in ("id", "max_stars_repo_name", "max_stars_repo_path"):
+            rows[key] = [str(index) for index in range(count)]
         pq.write_table(pa.table(rows), Hub.root / language / "train-00000-of-00001.parquet")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    home = str(tmp_path / "home")
-    yield {
-        **os.environ,
-        "HF_ENDPOINT": address,
-        "HF_HOME": home,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-    }
+    environment = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "home")}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+
+    def run(name: str = NAME, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "data_prep", "experiment=starcoder", f"data.path={name}"]
+        command += [
+            f"tokenizer={data_folder / 'tokenizer'}",
+            f"out={tmp_path / 'out'}",
+            "vocab=demo",
+            "seq_len=64",
+        ]
+        command += ["seq_len=64", "workers=1", "held_out=0", "filters.alphanumeric=null", *more]
+        options: Any = {"cwd": ROOT, "env": os.environ | environment, "capture_output": True, "text": True}
+        return subprocess.run(command, timeout=120, **options)
+
+    yield run
     server.shutdown()
 
 
-def run(
-    hub: dict[str, str], out: Path, name: str, tokenizer: Path, *more: str
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "data_prep", "experiment=starcoder", f"data.path={name}", f"out={out}"]
-    command += [f"tokenizer={tokenizer}", "vocab=demo", "seq_len=64", "workers=1"]
-    command += ["held_out=0", "filters.alphanumeric=null", *more]
-    root = Path(__file__).parents[2]
-    return subprocess.run(command, cwd=root, env=hub, capture_output=True, text=True, timeout=120)
-
-
-def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(
-    hub: dict[str, str], data_folder: Path, tmp_path: Path
-) -> None:
-    found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer")
+def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(run_on_hub: Run, tmp_path: Path) -> None:
+    found = run_on_hub()
     assert found.returncode == 0, found.stderr
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert {name: sums["documents"] for name, sums in manifest["train"]["languages"].items()} == {
-        "go": 5,
-        "python": 12,
-    }
+    languages = manifest["train"]["languages"]
+    assert {name: sums["documents"] for name, sums in languages.items()} == {"go": 5, "python": 12}
     assert manifest["inputs"]["commit"] == COMMIT
     assert not list((tmp_path / "home").rglob("*.parquet"))  # nothing is stored
 
 
-def test_a_file_that_the_hub_does_not_give_is_not_passed_over(
-    hub: dict[str, str], data_folder: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_the_hub_does_not_give_is_not_passed_over(run_on_hub: Run, tmp_path: Path) -> None:
     Hub.broken = "/python/"
-    found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer")
+    found = run_on_hub()
     assert found.returncode == 2 and "python/train-00000-of-00001.parquet must be readable" in found.stderr
     assert not (tmp_path / "out").exists()
     Hub.broken = "none"
-    assert run(hub, tmp_path / "out", NAME, data_folder / "tokenizer").returncode == 0
+    assert run_on_hub().returncode == 0
 
 
-def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(
-    hub: dict[str, str], data_folder: Path, tmp_path: Path
-) -> None:
+def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(run_on_hub: Run, tmp_path: Path) -> None:
     """Errors of gzip and of Arrow's codecs are OSError, and were taken for the hub's."""
     lines = [json.dumps({"content": f"name_{i} = {i}\n"}).encode() for i in range(500)]
     whole = gzip.compress(b"\n".join(lines))
@@ -149,19 +137,17 @@ def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(
     (Hub.root / "c" / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     (Hub.root / "c" / "b.jsonl.gz").write_bytes(b"no archive")
     (Hub.root / "c" / "c.jsonl.gz").write_bytes(whole)
-    found = run(hub, tmp_path / "out", NAME, data_folder / "tokenizer", "data=jsonl", "max_unreadable=0.9")
+    found = run_on_hub(NAME, "data=jsonl", "max_unreadable=0.9")
     assert found.returncode == 0, found.stderr
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["drops"]["unreadable file"] == 2 and manifest["counts"]["documents"] >= 500
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [("someone/gated", "asks for sign-in"), ("someone/absent", "the hub has no such dataset")],
 )
-def test_what_the_hub_refuses_is_one_sentence(
-    hub: dict[str, str], data_folder: Path, tmp_path: Path, name: str, told: str
-) -> None:
-    found = run(hub, tmp_path / "out", name, data_folder / "tokenizer")
+def test_what_the_hub_refuses_is_one_sentence(run_on_hub: Run, name: str, message: str) -> None:
+    found = run_on_hub(name)
     assert found.returncode == 2
-    assert f"data.path={name}" in error(found.stderr) and told in error(found.stderr)
+    assert f"data.path={name}" in error(found.stderr) and message in error(found.stderr)

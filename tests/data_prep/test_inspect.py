@@ -10,9 +10,8 @@ from rich.console import Console
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
-from data_prep.inspect import PAGE, InspectConfig, main, marked_text, replacement_line, shortened
+from data_prep.inspect import PAGE, InspectConfig, main, marked_text, print_summary, replacement_line, shortened
 from data_prep.pipeline import prepare
-from data_prep.tables import print_summary
 from data_prep.vocab import Vocab, load_tokenizer
 
 
@@ -28,27 +27,22 @@ def test_the_tables_and_sequences_are_shown(data_folder: Path, capsys: pytest.Ca
     assert shown.count("train sequence") == 3
 
 
-def test_the_page_holds_the_same_and_histograms(data_folder: Path) -> None:
-    inspect(data_folder, "inspect.html=true", "inspect.split=held_out", "inspect.sequences=1")
+def test_the_page_holds_the_same_and_histograms_and_is_whole_or_as_before(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written in place: a kill amid it left half a page."""
+    given = ["inspect.html=true", "inspect.split=held_out", "inspect.sequences=1"]
+    inspect(data_folder, *given)
     page = (data_folder / PAGE).read_text()
     for text in ("<svg", "Languages", "&lt;BOS&gt;", "held_out sequence", "Lengths by mode"):
         assert text in page or text.replace(" ", "&#160;") in page
-    (data_folder / PAGE).unlink()
-
-
-def test_a_page_is_whole_or_as_before(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was written in place: a kill amid it left half a page."""
-    asked = ["inspect.html=true", "inspect.split=held_out", "inspect.sequences=1"]
-    inspect(data_folder, *asked)
-    before = (data_folder / PAGE).read_bytes()
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(os, "replace", Mock(side_effect=RuntimeError))
-        inspect(data_folder, "inspect.html=true", "inspect.split=held_out", "inspect.sequences=2")
-    assert (data_folder / PAGE).read_bytes() == before
-    inspect(data_folder, *asked)
-    (data_folder / PAGE).unlink()
-    for left in data_folder.glob(f".{PAGE}.*"):
-        left.unlink()
+        inspect(data_folder, *given[:2])
+    assert (data_folder / PAGE).read_text() == page
+    inspect(data_folder, *given)
+    for path in (data_folder / PAGE, *data_folder.glob(f".{PAGE}.*")):
+        path.unlink()
 
 
 def test_more_sequences_than_there_are_is_refused(data_folder: Path) -> None:
@@ -92,13 +86,9 @@ def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A document's escape sequence set the terminal's title; "$x_$" ended the page in a traceback."""
-    rows = [
-        {
-            "content": f"def f{i}(x):\n    return '\x1b]0;title\x07' + {i}\n",
-            "lang": ["$x_$", "[/b]x", "\x1b[2J"][i % 3],
-        }
-        for i in range(40)
-    ]
+    languages = ["$x_$", "[/b]x", "\x1b[2J"]
+    text = "def f{0}(x):\n    return '\x1b]0;title\x07' + {0}\n"
+    rows = [{"content": text.format(i), "lang": languages[i % 3]} for i in range(40)]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"

@@ -76,9 +76,8 @@ def slow_table(sequences: Sequence[Sequence[int]], order: int, vocabulary: int, 
             gain = sum((n - 1) * math.log(chance(context, t) / chance(context[1:], t)) for t, n in likely)
             room = 16 + (6 if vocabulary <= 2**16 else 8) * len(likely)
             if gain > 0:
-                ranked.append(
-                    (-np.float32(gain / room), o, slow_key(context), room, successors.total(), likely)
-                )
+                rank = -np.float32(gain / room), o, slow_key(context)
+                ranked.append((*rank, room, successors.total(), likely))
     ranked.sort()
     while sum(context[3] for context in ranked) > size:
         ranked.pop()
@@ -165,14 +164,19 @@ def make_table(job: Job) -> Path:
     return job.done("select") / TABLE
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
-def test_the_table_is_that_of_dictionaries(tmp_path: Path, order: int) -> None:
+@pytest.mark.parametrize(("order", "budget"), [(1, None), (2, None), (3, None), (5, None), (3, 3000)])
+def test_the_table_is_that_of_dictionaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int, budget: int | None
+) -> None:
+    """A budget has the contexts that gain most."""
+    if budget:
+        monkeypatch.setattr(ngram_tasks, "RANGE", 1500)
+        monkeypatch.setattr(ngram_tasks, "_budget", lambda job, packing: budget)
     job, sequences = counted_job(tmp_path, sequences_of(4000), order=order)
-    path = make_table(job)
-    wanted = slow_table(sequences, order, VOCABULARY, 32 * 10**6)
-    assert {name: tensor.tolist() for name, tensor in load_file(path).items()} == wanted
+    table = {name: tensor.tolist() for name, tensor in load_file(make_table(job)).items()}
+    assert table == slow_table(sequences, order, VOCABULARY, budget or 32 * 10**6)
     if order > 1:
-        assert max(np.diff(wanted["first_2"])) == SUCCESSORS and wanted[f"keys_{order}"]
+        assert max(np.diff(table["first_2"])) == SUCCESSORS and table[f"keys_{order}"]
 
 
 @pytest.mark.parametrize("budget", [1000, 3012, 3020, 10**6])
@@ -187,15 +191,6 @@ def test_units_and_ranges_change_no_byte(tmp_path: Path, monkeypatch: pytest.Mon
     assert make_table(job).read_bytes() == whole
     unigrams = ngram_tasks.count_unigrams(job)
     assert unigrams.max() > 300 and ngram_tasks.range_count(job) > 10 and len(ngram_tasks.units(job)) > 10
-
-
-def test_the_budget_has_the_contexts_that_gain_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_tasks, "RANGE", 1500)
-    monkeypatch.setattr(ngram_tasks, "_budget", lambda job, packing: 3000)
-    job, sequences = counted_job(tmp_path, sequences_of(4000), order=3)
-    path = make_table(job)
-    found = {name: tensor.tolist() for name, tensor in load_file(path).items()}
-    assert found == slow_table(sequences, 3, VOCABULARY, 3000)
 
 
 def test_of_many_tokens_sequences_at_even_distances_are_counted(tmp_path: Path) -> None:
@@ -218,13 +213,9 @@ def test_a_data_folder_may_have_none(tmp_path: Path) -> None:
     [
         (lambda data: data[:-1], "must be a whole n-gram table, got a checksum mismatch"),
         (lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "got a checksum mismatch"),
-        (
-            lambda data: data.replace(b"ngrams 1", b"ngrams 9"),
-            "of format adaptive-tokens ngrams 1, got adaptive",
-        ),
+        (lambda data: data.replace(b"ngrams 1", b"ngrams 9"), "of format adaptive-tokens ngrams 1, got ada"),
         (lambda data: data.replace(b'lary": "40"', b'lary": "41"'), "of vocabulary 40, got 41"),
         (lambda data: data[:300], "must be an n-gram table, got "),
-        (lambda data: b"", "must be an n-gram table, got "),
         (lambda data: b"\2\0\0\0\0\0\0\0[]", "must be an n-gram table, got "),
     ],
 )

@@ -1,4 +1,5 @@
 import errno
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from data_prep.encode import Mode
 from data_prep.packing import Encoded, pack
+from data_prep.runs import RunWriter, read_runs, token_dtype
 from data_prep.shards import SPAN, save_array
 from tests.full_disk import largest_file
 
@@ -55,3 +57,37 @@ def test_why_an_array_cannot_be_written(tmp_path: Path) -> None:
     save_array(tmp_path / "x.npy", array)
     np.save(tmp_path / "y.npy", array)
     assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "y.npy").read_bytes()
+
+
+KEYED = st.lists(
+    st.tuples(st.integers(0, 2**64 - 1), st.text(max_size=3), st.sampled_from(Mode), st.integers(0, 5)),
+    max_size=30,
+)
+
+
+@given(KEYED, st.integers(1, 40), st.integers(1, 4), st.sampled_from([100, 2**20]))
+def test_the_ranges_of_keys_hold_every_document_once(
+    shapes: list[tuple[int, str, Mode, int]], run_bytes: int, ranges: int, vocab_size: int
+) -> None:
+    dtype = token_dtype(vocab_size)
+    with tempfile.TemporaryDirectory() as folder:
+        stem = Path(folder) / "a"
+        writer = RunWriter(stem, dtype, run_bytes)
+        documents = [
+            (key, Encoded(id, index, mode, np.arange(index, index + n)))
+            for index, (key, id, mode, n) in enumerate(shapes)
+        ]
+        for key, document in documents:
+            writer.add(key, document)
+        bounds = writer.close()
+        found = []
+        for index in range(ranges):
+            low, high = (2**64 * bound // ranges for bound in (index, index + 1))
+            part = list(read_runs(stem, bounds, dtype, low, high))
+            assert all(low <= key < high for key, _ in part)
+            found += part
+    rows, expected = (
+        sorted((key, d.language, d.id, d.mode, d.ids.tolist()) for key, d in listed)
+        for listed in (found, documents)
+    )
+    assert rows == expected

@@ -1,25 +1,17 @@
-"""The StarCoder sample with CodeLlama's tokenizer: what the whole promises, on real data.
-
-Every statistical test names its confidence: a right program fails it with that probability,
-over seeds; the seed being fixed, it fails always or never.
-"""
+"""The StarCoder sample with CodeLlama's tokenizer: what the whole promises, on real data."""
 
 import csv
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from scipy import stats
 
 from conf import settings
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
-from data_prep.encode import Encoder, Mode
 from data_prep.pipeline import prepare
-from data_prep.shards import Shards
 from data_prep.sources import METADATA
-from data_prep.vocab import Vocab, load_tokenizer
-from tests.data_prep.test_pipeline import text_of, texts_of
+from tests.data_prep.conftest import texts_of
 
 FILTERS_OFF = ["filters.longest_line=null", "filters.mean_line=null", "filters.alphanumeric=null"]
 
@@ -37,73 +29,22 @@ def prepare_sample(shared: Path, out: Path, *more: str) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def sample(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("sample") / "out"
-    return prepare_sample(shared_data, out, *FILTERS_OFF, "decontaminate.humaneval=null", "held_out=0")
-
-
-@pytest.fixture(scope="module")
-def sources(shared_data: Path) -> dict[str, str]:
-    """The texts by id, read without this project."""
-    found = {}
+def test_shards_decode_back_to_the_source_byte_for_byte(shared_data: Path, tmp_path: Path) -> None:
+    """The sources are read without this project."""
+    sources = {}
     for path in sorted((shared_data / "starcoder_sample").glob("*/*.parquet")):
         for row in pq.read_table(path).to_pylist():
             name = f"{row['max_stars_repo_name']}/{row['max_stars_repo_path']}/{row['id']}"
             text = METADATA.sub("", row["content"], count=1)
             if text.strip():
-                found[f"{path.parent.name}/{name}"] = text
-    return found
-
-
-def test_shards_decode_back_to_the_source_byte_for_byte(sample: Path, sources: dict[str, str]) -> None:
-    found = texts_of(sample)
-    assert found.keys() == sources.keys() and len(found) > 4000
-    assert [id for id, text in sources.items() if found[id].encode() != text.encode()] == []
-
-
-def test_at_least_99_percent_of_the_slots_are_filled(sample: Path) -> None:
-    assert read_manifest(sample, "shards", "out")["train"]["filled"] >= 0.99
-
-
-def test_modes_have_their_rates(sample: Path) -> None:
-    """Exact binomial tests at 99 %. Documents too long for a sequence are plain: they are not counted."""
-    modes = {}
-    for sequence in Shards(sample, "train"):
-        modes.update(zip(sequence.ids, sequence.spans["mode"].tolist(), strict=True))
-    long = {
-        id
-        for sequence in Shards(sample, "train")
-        for id, span in zip(sequence.ids, sequence.spans, strict=True)
-        if span["mode"] == Mode.PLAIN and span["stop"] - span["start"] + span["offset"] > 16384
-    }
-    counted = [mode for id, mode in modes.items() if id not in long]
-    assert len(long) < 0.03 * len(modes)
-    for mode, rate in {Mode.PLAIN: 0.5, Mode.PSM: 0.25, Mode.SPM: 0.25}.items():
-        assert stats.binomtest(counted.count(mode), len(counted), rate).pvalue > 0.01
-
-
-def test_cut_points_are_uniform_over_the_document(sample: Path, sources: dict[str, str]) -> None:
-    """Kolmogorov-Smirnov at 99 %, on both cut points of every document laid out in PSM, as decoded."""
-    manifest = read_manifest(sample, "shards", "out")
-    vocab = Vocab.from_json(manifest["vocab"])
-    encoder = Encoder(load_tokenizer(sample / "tokenizer"), vocab)
-    smaller, larger = [], []
-    for sequence in Shards(sample, "train"):
-        for id, span in zip(sequence.ids, sequence.spans, strict=True):
-            if span["mode"] != Mode.PSM or len(sources[id]) < 500:
-                continue
-            ids = sequence.tokens[span["start"] : span["stop"]].tolist()
-            suf, mid, eot = (ids.index(piece) for piece in (vocab.suf, vocab.mid, vocab.eot))
-            assert text_of(ids, Mode.PSM, vocab, encoder) == sources[id]
-            prefix = max(0, len(encoder.decode(ids[2:suf])) - 1)
-            middle = len(encoder.decode(ids[mid + 1 : eot]))
-            smaller.append(prefix / len(sources[id]))
-            larger.append((prefix + middle) / len(sources[id]))
-    assert len(smaller) > 800
-    # The smaller and the larger of two uniform draws.
-    assert stats.kstest(smaller, stats.beta(1, 2).cdf).pvalue > 0.01
-    assert stats.kstest(larger, stats.beta(2, 1).cdf).pvalue > 0.01
+                sources[f"{path.parent.name}/{name}"] = text
+    out = prepare_sample(
+        shared_data, tmp_path / "out", *FILTERS_OFF, "decontaminate.humaneval=null", "held_out=0"
+    )
+    texts = texts_of(out)
+    assert texts.keys() == sources.keys() and len(texts) > 4000
+    assert [id for id, text in sources.items() if texts[id].encode() != text.encode()] == []
+    assert read_manifest(out, "shards", "out")["train"]["filled"] >= 0.99
 
 
 @pytest.mark.parametrize("by", ["bytes", "files"])

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,15 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from conf import UserError
+from conf.encoding import falls_into_words
 from data_prep.config import VocabConfig
-from data_prep.encode import Encoder
-from data_prep.vocab import (
-    Vocab,
-    find_vocab,
-    load_tokenizer,
-    save_tokenizer,
-    train_bpe,
-)
+from data_prep.encode import Encoder, WordCache
+from data_prep.vocab import find_vocab, load_tokenizer, save_tokenizer, train_bpe
 from tests.full_disk import largest_file
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
@@ -24,50 +20,40 @@ VOCAB = find_vocab(TOKENIZER, CONFIG)
 ENCODER = Encoder(TOKENIZER, VOCAB)
 
 
+def codellama_encoder(shared_data: Path, *adaptive: int, rows: int | None = None) -> Encoder:
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    return Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(rows=rows, adaptive=list(adaptive))))
+
+
 @pytest.fixture(scope="module")
 def codellama(shared_data: Path) -> Encoder:
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    config = VocabConfig(adaptive=[32011, 32012, 32013, 32014, 32015, 31864, 31857])
-    return Encoder(tokenizer, find_vocab(tokenizer, config))
+    return codellama_encoder(shared_data, 32011, 32012, 32013, 32014, 32015, 31864, 31857)
 
 
-@given(st.text())
-def test_text_survives_encoding(text: str) -> None:
-    assert ENCODER.decode(ENCODER.encode([text])[0]) == text
+@given(st.text() | st.lists(st.sampled_from(["<s>", "▁<PRE>", " <PRE>", "<adaptive_1>", " "])).map("".join))
+def test_text_survives_encoding_and_yields_no_control_id(text: str) -> None:
+    (ids,) = ENCODER.encode([text])
+    assert ENCODER.decode(ids) == text and not VOCAB.control & set(ids.tolist())
 
 
-@given(st.lists(st.sampled_from(["<s>", "</s>", "▁<PRE>", " <PRE>", "▁<EOT>", "<adaptive_1>", "x", " "])))
-def test_no_text_yields_a_control_id(parts: list[str]) -> None:
-    assert not VOCAB.control & set(ENCODER.encode(["".join(parts)])[0].tolist())
-
-
-def test_ids_travel_through_json() -> None:
-    assert Vocab.from_json(VOCAB.to_json()) == VOCAB
-    assert VOCAB.infilling and len(VOCAB.adaptive) == 2
-
-
-def test_codellama_text_survives_and_yields_no_control_id(shared_data: Path) -> None:
-    """The plain text ` <PRE>` encoded to CodeLlama's control id 32007, and `</s>` to 2."""
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011]))
-    encoder = Encoder(tokenizer, vocab)
-    texts = ["a <PRE> b </s><s><unk> <SUF>", "  lead\t\n x ", "é漢😀", "▁<MID>"]
-    for ids, text in zip(encoder.encode(texts), texts, strict=True):
-        assert not vocab.control & set(ids.tolist())
-        assert encoder.decode(ids) == text
-    assert list(map(encoder.spells_control, texts)) == [True, False, False, True]
-
-
-def test_a_control_id_that_one_character_spells_becomes_its_bytes(shared_data: Path) -> None:
-    """The paper's diverse tokens 31864 and 31857 are letters of Bengali and Gurmukhi: a text with one of
-    them cannot be cut around it, and ended in an assertion."""
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011, 31864, 31857]))
-    encoder = Encoder(tokenizer, vocab)
-    text = "x = 'কো'  # ਿ"
-    (ids,) = encoder.encode([text])
-    assert not vocab.control & set(ids.tolist())
-    assert encoder.decode(ids) == text
+@pytest.mark.parametrize(
+    ("text", "spells"),
+    [
+        # The plain text ` <PRE>` encoded to CodeLlama's control id 32007, and `</s>` to 2.
+        ("a <PRE> b </s><s><unk> <SUF>", True),
+        ("  lead\t\n x ", False),
+        ("é漢😀", False),
+        ("▁<MID>", True),
+        # The paper's diverse tokens 31864 and 31857 are letters: such a text cannot be cut around them, and
+        # ended in an assertion.
+        ("x = 'কো'  # ਿ", True),
+    ],
+)
+def test_codellama_text_survives_and_yields_no_control_id(codellama: Encoder, text: str, spells: bool) -> None:
+    (ids,) = codellama.encode([text])
+    assert not codellama.control & set(ids.tolist())
+    assert codellama.decode(ids) == text
+    assert codellama.spells_control(text) == spells
 
 
 PIECES = [
@@ -97,13 +83,18 @@ def test_no_fuzz_of_control_strings_yields_a_control_id(codellama: Encoder, part
     assert codellama.decode(ids) == text
 
 
-def test_wrong_pieces_are_named() -> None:
-    with pytest.raises(UserError, match=r"vocab\.bos must be a piece of the tokenizer, got <start>"):
-        find_vocab(TOKENIZER, VocabConfig(bos="<start>", adaptive=[7]))
-    with pytest.raises(UserError, match=r"vocab\.adaptive"):
-        find_vocab(TOKENIZER, VocabConfig(adaptive=["<none>"]))
-    with pytest.raises(UserError, match=r"vocab\.adaptive"):
-        find_vocab(TOKENIZER, VocabConfig(adaptive=[]))
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"bos": "<start>", "adaptive": [7]}, "vocab.bos must be a piece of the tokenizer, got <start>"),
+        ({"adaptive": ["<none>"]}, "vocab.adaptive must be pieces or ids of the tokenizer, got '<none>'"),
+        ({"adaptive": []}, "vocab.adaptive must have at least one id"),
+        ({"adaptive": [VOCAB.eos]}, "each once and none of a control piece"),
+    ],
+)
+def test_wrong_pieces_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_vocab(TOKENIZER, VocabConfig(**wrong))
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
@@ -134,16 +125,9 @@ def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) 
 
 def test_no_text_yields_an_id_without_an_embedding_row(shared_data: Path) -> None:
     """With the 7B tokenizer for a model of 32,000 rows, " <PRE>" encoded to 32007, which has no row."""
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
-    encoder = Encoder(tokenizer, vocab)
+    encoder = codellama_encoder(shared_data, 32000, rows=32000)
     (ids,) = encoder.encode(["a <PRE> b <SU <EOT>"])
     assert max(ids) < 32000 and encoder.decode(ids) == "a <PRE> b <SU <EOT>"
-
-
-def test_control_ids_cannot_be_adaptive() -> None:
-    with pytest.raises(UserError, match="none of a control piece"):
-        find_vocab(TOKENIZER, VocabConfig(adaptive=[VOCAB.eos]))
 
 
 def test_a_tokenizer_with_one_id_for_two_pieces_is_refused(tmp_path: Path) -> None:
@@ -163,11 +147,12 @@ def test_a_tokenizer_that_loses_text_is_refused(shared_data: Path) -> None:
     ENCODER.check()
     for folder in ("codellama-7b", "codellama-34b-hf"):
         tokenizer = load_tokenizer(shared_data / "tokenizers" / folder)
-        Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))).check()
+        vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
+        Encoder(tokenizer, vocab).check()
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     with pytest.raises(UserError, match="must decode every text as it was"):
-        Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))).check()
+        Encoder(tokenizer, vocab).check()
     composed = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
     composed.normalizer = normalizers.NFC()
     with pytest.raises(UserError, match="must decode every text as it was"):
@@ -197,3 +182,50 @@ def test_a_config_json_that_is_no_models_is_told(tmp_path: Path, text: str, foun
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=rf"config\.json:? {found}"):
         find_vocab(TOKENIZER, CONFIG, model=str(tmp_path))
+
+
+TEXT = st.text(alphabet=" \nab<>1_é")
+
+
+@given(st.lists(st.lists(TEXT, max_size=4), max_size=3))
+def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
+    """An encoder that spells: the ids of a text are its characters, whatever the cache holds."""
+    cache = WordCache(lambda word: list(map(ord, word)))
+    for texts in batches:
+        ids, lengths = cache(texts)
+        assert lengths.tolist() == [len(text) for text in texts]
+        assert ids.tolist() == [ord(char) for text in texts for char in text]
+
+
+def test_a_full_cache_forgets_and_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.encode.CACHE_CHARS", 60)
+    asked: list[str] = []
+
+    def encode(word: str) -> list[int]:
+        asked.append(word)
+        return [len(word)]
+
+    cache = WordCache(encode)
+    for text in ("a bb", "a bb", "ccc dddd", "a bb"):
+        assert cache([text])[0].tolist() == [len(text.split()[0]), len(text.split()[1]) + 1]
+    assert asked == ["a", " bb", "ccc", " dddd", "a", " bb"]
+
+
+def test_only_vocabularies_without_pieces_across_words_qualify() -> None:
+    assert falls_into_words(["▁a", "▁▁▁", "ab", "<0x0A>", "▁<PRE>"])
+    assert not falls_into_words(["a▁b"])
+    assert not falls_into_words(["a\nb"])
+
+
+def test_codellamas_ids_are_the_librarys(shared_data: Path) -> None:
+    """On this project's own files and on odd spaces, as long as neither a control piece nor "▁" is spelled."""
+    encoder = codellama_encoder(shared_data, 32011)
+    assert isinstance(encoder._encode_all, WordCache)
+    reference = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    reference.normalizer = normalizers.Replace(" ", "▁")
+    reference.encode_special_tokens = True
+    texts = [path.read_text() for path in sorted(Path(__file__).parents[2].glob("*/*.py"))]
+    texts = [text for text in texts if not encoder.spells_control(text) and "▁" not in text]
+    texts += ["", " ", "\n \n", "\t\t x", "a\r\n  b ", "漢字 é😀\u2028\u00a0 ", "List <E>", "x <MIDDLE"]
+    for text, ids in zip(texts, encoder.encode(texts), strict=True):
+        assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids

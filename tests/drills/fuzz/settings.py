@@ -15,8 +15,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from conf import UserError, settings
-from conf.choices import groups
-from conf.compose import OUT
+from conf.compose import OUT, groups
 from conf.help import written
 from conf.schema import NAME, bare, fields_of, names, place
 from docs.reference import ENTRIES

@@ -126,7 +126,7 @@ def contrast(first: str, second: str) -> float:
 @pytest.mark.parametrize("dark", [False, True])
 def test_texts_and_lines_are_seen_in_both_themes(dark: bool) -> None:
     """WCAG AA: 4.5 of a text and its background, 3 of a line of a plot."""
-    from data_prep.inspect_page import COLOURS
+    from data_prep.inspect import COLOURS
     from infer.graph.picture import COLOURS as NODES
     from infer.view.coloured import KINDS
 

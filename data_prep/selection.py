@@ -1,13 +1,19 @@
-"""Which documents a budget takes, in proportion to their languages (SDSAT §3.1).
+"""Which of all documents are taken: one of each cluster of near-duplicates, and what a budget takes of these.
 
-Every document has a bin, from a hash of the seed and its id. The bins' sizes are counted once; a language's
-threshold is the bin up to which its documents fill its share. So a document is chosen or not by its id alone,
-with no shuffle and no state, and the shares are met as closely as one bin allows, whatever the sizes of single
-documents. Two phases: every part is measured, the thresholds are chosen.
+Near-duplicates are found by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams of words, which finds pairs
+of similarity 0.8 with probability 0.92. Three phases come before the filter: signatures of a part, pairs in a
+bucket, clusters of all.
+
+A budget is met in proportion to the languages (SDSAT §3.1). Every document has a bin, from a hash of the seed
+and its id. The bins' sizes are counted once; a language's threshold is the bin up to which its documents fill
+its share. So a document is chosen or not by its id alone, with no shuffle and no state, and the shares are met
+as closely as one bin allows. Two phases: every part is measured, the thresholds are chosen.
 """
 
 import csv
 import math
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,11 +23,100 @@ from typing import Any
 import numpy as np
 
 from conf import UserError
+from conf.files import allow_many_files
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop, documents_of, hash64, split, unit
 from data_prep.encode import encode
 from data_prep.job import Job
-from data_prep.near_duplicates import unique
+
+BUCKETS = 14  # datatrove's default
+SIGNED_CHARS = 100_000  # of a document, since the library holds 112 hashes of every word at once
+WORD = re.compile(r"\w+")
+
+
+def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
+    """Write MinHash signatures of a part's documents; return which rows they are."""
+    from datatrove.data import Document as Text
+    from datatrove.pipeline.dedup import MinhashDedupSignature
+    from datatrove.pipeline.dedup.minhash import HashConfig, MinhashConfig
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class CodeWords(WordTokenizer):
+        """Words of source code, where the library's own are those of natural languages."""
+
+        def word_tokenize(self, text: str) -> list[str]:
+            return WORD.findall(text)
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            return text.splitlines()
+
+        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            return [match.span() for match in WORD.finditer(text)]
+
+    _prepare_library()
+    rows: list[tuple[str, int]] = []
+
+    def texts() -> Any:
+        for document in documents_of(job.screened(job.rows(part))):
+            rows.append((document.file, document.row))
+            yield Text(text=document.text[:SIGNED_CHARS], id=document.id)
+
+    # The library's default hash fails on text with xxhash 4.
+    config = MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
+    step = MinhashDedupSignature(str(folder), config, language=CodeWords())
+    step.run(texts(), rank=part, world_size=len(job.parts))
+    _move(folder, job.work / "signatures")
+    return {"rows": rows}
+
+
+def match(job: Job, bucket: int, folder: Path) -> dict[str, Any]:
+    """Write pairs of documents with the same signature in one bucket."""
+    from datatrove.pipeline.dedup import MinhashDedupBuckets
+
+    _prepare_library()
+    step = MinhashDedupBuckets(str(job.work / "signatures"), str(folder))
+    step.run(rank=bucket, world_size=BUCKETS)
+    _move(folder, job.work / "pairs")
+    return {}
+
+
+def cluster(job: Job, _: int, folder: Path) -> dict[str, Any]:
+    """Write all but one of each cluster of documents, by part."""
+    from datatrove.pipeline.dedup import MinhashDedupCluster
+
+    _prepare_library()
+    MinhashDedupCluster(str(job.work / "pairs"), str(folder)).run()
+    return {}
+
+
+def _move(folder: Path, target: Path) -> None:
+    """Put a task's files among those of all tasks, each in one step."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            place = target / path.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place)
+
+
+def unique(job: Job, part: int, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
+    """Yield the rows of a part with a Drop for each near-duplicate of another."""
+    path = job.done("cluster") / f"{part:06d}.remove"
+    if not job.config.near_duplicates or not path.is_file():
+        yield from rows
+        return
+    signed = job.read_facts("sign", part)["rows"]
+    removed = {tuple(signed[index]) for index in np.fromfile(path, dtype="<u4").tolist()}
+    for row in rows:
+        duplicate = isinstance(row, Document) and (row.file, row.row) in removed
+        yield row.drop("near-duplicate") if isinstance(row, Document) and duplicate else row
+
+
+def _prepare_library() -> None:
+    from loguru import logger
+
+    logger.disable("datatrove")
+    allow_many_files()  # it opens one of every part at once
+
 
 BINS = 2**14
 SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, to know a language's tokens per byte
@@ -35,16 +130,12 @@ def bin_of(seed: int, id: str) -> int:
     return hash64(seed, "choose", id) >> 50
 
 
-def _no_bins() -> np.ndarray:
-    return np.zeros(BINS, dtype=np.int64)
-
-
 @dataclass
 class Measure:
     """What one language has: files and bytes by bin, and tokens per byte from a sample."""
 
-    files: np.ndarray = field(default_factory=_no_bins)  # (BINS,)
-    bytes: np.ndarray = field(default_factory=_no_bins)  # (BINS,)
+    files: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    bytes: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
     sample_tokens: int = 0
     sample_bytes: int = 0
 
