@@ -18,7 +18,7 @@ from infer.gpu_check.config import GpuCheckConfig
 from infer.playground.config import PlaygroundConfig
 from infer.quality.config import QualityConfig
 from infer.regenerate.config import RegenerateConfig
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 from infer.speed.config import SpeedConfig
 from infer.study.config import StudyConfig
 from train.config import TrainConfig

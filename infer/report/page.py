@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conf.html import page
+from infer import view
 from infer.report.plots import Drawing
 from infer.report.rows import (
     FORWARD,
@@ -28,7 +29,6 @@ from infer.report.rows import (
 from infer.report.summary import HEADLINE, how, tells
 from infer.report.tables import bars, limits, quality_tables, speed_sets
 from infer.report.training import training_facts
-from infer.view import coloured
 
 FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality
@@ -52,7 +52,7 @@ def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> s
         training=training_facts(training, report["seconds"]) if training else None,
         figures=drawings,
         samples=[_sample(sample) for sample in samples],
-        legend=Markup(coloured.legend({kind for sample in samples for kind, _ in sample["pieces"]})),
+        legend=Markup(view.legend({kind for sample in samples for kind, _ in sample["pieces"]})),
     )
 
 
@@ -64,7 +64,7 @@ def report_title(report: Mapping[str, Any]) -> str:
 
 def render(template: str, title: str, **context: Any) -> str:
     """Return a page from a template of this folder."""
-    return page(title, _environment().get_template(template).render(context), style=coloured.STYLE)
+    return page(title, _environment().get_template(template).render(context), style=view.STYLE)
 
 
 @cache
@@ -190,8 +190,8 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a coloured text; on hovering a piece says who produced it."""
-    pieces = [coloured.span(kind, text, title=coloured.meaning(kind)) for kind, text in sample["pieces"]]
-    text = "".join([coloured.span("given", sample["before"]), *pieces, coloured.span("given", sample["after"])])
+    pieces = [view.span(kind, text, title=view.meaning(kind)) for kind, text in sample["pieces"]]
+    text = "".join([view.span("given", sample["before"]), *pieces, view.span("given", sample["after"])])
     title = [
         sample.get("prompt_set") or benchmark(sample["benchmark"]),
         sample["id"],

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infer.view.coloured import KINDS
+from infer.view import KINDS
 
 Row = Mapping[str, Any]
 

@@ -87,7 +87,7 @@ def _print_sources(console: Console, rows: Sequence[Row]) -> None:
 
 def speed_table(rows: Sequence[Row]) -> Table:
     """Tabulate one row for each decoder, the dtypes apart."""
-    table = plain_table(("decoder", *SPEED))
+    table = table_of(("decoder", *SPEED))
     for dtype, mine in groups(rows, "dtype").items():
         table.add_row(Text(dtype[0], "bold"))
         for row in mine:
@@ -128,17 +128,11 @@ def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     console.print()
 
 
-def plain_table(columns: Sequence[str]) -> Table:
-    """Return a table whose first column is text, and the others figures, as narrow as they can be."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    for index, name in enumerate(columns):
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]] = (), *, padding: int = 0) -> Table:
+    """Return a table whose first column is text and the others figures, `padding` spaces between them."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding))
+    for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
-def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return the same, of rows of texts."""
-    table = plain_table(head)
     for row in rows:
         table.add_row(*row)
     return table

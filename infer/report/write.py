@@ -21,7 +21,7 @@ from conf.console import print_line
 from conf.files import read_json, read_result, sealed, write_bytes, write_json
 from conf.stage import MANIFEST, commit, partial_of, read_manifest
 from conf.tracker import TrackerConfig, begin_run, run_file
-from infer.measure.unfinished import HEADER
+from infer.measure.distributed import HEADER
 from infer.report.page import report_page
 from infer.report.plots import PLOTS, draw
 from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED, Row, flat, label

@@ -14,7 +14,7 @@ import numpy as np
 
 from conf.clock import duration
 from infer.config import SOURCES
-from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
+from infer.measure.distributed import HEADER, UNITS, read_header, read_units
 from infer.report.write import SCHEMAS
 from infer.speed.config import PEERS
 from infer.speed.statistics import Weighed, estimate, share_intervals, weighted_percentile

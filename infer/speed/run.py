@@ -26,9 +26,15 @@ from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_o
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import GREEDY
 from infer.hardware import circumstances, hardware
-from infer.measure.distributed import UnitStore, WorkerGroup, folder, init_workers, rank_local_errors
-from infer.measure.row_times import context_for, measure_costs
-from infer.measure.unfinished import HEADER, UNITS
+from infer.measure.distributed import (
+    HEADER,
+    UNITS,
+    UnitStore,
+    WorkerGroup,
+    folder,
+    init_workers,
+    rank_local_errors,
+)
 from infer.models.checkpoint import is_gated
 from infer.report.rows import label
 from infer.report.terminal import print_report
@@ -37,6 +43,7 @@ from infer.speed.aggregate import read
 from infer.speed.config import SpeedConfig
 from infer.speed.limit import measure_limit
 from infer.speed.models import ModelPool, Prepared, fingerprint, prepare
+from infer.speed.profile import context_for, measure_costs
 from infer.speed.work import Unit, Worker, units_of
 
 

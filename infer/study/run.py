@@ -18,6 +18,7 @@ from infer.hardware import circumstances
 from infer.measure.distributed import WorkerGroup, init_workers, of_one_model, rank_local_errors
 from infer.models.parallel import place
 from infer.study.config import PARTS, StudyConfig
+from infer.study.figures import PLOTS, print_study
 from infer.study.measurements import (
     lossy,
     measure_ablation,
@@ -29,8 +30,6 @@ from infer.study.measurements import (
     measure_time,
 )
 from infer.study.models import StudyModels
-from infer.study.plots import PLOTS
-from infer.study.tables import print_study
 
 MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {
     "methods": measure_methods,
@@ -72,7 +71,7 @@ def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -
                 progress.update(task, description=part)
                 report[part] = MEASUREMENTS[part](models)
                 if out:
-                    PLOTS[part](report[part], out / f"{part}.png")
+                    PLOTS[part](report[part]).savefig(out / f"{part}.png", dpi=150)
                 progress.advance(task)
         if out:
             write_json(out / "report.json", sealed(report))

@@ -8,7 +8,7 @@ import pytest
 from conf import UserError, settings
 from conf.errors import visible
 from docs.reference import ENTRIES
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 
 DRAFTED = ["model=m", "draft=self:1", "prompts.mine.path=p"]
 REQUIRED = {

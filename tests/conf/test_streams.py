@@ -11,7 +11,7 @@ import pytest
 
 from conf import run
 from docs.reference import ENTRIES
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 from tests.told import error
 
 
@@ -72,7 +72,7 @@ def test_a_result_that_cannot_be_written_is_still_told_by_its_setting(
 PRINT = """
 import sys
 from conf import run
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 
 def main(config):
     with open(sys.argv[1].removeprefix("out="), "w") as file:  # as a result that is open while others print

@@ -13,7 +13,7 @@ from conf import settings
 from data_prep.config import DataPrepConfig
 from infer.quality.config import QualityConfig
 from infer.regenerate.config import RegenerateConfig
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 from infer.speed.config import SpeedConfig
 from train.config import TrainConfig
 from train.export.config import ExportConfig

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infer.report.__main__ import main
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig, main
 from tests.infer.report import report_fixture as fixture
 from tests.infer.report.test_report_page import Page
 from tests.infer.report.test_report_write import command, lines

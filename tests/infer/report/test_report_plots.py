@@ -128,7 +128,7 @@ def test_texts_and_lines_are_seen_in_both_themes(dark: bool) -> None:
     """WCAG AA: 4.5 of a text and its background, 3 of a line of a plot."""
     from data_prep.inspect_page import COLOURS
     from infer.graph.picture import COLOURS as NODES
-    from infer.view.coloured import KINDS
+    from infer.view import KINDS
 
     theme = {name: pair[dark] for name, pair in THEME.items()}
     texts = [(ink, paper) for ink in ("ink", "faint", "accent", "good", "warn") for paper in ("paper", "panel")]

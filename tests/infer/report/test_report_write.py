@@ -10,8 +10,7 @@ from conf import UserError, run, settings
 from conf.files import sealed
 from conf.tracker import TrackerConfig
 from infer import hardware
-from infer.report.__main__ import main
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig, main
 from infer.report.plots import PLOTS
 from infer.report.rows import KEY
 from infer.report.summary import headline, sentence

@@ -22,7 +22,7 @@ from infer.methods import DraftMethods
 from infer.models.draft import load_draft
 from infer.speed import profile as module
 from infer.speed.profile import peak_memory, profile, timed
-from infer.study.counts import Counts
+from infer.study.models import Counts
 
 CPU = torch.device("cpu")
 REQUEST = Request([5, 17, 40, 3])

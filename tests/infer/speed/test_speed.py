@@ -17,7 +17,7 @@ from infer.speed.aggregate import ORDER, read
 from infer.speed.config import PEERS, PLAIN, DecoderSpec, SpeedConfig, specs
 from infer.speed.models import DecoderSetup
 from infer.speed.work import Worker
-from infer.view.coloured import KINDS
+from infer.view import KINDS
 from tests.infer.speed.conftest import Main
 
 COLUMNS = {

@@ -14,14 +14,12 @@ from infer.config import DecodeConfig
 from infer.drafters.outcome import Outcome
 from infer.measure.runs import Measured
 from infer.methods import rules_of
-from infer.study import counts as rates
 from infer.study import measurements
 from infer.study.__main__ import main
 from infer.study.config import PARTS, StudyConfig
-from infer.study.counts import Counts
 from infer.study.measurements import PARTS as TIMES
 from infer.study.measurements import divergences, log_q, lossy, recurring
-from infer.study.models import StudyModels
+from infer.study.models import Counts, DraftedRun, StudyModels, figures, rank_shares
 from infer.trees.token_graph import TokenGraph, unroll
 from tests import warm
 
@@ -57,16 +55,12 @@ def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
 
 
 def test_n_grams_recur_in_other_branches() -> None:
-    """The figure of recurrence.py."""
+    """The figure of measurements.py; what repeats itself along a path does not recur."""
     tree = tree_of((0, A), (1, B), (2, C), (0, D), (4, A), (5, B), (6, C))
     assert recurring(tree, 1) == recurring(tree, 2) == recurring(tree, 3) == {1, 2, 3, 5, 6, 7}
     assert recurring(tree, 4) == set()
-
-
-def test_what_repeats_itself_along_a_path_does_not_recur() -> None:
     chain = tree_of((0, A), (1, A), (2, A), (3, A))
     assert recurring(chain, 1) == recurring(chain, 2) == set()
-    assert recurring(tree_of((0, A), (1, A), (0, B), (3, A)), 1) == {1, 2, 4}
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=24), st.integers(1, 4))
@@ -86,17 +80,23 @@ def test_recurrence_is_that_of_all_pairs_of_paths(nodes: list[tuple[int, int]], 
 
 
 def test_rates_are_those_of_the_runs() -> None:
-    """Of five steps the last has no one, and one drafted nothing."""
+    """Of five steps the last has none, and one drafted nothing."""
     counts = (
         Counts(12, 4, 3, 2, (2,), False),
         Counts(8, 3, 2, 3, (1, 1), True),
         Counts(4, 3, 1, 2, (1,), False),
     )
-    runs = [rates.DraftedRun([1] * 10, 1.0, 5, 20, 5, counts)]
-    assert rates.drafted_share(runs) == 0.5 and rates.accepted_per_step(runs) == 1.0
-    assert rates.drafted_per_token(runs) == 24 / 8 and rates.fed_per_token(runs) == 6 / 8
-    assert rates.graph_success(runs) == 1 / 3
-    assert rates.rank_shares(counts, 3) == [0.75, 0.25, 0]
+    rates = figures([DraftedRun([1] * 10, 1.0, 5, 20, 5, counts)])
+    assert rates == {
+        "acceptance_rate": 4 / 10,
+        "drafted_share": 0.5,
+        "accepted_per_step": 1.0,
+        "drafted_per_token": 24 / 8,
+        "fed_per_token": 6 / 8,
+        "graph_success": 1 / 3,
+    }
+    assert rank_shares((2, 1, 1, 1), 3) == [0.75, 0.25, 0] and rank_shares((), 4) is None
+    assert set(figures([DraftedRun([1, 2], 1.0, 2, 0, 0, ())]).values()) == {None}
 
 
 def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
@@ -105,12 +105,9 @@ def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
     """
     strict = (Counts(1, 1, 1, 2, (1,), False), Counts(2, 2, 2, 3, (1, 1), False))
     loose = (Counts(40, 8, 9, 4, (1, 2, 1), False), Counts(44, 8, 9, 6, (1, 1, 1, 3, 1), False))
-    runs = {
-        name: [rates.DraftedRun([1] * 9, 1.0, 3, 44, 8, counts)]
-        for name, counts in (("strict", strict), ("loose", loose))
-    }
-    assert rates.acceptance_rate(runs["strict"]) == 3 / 3 and rates.acceptance_rate(runs["loose"]) == 8 / 16
-    assert rates.acceptance_rate(runs["strict"] + runs["loose"]) == (3 / 3 + 8 / 16) / 2
+    runs = [DraftedRun([1] * 9, 1.0, 3, 44, 8, counts) for counts in (strict, loose)]
+    rates = [figures(some)["acceptance_rate"] for some in (runs[:1], runs[1:], runs)]
+    assert rates == [3 / 3, 8 / 16, (3 / 3 + 8 / 16) / 2]
 
 
 def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
@@ -120,14 +117,6 @@ def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
         assert preceding == rules_of(DecodeConfig("gsd", tau=tau + 1))
     assert rules_of(DecodeConfig("gsd", tau_reading="preceding")).tau == 3
     assert rules_of(DecodeConfig("tsd")).tau is None
-
-
-def test_nothing_drafted_has_no_rates() -> None:
-    runs = [rates.DraftedRun([1, 2], 1.0, 2, 0, 0, ())]
-    assert rates.acceptance_rate(runs) is None and rates.drafted_share(runs) is None
-    assert rates.accepted_per_step(runs) is None
-    assert rates.drafted_per_token(runs) is None and rates.fed_per_token(runs) is None
-    assert rates.graph_success(runs) is None and rates.rank_shares((), 4) is None
 
 
 def test_only_what_promised_the_same_tokens_is_lossy() -> None:

@@ -8,7 +8,7 @@ from infer.drafters.costs import ROWS
 from infer.engine.pick import candidates, pick
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.measure.row_times import StepTimer, context_for, measure_costs, rising
+from infer.speed.profile import StepTimer, context_for, measure_costs, rising
 from tests.conftest import tiny_llama
 from tests.infer.engine.test_families import tiny
 
@@ -32,7 +32,7 @@ def test_a_table_is_measured_with_the_texts_own_choices(
     that lost a sixth was believed to pay.
     """
     picked, read = list[Sampling](), list[Sampling]()
-    monkeypatch.setattr("infer.measure.row_times.SECONDS", 0.05)
+    monkeypatch.setattr("infer.speed.profile.SECONDS", 0.05)
     monkeypatch.setattr(
         "infer.engine.reading.pick", lambda logits, how, *keys: picked.append(how) or pick(logits, how, *keys)
     )
@@ -89,6 +89,6 @@ def test_fixed_shapes_of_all_rows_have_the_same_columns() -> None:
 
 def test_costs_are_measured_where_the_model_has_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """256 columns were too many for a table of 128 positions: an IndexError of PyTorch's."""
-    monkeypatch.setattr("infer.measure.row_times.SECONDS", 0.2)
+    monkeypatch.setattr("infer.speed.profile.SECONDS", 0.2)
     lm = tiny("opt", max_position_embeddings=128, ffn_dim=64)
     assert measure_costs(lm, batch=1, context=context_for(100, lm), sampling=GREEDY).ms[0] > 0
