@@ -76,14 +76,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "label": label,
-        "same": same,
-        "differs": differs,
-        "number": number,
-        "percent": percent,
-        "span": span,
-    }
+    for function in (label, same, differs, number, percent, span):
+        environment.filters[function.__name__] = function
     environment.globals |= {"forward": FORWARD, "source_names": ", ".join(SOURCES.values())}
     return environment
 
@@ -93,7 +87,7 @@ def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     cards = []
     for (name,), mine in list(groups(report["summary"]["best"], "prompt_set").items())[:CARDS]:
         first, *others = sorted(mine, key=lambda best: best["temperature"])
-        notes = [f"{how(best['temperature'])}: {_times(best)}" for best in others[:1]]
+        notes = [f"{how(best['temperature'])}: {best['speedup']:.2f}×{_interval(best)}" for best in others[:1]]
         cards.append(
             {
                 "value": f"{first['speedup']:.2f}×",
@@ -106,26 +100,16 @@ def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         times = {row["decoder"]: row for row in mine if row["token_ms_p50"]}
         if HEADLINE in times and "plain" in times:
             row, (half, most) = times[HEADLINE], _token_times(times["plain"])
-            cards.append(
-                {
-                    "value": _token_times(row)[0],
-                    "label": f"of a token, median, {row['prompt_set'].replace('_', ' ')}",
-                    "notes": [
-                        f"{_token_times(row)[1]}; {how(row['temperature'])}",
-                        f"plain: {half}, {most}",
-                    ],
-                }
-            )
+            own_half, own_most = _token_times(row)
+            notes = [f"{own_most}; {how(row['temperature'])}", f"plain: {half}, {most}"]
+            name = f"of a token, median, {row['prompt_set'].replace('_', ' ')}"
+            cards.append({"value": own_half, "label": name, "notes": notes})
             break
     return cards
 
 
 def _token_times(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{row['token_ms_p50']:.3g} ms", f"99 of 100 within {row['token_ms_p99']:.3g} ms"
-
-
-def _times(best: Mapping[str, Any]) -> str:
-    return f"{best['speedup']:.2f}×{_interval(best)}"
 
 
 def _interval(best: Mapping[str, Any]) -> str:
@@ -149,11 +133,12 @@ def _score_cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _method(part: Mapping[str, Any]) -> dict[str, Any]:
-    machine = part["hardware"]
+    machine, units, settings = part["hardware"], part["units"], part["settings"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
-    units = part["units"]
+    drafting = settings.get("draft") or {}
+    models = {"model": settings["model"], "base": settings.get("base"), "draft model": drafting.get("model")}
     pairs = [
-        *_models(part["settings"]),
+        *((name, folder) for name, folder in models.items() if folder),
         *([("adapter", GATED)] if part.get("gated") else []),
         ("measured", part["date"]),
         ("on", f"{device}, {machine['threads']} thread(s) a process, {part.get('ranks') or 1} process(es)"),
@@ -161,13 +146,7 @@ def _method(part: Mapping[str, Any]) -> dict[str, Any]:
         ("commit", part["commit"]),
         ("done", f"{units['done']} of {units['all']} units"),
     ]
-    return {"pairs": pairs, "settings": list(dotted(part["settings"]))}
-
-
-def _models(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    drafting = settings.get("draft") or {}
-    named = {"model": settings["model"], "base": settings.get("base"), "draft model": drafting.get("model")}
-    return [(name, folder) for name, folder in named.items() if folder]
+    return {"pairs": pairs, "settings": list(dotted(settings))}
 
 
 def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,12 +155,12 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
         "tables": quality_tables(part),
         "same": [
             [
-                task(entry),
-                entry["who"],
-                f"{entry['decoder']} and {entry['against']}",
-                f"{entry['identical']}/{entry['compared']}",
+                task(row),
+                row["who"],
+                f"{row['decoder']} and {row['against']}",
+                f"{row['identical']}/{row['compared']}",
             ]
-            for entry in part["same"]
+            for row in part["same"]
         ],
         "rules": [(benchmark(name), rule) for name, rule in part.get("rules", {}).items()],
         "skipped": [(task(entry), entry["reason"]) for entry in part["skipped"]],
@@ -192,11 +171,8 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a coloured text; on hovering a piece says who produced it."""
     pieces = [view.span(kind, text, title=view.meaning(kind)) for kind, text in sample["pieces"]]
     text = "".join([view.span("given", sample["before"]), *pieces, view.span("given", sample["after"])])
-    title = [
-        sample.get("prompt_set") or benchmark(sample["benchmark"]),
-        sample["id"],
-        label({"k": 0, **sample}),
-    ]
+    name = sample.get("prompt_set") or benchmark(sample["benchmark"])
+    title = [name, sample["id"], label({"k": 0, **sample})]
     title += [sample["dtype"]] if sample.get("dtype") else []
     title += [f"temperature {sample['temperature']:g}"] if sample.get("temperature") else []
     title += [sample["who"], sample["verdict"]] if "verdict" in sample else []

@@ -58,6 +58,10 @@ def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     for (name,), rows in groups(report["speed"]["rows"], "prompt_set").items():
         best = [entry for entry in report["summary"]["best"] if entry["prompt_set"] == name]
         batches = [entry for entry in report["speed"]["batches"] if entry["prompt_set"] == name]
+        more = [
+            [f"{label(row)}, {row['dtype']}, {how(row['temperature'])}", *(cell(row) for cell in MORE.values())]
+            for row in rows
+        ]
         sets.append(
             {
                 "name": name.replace("_", " "),
@@ -65,7 +69,7 @@ def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "sentences": [f"{how(entry['temperature']).capitalize()}: {sentence(entry)}" for entry in best],
                 "groups": _speed_groups(rows),
                 "batches": batch_table(batches) if batches else None,
-                "more": {"head": ["decoder", *MORE], "rows": [_more(row) for row in rows]},
+                "more": {"head": ["decoder", *MORE], "rows": more},
             }
         )
     return sets
@@ -108,11 +112,6 @@ def _speed_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _best_exact(rows: Sequence[Row]) -> Row | None:
     exact = [row for row in rows if drafts(row) and row["exact"] and row["speedup"]]
     return max(exact, key=sure, default=None)
-
-
-def _more(row: Row) -> list[str]:
-    name = f"{label(row)}, {row['dtype']}, {how(row['temperature'])}"
-    return [name, *(cell(row) for cell in MORE.values())]
 
 
 def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -166,15 +165,10 @@ def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
     return {"head": head, "rows": rows}
 
 
-def by_source(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows whose drafts have a source: those of n-grams and of adaptive tokens."""
-    return [row for row in rows if row["sources"]]
-
-
 def compact_sources(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of shares in percent, without the paper's rows, whose drafts have one source."""
     head = ["", *SOURCES.values(), *map(str, COMPACT)]
-    return head, [_compact(row) for row in by_source(rows) if row["decoder"] != "sdsat"]
+    return head, [_compact(row) for row in rows if row["sources"] and row["decoder"] != "sdsat"]
 
 
 def _compact(row: Row) -> list[str]:
@@ -190,7 +184,7 @@ def _percent(share: float | None) -> str:
 
 def source_table(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return head and rows for the page, each with its bar of shares; None without any source."""
-    known_sources = by_source(rows)
+    known_sources = [row for row in rows if row["sources"]]
     places = min(PLACES, max((len(row["acceptance_where_reached"] or ()) for row in known_sources), default=0))
     head = [*(f"{name}: accepted" for name in SOURCES.values()), *map(str, range(1, places + 1))]
     return {"head": head, "rows": [_page_row(row, places) for row in known_sources]} if known_sources else None

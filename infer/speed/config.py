@@ -1,7 +1,7 @@
 """The settings of `python -m infer.speed`, and the decoders that a run has by them."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
@@ -68,7 +68,16 @@ class SpeedConfig:
     seed: int = 0  # chooses the prompts, and what is drawn
 
     def __post_init__(self) -> None:
-        self._check_choices()
+        for name, known in {"decoders": OWN, "peers": PEERS, "dtypes": DTYPES}.items():
+            for value in getattr(self, name):
+                if value not in known:
+                    raise ValueError(f"{name} must be some of {', '.join(known)}, got {value}")
+        if not self.dtypes:
+            raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}, got none")
+        for name in ("decoders", "peers", "dtypes", "k", "temperatures", "batches"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must have each value once, got {values}")
         if not self.prompts:
             raise ValueError("prompts must have a set, got none")
         if not self.k or min(self.k) < 1:
@@ -96,19 +105,6 @@ class SpeedConfig:
         """Whether batches are measured: they compare the default decoder."""
         return bool(self.batches) and "auto" in self.decoders
 
-    def _check_choices(self) -> None:
-        known = {"decoders": OWN, "peers": tuple(PEERS), "dtypes": DTYPES}
-        for name, values in known.items():
-            for value in getattr(self, name):
-                if value not in values:
-                    raise ValueError(f"{name} must be some of {', '.join(values)}, got {value}")
-        if not self.dtypes:
-            raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}, got none")
-        for name in ("decoders", "peers", "dtypes", "k", "temperatures", "batches"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} must have each value once, got {values}")
-
 
 class Group(NamedTuple):
     """Whose texts are the same, and whose plain decoding is the measure."""
@@ -125,11 +121,7 @@ class DecoderSpec(NamedTuple):
 
 
 PLAIN = DecoderSpec("plain")
-
-
 GSD_PROBES = "gsd probes"  # drafts by the draft model's own adaptive tokens
-
-
 DRAFTED = (*BY_DRAFT_MODEL, GSD_PROBES)  # by a draft model
 
 
@@ -161,12 +153,8 @@ def specs(config: SpeedConfig, temperature: float) -> dict[DecoderSpec, DecodeCo
         elif name == "prompt_lookup":
             specs[DecoderSpec("prompt lookup")] = replace(plain, method="prompt_lookup")
         elif config.draft.model:
-            specs[DecoderSpec(name)] = replace(plain, method=name, **_growth(config, name))
+            growth = {key: getattr(config, "children" if key == "k" else key) for key in GROWTH[name]}
+            specs[DecoderSpec(name)] = replace(plain, method=name, **growth)
     if config.draft.adaptive and "gsd" in config.decoders:
         specs[DecoderSpec(GSD_PROBES)] = replace(plain, method="gsd")
     return specs
-
-
-def _growth(config: SpeedConfig, method: str) -> dict[str, Any]:
-    """Return the settings of a draft model's graph that the method has."""
-    return {name: getattr(config, "children" if name == "k" else name) for name in GROWTH[method]}

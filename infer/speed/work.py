@@ -1,28 +1,17 @@
-"""The units of a run, and how a rank does one.
+"""The units of a run, and how a rank does one: turns, texts side by side, and what is looked at once.
 
-A turn: one prompt decoded once in every way, pair by pair; and how it is kept.
-
-A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were
-judged, how many of them stood behind accepted drafts alone, and how many were accepted. `token_ms` counts the
-tokens by their milliseconds. Pure but for the decoders that it calls.
-
-Who runs beside whom. Pure.
+A turn is one prompt decoded once in every way. Every run stands next to one of plain decoding, its pair: what
+slows the machine for seconds slows both. One run of plain decoding serves the two beside it. Of two turns a
+decoder stands once before plain decoding and once behind it, and from turn to turn beside others:
 
     turn 0    A plain B    C plain D    E plain
     turn 1    B plain A    D plain C    plain E
     turn 2    B plain C    D plain E    A plain
     turn 3    C plain B    E plain D    plain A
 
-Every run stands next to one of plain decoding, its pair: what slows the machine for seconds slows both. One
-run of plain decoding serves the two beside it. Of two turns a decoder stands once before plain decoding and
-once behind it, and from turn to turn beside others: neither place nor neighbour is any one's own.
-
-Texts side by side: plain decoding and the default decoder on batches of a set's prompts.
-
-Every size decodes the same texts, in batches. One decoder runs right after the other, in an order that turns
-from round to round. A rate is the tokens of all texts per second, behind the first step of each batch.
-
-Texts with who produced each part: the model itself, its drafts, or a draft behind a merged node.
+Texts side by side: plain decoding and the default decoder on batches of a set's prompts. Every size decodes the
+same texts. One decoder runs right after the other, in an order that turns from round to round. A rate is the
+tokens of all texts per second, behind the first step of each batch.
 """
 
 import hashlib
@@ -75,7 +64,9 @@ def run_turn(
 
 
 def record(run: Run) -> dict[str, Any]:
-    """Return a run in numbers."""
+    """Return a run in numbers: its counts and times, a fingerprint of its text, and by position how many drafts
+    were judged, how many of them stood behind accepted drafts alone, and how many were accepted.
+    """
     return {
         "tokens": len(run.tokens),
         "seconds": run.seconds,
@@ -148,10 +139,9 @@ def batch_rows(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     pairs: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for unit in units:
         for record in unit.get("batches", []):
-            if record["plain"]["tokens"] and record["auto"]["tokens"]:
-                pairs.setdefault(tuple(record[name] for name in KEY), []).append(
-                    (record["plain"], record["auto"])
-                )
+            plain, auto = record["plain"], record["auto"]
+            if plain["tokens"] and auto["tokens"]:
+                pairs.setdefault(tuple(record[name] for name in KEY), []).append((plain, auto))
     return [dict(zip(KEY, key)) | _row(rounds) for key, rounds in sorted(pairs.items())]
 
 
