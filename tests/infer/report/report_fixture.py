@@ -11,8 +11,10 @@ import numpy as np
 HARDWARE = {"cpu": "AMD EPYC 9354", "cores": 32, "threads": 1, "gpu": "NVIDIA H200"}
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2.4.6"}
 HEAD = {
-    "date": "2026-11-21T18:00:00+00:00", "commit": "0123456789abcdef",
-    "hardware": HARDWARE, "versions": VERSIONS,
+    "date": "2026-11-21T18:00:00+00:00",
+    "commit": "0123456789abcdef",
+    "hardware": HARDWARE,
+    "versions": VERSIONS,
 }
 KS = (1, 3, 5, 7, 9, 13)
 # decoder: chance of the first draft, what is left of it from place to place, depth, rows of a forward
@@ -58,8 +60,11 @@ def speed(
     size = {"prompts": prompts, "rounds": rounds}
     costs = [1, 2, 4, 8, 16, 32, 64]
     limit = {
-        "weights_bytes": 13_476_839_424, "copy_bytes_per_second": 3.9e12, "read_bytes_per_second": 4.1e12,
-        "flops_per_second": 7.2e14, "forward_ms": [[q, max(3.29, 0.018 * q)] for q in costs],
+        "weights_bytes": 13_476_839_424,
+        "copy_bytes_per_second": 3.9e12,
+        "read_bytes_per_second": 4.1e12,
+        "flops_per_second": 7.2e14,
+        "forward_ms": [[q, max(3.29, 0.018 * q)] for q in costs],
     }
     return {
         "schema": 4,
@@ -83,10 +88,17 @@ def speed(
 def _batch(name: str, dtype: str, size: int) -> dict[str, Any]:
     speedup = 3 - 0.2 * size
     return {
-        "prompt_set": name, "dtype": dtype, "temperature": 0.0, "batch": size, "rounds": 3,
-        "plain_tokens_per_second": 110.0 * size, "tokens_per_second": 110.0 * size * speedup,
-        "speedup": speedup, "speedup_interval": [speedup - 0.1, speedup + 0.1],
-        "identical": 3 * size, "compared": 3 * size,
+        "prompt_set": name,
+        "dtype": dtype,
+        "temperature": 0.0,
+        "batch": size,
+        "rounds": 3,
+        "plain_tokens_per_second": 110.0 * size,
+        "tokens_per_second": 110.0 * size * speedup,
+        "speedup": speedup,
+        "speedup_interval": [speedup - 0.1, speedup + 0.1],
+        "identical": 3 * size,
+        "compared": 3 * size,
     }
 
 
@@ -135,16 +147,23 @@ def _row(
     reached = np.cumprod(places)
     sources = {
         name: {
-            "accepted": int(100 * share), "proposed": int(150 * share), "share": share,
-            "acceptance": 2 / 3, "by_place": (share * reached).tolist(),
+            "accepted": int(100 * share),
+            "proposed": int(150 * share),
+            "share": share,
+            "acceptance": 2 / 3,
+            "by_place": (share * reached).tolist(),
         }
         for name, share in SOURCES.get(decoder, {}).items()
     }
     return {
         **base,
-        "decoder": decoder, "k": k, "peer": peer, "tokens": 256 * base["prompts"] * base["rounds"],
+        "decoder": decoder,
+        "k": k,
+        "peer": peer,
+        "tokens": 256 * base["prompts"] * base["rounds"],
         "forwards": int(256 * base["prompts"] * base["rounds"] / emitted),
-        "tokens_per_second": rate, "tokens_per_second_quartiles": [0.97 * rate, 1.02 * rate],
+        "tokens_per_second": rate,
+        "tokens_per_second_quartiles": [0.97 * rate, 1.02 * rate],
         "speedup": ratio,
         "speedup_interval": [0.97 * ratio, 1.03 * ratio] if plain else [1.0, 1.0],
         "speedup_quartiles": [0.95 * ratio, 1.04 * ratio] if plain else [1.0, 1.0],
@@ -153,18 +172,24 @@ def _row(
         "acceptance_rate": float(np.mean(reached)) if depth else None,
         "mean_acceptance_length": emitted if depth else None,
         "node_efficiency": float(np.mean(reached)) if depth else None,
-        "acceptance_by_position": reached.tolist(), "acceptance_where_reached": places,
+        "acceptance_by_position": reached.tolist(),
+        "acceptance_where_reached": places,
         "acceptance_where_reached_low": [0.9 * share for share in places],
         "acceptance_where_reached_high": [min(1, 1.1 * share) for share in places],
         "reached": [max(1, int(400 * share)) for share in [1, *reached[:-1]]][:depth],
         **({"token_ms_p50": 1e3 / rate, "token_ms_p99": 3e3 / rate, **parts} if not peer else {}),
-        "sources": sources, "tokens_per_forward": emitted, "rows_per_forward": rows,
-        "ms_per_forward": sum(parts.values()), "drafted": depth * 256,
+        "sources": sources,
+        "tokens_per_forward": emitted,
+        "rows_per_forward": rows,
+        "ms_per_forward": sum(parts.values()),
+        "drafted": depth * 256,
         "drafted_nodes": 3100 if drawn else None,
         "graph_success": 0.12 if decoder == "gsd" else None,
         "peak_memory_bytes": 14_800_000_000 + (2_100_000_000 if drawn else 0),
         "limit_share": None if peer else 3.29 / sum(parts.values()),
-        "identical": same, "compared": base["prompts"], "exact": same == base["prompts"],
+        "identical": same,
+        "compared": base["prompts"],
+        "exact": same == base["prompts"],
     }
 
 
@@ -173,7 +198,12 @@ def _sample(name: str, dtype: str) -> dict[str, Any]:
     pieces += [["drafted", "(numbers):\n        for b in "], ["shared", "numbers[i + 1:]:\n"]]
     pieces += [["own", "\t\x1b[2J<script>alert('&amp;')</script>"], ["drafted", "        return best"]]
     return {
-        "prompt_set": name, "id": f"{name}/0", "dtype": dtype, "temperature": 0.0, "decoder": "gsd", "k": 0,
+        "prompt_set": name,
+        "id": f"{name}/0",
+        "dtype": dtype,
+        "temperature": 0.0,
+        "decoder": "gsd",
+        "k": 0,
         "before": 'def closest(numbers: list[float]) -> float:\n    """The least difference."""\n',
         "after": "\n\nprint(closest([1.0, 2.5]))" if name == "infilling" else "",
         "pieces": pieces,
@@ -200,7 +230,9 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
     same = [
         {
             **{name: row[name] for name in ("benchmark", "language", "who", "decoder", "temperature")},
-            "against": "plain", "identical": row["problems"], "compared": row["problems"],
+            "against": "plain",
+            "identical": row["problems"],
+            "compared": row["problems"],
         }
         for row in rows
         if row["decoder"] == "sdsat"
@@ -245,12 +277,18 @@ def training() -> dict[str, Any]:
         step: {"step": step, "standard_loss": 1.3, "masked_loss": 5.0 - step / 400} for step in range(1010)
     }
     return {
-        "schema": 1, "name": "tuned", "settings": settings, "parameters": 6_738_546_688, "ranks": 8,
+        "schema": 1,
+        "name": "tuned",
+        "settings": settings,
+        "parameters": 6_738_546_688,
+        "ranks": 8,
         "data": data | {"own": {"documents": 456, "tokens": 134682, "share": 0.25}},
         "validation": [curve[step] | {"accepted": step / 900} for step in (0, 500, 1000)],
         "log": [curve[step] for step in range(10, 1010, 10)],
-        "tokens": 2_048_000, "stages": {"data_prep": 8.6, "training": 195.0},
-        "commit": "0123456789abcdef", "date": "2026-11-21T17:00:00+00:00",
+        "tokens": 2_048_000,
+        "stages": {"data_prep": 8.6, "training": 195.0},
+        "commit": "0123456789abcdef",
+        "date": "2026-11-21T17:00:00+00:00",
     }
 
 
@@ -273,10 +311,17 @@ def _score(
 ) -> dict[str, Any]:
     half = 1.96 * (value * (1 - value) / n) ** 0.5
     return {
-        "benchmark": benchmark, "language": language, "who": who,
-        "name": {"model": "7b", "base": "codellama-7b"}[who], "decoder": decoder,
-        "temperature": temperature, "metric": metric, "value": value, "problems": n,
-        "interval": [value - half, value + half], "samples": 1 if metric != "pass@10" else 20,
+        "benchmark": benchmark,
+        "language": language,
+        "who": who,
+        "name": {"model": "7b", "base": "codellama-7b"}[who],
+        "decoder": decoder,
+        "temperature": temperature,
+        "metric": metric,
+        "value": value,
+        "problems": n,
+        "interval": [value - half, value + half],
+        "samples": 1 if metric != "pass@10" else 20,
     }
 
 
