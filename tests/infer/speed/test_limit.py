@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
-from transformers import PreTrainedModel as Model
 
 from infer.gpu_check.config import SHAPES, random_model
 from infer.speed import limit as device
@@ -13,13 +12,13 @@ from infer.speed.limit import Limit, Needs, Speeds, bandwidth, measure_limit, se
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 
 
-def needs(lm: Model) -> Needs:
+def needs(lm: torch.nn.Module) -> Needs:
     found = Needs.of(lm)
     assert found is not None
     return found
 
 
-def counted(lm: Model, rows: int, context: int) -> int:
+def counted(lm: torch.nn.Module, rows: int, context: int) -> int:
     """Operations of the library's own forward of rows behind a cached context."""
     lm.set_attn_implementation("eager")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
