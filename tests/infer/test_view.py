@@ -4,7 +4,6 @@ import io
 import os
 import pty
 import sys
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +22,7 @@ STEPS = [
     TextStep(0, [2, 3, 4, 5], 4, 3, False, ["  ", "=\n  ", "y", "z"], sources=("text", "ngrams", "ngrams")),
     TextStep(0, [6, 7], 2, 1, True, ["a", "b"], sources=("adaptive",)),
 ]
-# How linear RGB is seen without the cones for red or green (Machado et al. 2009).
-EYES = {
-    "all cones": np.eye(3),
-    "no red": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "no green": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-}
-XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+LUMINANCE = np.array([0.2126, 0.7152, 0.0722])  # of linear red, green and blue
 
 
 def linear(colour: str) -> np.ndarray:
@@ -48,30 +33,16 @@ def linear(colour: str) -> np.ndarray:
 
 def contrast(ink: str, paper: str) -> float:
     """Return the contrast ratio of WCAG."""
-    dark, light = sorted(float(XYZ[1] @ linear(colour)) for colour in (ink, paper))
+    dark, light = sorted(float(LUMINANCE @ linear(colour)) for colour in (ink, paper))
     return (light + 0.05) / (dark + 0.05)
 
 
-def lab(colour: str, eye: str) -> np.ndarray:
-    """Return CIE L*a*b* of a colour as an eye sees it."""
-    white = XYZ @ np.ones(3)
-    x, y, z = np.cbrt(XYZ @ np.clip(np.array(EYES[eye]) @ linear(colour), 1e-6, 1) / white)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark", "strong"])
-def test_colours_are_readable_and_apart_for_every_eye(scheme: str) -> None:
-    """The sources of one text, and the two kinds of a graph's drafts, differ by more than 20, where 1 is just
-    seen; ink on any of them has the contrast of 4.5 that WCAG asks for.
-    """
+def test_ink_on_every_colour_is_readable(scheme: str) -> None:
+    """With the contrast of 4.5 that WCAG asks for."""
     ink = "#000000" if scheme == "strong" else INKS[scheme][0]
     colours = {name: getattr(kind, scheme) for name, kind in KINDS.items()}
     assert all(contrast(ink, colour) >= 4.5 for colour in colours.values())
-    together = [*combinations(("adaptive", "text", "ngrams"), 2), ("drafted", "shared")]
-    for eye in EYES:
-        for one, other in together:
-            apart = np.linalg.norm(lab(colours[one], eye) - lab(colours[other], eye))
-            assert apart > 20, (eye, one, other)
 
 
 def test_a_terminal_paints_what_was_drafted_white_space_too() -> None:
@@ -98,9 +69,8 @@ def test_a_page_has_a_class_for_each_source(tmp_path: Path) -> None:
     assert '<span class="text">  </span><span class="ngrams">=\n  y</span>z' in page
     assert '<span class="adaptive">a</span>b' in page and meaning("shared") not in page
     assert page.count("<span") == page.count("</span>")
-    assert [kind in legend({"own", "text"}) for kind in ("given", "own", "text", "ngrams")] == [True] * 3 + [
-        False
-    ]
+    shown = legend({"own", "text"})
+    assert all(kind in shown for kind in ("given", "own", "text")) and "ngrams" not in shown
 
 
 def talk(model: Model, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> str:

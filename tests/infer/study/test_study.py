@@ -142,24 +142,23 @@ def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Mo
     assert divergences(found, tree_of((0, 50))) == []
 
 
+SIZE = ("rounds=1", "nodes=12")
+
+
 @pytest.fixture
 def given_settings(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model's first layer drafts for it, on two texts."""
-    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
-    lines = [json.dumps({"text": text}) for text in texts]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n", "for line in lines:\n"]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    prompts = ["~prompts.humaneval", "prompts.held_out.key=text", "prompts.held_out.count=2"]
+    prompts += [f"prompts.held_out.path={tmp_path / 'texts.jsonl'}", "max_new_tokens=8"]
     return [
         f"model={model_dir}",
         "draft=self:1",
         f"out={tmp_path / 'study'}",
         "experiment=demo",
-        "~prompts.humaneval",
-        f"prompts.held_out.path={tmp_path / 'texts.jsonl'}",
-        "prompts.held_out.key=text",
-        "prompts.held_out.count=2",
-        "rounds=1",
-        "max_new_tokens=8",
-        "nodes=12",
+        *prompts,
+        *SIZE,
     ]
 
 
@@ -196,6 +195,8 @@ def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
         accepted = sum(len(one.ranks) for one in run.counts)
         assert accepted == sum(one.tokens - 1 for one in run.counts) <= run.accepted
         assert all(one.nodes >= one.rows > 0 for one in run.counts[1:])
+    with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
+        StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
 
 def test_a_lossy_method_fails_the_study_and_every_later_one(
@@ -235,17 +236,10 @@ def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: li
         settings("study", StudyConfig, [*given_settings, *overrides])
 
 
-def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
-    with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
-        StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
-
-
 def test_two_ranks_measure_what_one_process_does(given_settings: list[str], tmp_path: Path) -> None:
     """Every rank measured all prompts, and all of them wrote one folder. Of three prompts a rank has one. A
     target that one GPU does not hold could not be studied at all: two ranks of one model do.
     """
-    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n", "for line in lines:\n"]
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     given = [*given_settings, "prompts.held_out.count=3", "parts=[sampling,recurrence,merging,ranks,time]"]
     main(settings("study", StudyConfig, given))
     single = json.loads((tmp_path / "study" / "report.json").read_text(encoding="utf-8"))
