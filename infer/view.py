@@ -236,15 +236,12 @@ class View:
         """Show what follows the text, and a line of figures."""
         if self._console.is_terminal:
             self._write(pictures(self._after), GIVEN)
-            self._console.print("\n\n", self._legend(), sep="")
+            parts = [Text(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
+            legend = Text("  ").join([Text("given", GIVEN), Text(OWN), *parts])
+            self._console.print("\n\n", legend, sep="")
         else:
             self._write("\n")
         self._figures.print(str(summary), highlight=False, markup=False, soft_wrap=True)
-
-    def _legend(self) -> Text:
-        """Return what the colours of the text mean."""
-        parts = [(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
-        return Text("  ").join([Text("given", GIVEN), Text(OWN), *(Text(*part) for part in parts)])
 
     def _write(self, text: str, style: Style | None = None) -> None:
         # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
@@ -308,7 +305,10 @@ class Session:
         elif command.startswith("/") and "\n" not in line:
             raise UserError(f"a command must be one of {', '.join(COMMANDS)}, got {command}. Try /help.")
         else:
-            self._complete(line)
+            try:
+                complete(generate(self._model, line, self._decode), self._console, line)
+            except KeyboardInterrupt:
+                self._say("\n(ended)")
 
     def _set(self, command: str, value: str) -> None:
         field, parse = SETTINGS[command]
@@ -321,12 +321,6 @@ class Session:
         decode = replace(self._decode, **{field: parsed})
         self._model.methods.settled(decode)
         self._decode = decode
-
-    def _complete(self, prompt: str) -> None:
-        try:
-            complete(generate(self._model, prompt, self._decode), self._console, prompt)
-        except KeyboardInterrupt:
-            self._say("\n(ended)")
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -90,8 +90,10 @@ def _tables(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
         if shares:
             tables.append({"title": f"{title}: accepted drafts by source", "head": sources, "rows": shares})
     rows = [_quality_row(row) for row in comparison["quality"]]
-    quality = {"title": "Quality, decoded plainly", "head": ["benchmark", "metric", "A", "B", "B - A", ""]}
-    return [*tables, *([{**quality, "rows": rows}] if rows else [])]
+    if rows:
+        head = ["benchmark", "metric", "A", "B", "B - A", ""]
+        tables.append({"title": "Quality, decoded plainly", "head": head, "rows": rows})
+    return tables
 
 
 def _speed_row(row: Row) -> list[str]:
@@ -174,7 +176,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterato
 
 
 def _made(part: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("hardware", "versions", "commit", "model", "ranks", "settings")
+    names = ("hardware", "versions", "commit", "model", "ranks")
     facts = {name: part[name] for name in names if name in part}
     return {**facts, "settings": {key: value for key, value in part["settings"].items() if key != "out"}}
 

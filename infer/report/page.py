@@ -30,7 +30,6 @@ from infer.report.summary import HEADLINE, how, tells
 from infer.report.tables import bars, limits, quality_tables, speed_sets
 from infer.report.training import training_facts
 
-FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality
 
 
@@ -69,12 +68,9 @@ def render(template: str, title: str, **context: Any) -> str:
 
 @cache
 def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     for function in (label, same, differs, number, percent, span):
         environment.filters[function.__name__] = function
@@ -88,13 +84,9 @@ def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     for (name,), mine in list(groups(report["summary"]["best"], "prompt_set").items())[:CARDS]:
         first, *others = sorted(mine, key=lambda best: best["temperature"])
         notes = [f"{how(best['temperature'])}: {best['speedup']:.2f}×{_interval(best)}" for best in others[:1]]
-        cards.append(
-            {
-                "value": f"{first['speedup']:.2f}×",
-                "label": f"plain decoding’s speed, {name.replace('_', ' ')}",
-                "notes": [f"{how(first['temperature'])}, {first['dtype']}{_interval(first)}", *notes],
-            }
-        )
+        notes.insert(0, f"{how(first['temperature'])}, {first['dtype']}{_interval(first)}")
+        text = f"plain decoding’s speed, {name.replace('_', ' ')}"
+        cards.append({"value": f"{first['speedup']:.2f}×", "label": text, "notes": notes})
     rows = report["speed"]["rows"] if report["speed"] else []
     for mine in groups(rows, "prompt_set", "dtype", "temperature").values():
         times = {row["decoder"]: row for row in mine if row["token_ms_p50"]}

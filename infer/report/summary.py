@@ -120,8 +120,11 @@ def headline(model: str, best: Sequence[Row], scores: Iterable[Row]) -> str:
     texts = []
     if best:
         texts.append(_speed_text(model, groups(best, "temperature")))
-    gaps = _first_scores(score for score in scores if score["difference"] is not None)
-    gaps = [gap for gap in gaps if tells(gap)]
+    # Of each benchmark and language the score of one answer, at the lowest temperature.
+    known = [score for score in scores if score["difference"] is not None]
+    of_one = [score for score in known if score["metric"] in ("pass@1", "exact match")]
+    firsts = groups(sorted(of_one, key=lambda score: score["temperature"]), "benchmark", "language").values()
+    gaps = [mine[0] for mine in firsts if tells(mine[0])]
     if gaps:
         texts.append(_quality_text(gaps))
     return " ".join(texts)
@@ -170,15 +173,6 @@ def _peers_text(best: Sequence[Row]) -> str:
 def _range(pattern: str, values: Sequence[float]) -> str:
     """Format least and greatest as they are written, or the one that both are."""
     return " to ".join(dict.fromkeys(pattern.format(end) for end in (min(values), max(values))))
-
-
-def _first_scores(scores: Iterable[Row]) -> list[Row]:
-    """Return of each benchmark and language the score of one answer, at the lowest temperature."""
-    of_one = [score for score in scores if score["metric"] in ("pass@1", "exact match")]
-    return [
-        min(mine, key=lambda score: score["temperature"])
-        for mine in groups(of_one, "benchmark", "language").values()
-    ]
 
 
 def _quality_text(gaps: list[Row]) -> str:

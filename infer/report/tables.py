@@ -102,16 +102,15 @@ def _speed_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "name": f"{dtype}, {how(heat)}",
             "first": heat == coolest,
             "rows": mine,
-            "best": _best_exact(mine),
+            "best": max(filter(_is_exact, mine), key=sure, default=None),
             "sources": source_table(mine),
         }
         for (heat, dtype), mine in ordered
     ]
 
 
-def _best_exact(rows: Sequence[Row]) -> Row | None:
-    exact = [row for row in rows if drafts(row) and row["exact"] and row["speedup"]]
-    return max(exact, key=sure, default=None)
+def _is_exact(row: Row) -> bool:
+    return bool(drafts(row) and row["exact"] and row["speedup"])
 
 
 def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -172,14 +171,10 @@ def compact_sources(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _compact(row: Row) -> list[str]:
-    shares = [_percent(row["sources"].get(name, {}).get("share")) for name in SOURCES]
+    shares = [row["sources"].get(name, {}).get("share") for name in SOURCES]
     reached = row["acceptance_where_reached"] or ()
-    places = [_percent(reached[place - 1] if place <= len(reached) else None) for place in COMPACT]
-    return [label(row), *shares, *places]
-
-
-def _percent(share: float | None) -> str:
-    return number(share and 100 * share, ".0f")
+    places = [reached[place - 1] if place <= len(reached) else None for place in COMPACT]
+    return [label(row), *(number(share and 100 * share, ".0f") for share in (*shares, *places))]
 
 
 def source_table(rows: Sequence[Row]) -> dict[str, Any] | None:
@@ -192,21 +187,17 @@ def source_table(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 def _page_row(row: Row, places: int) -> dict[str, Any]:
     known = {name: row["sources"].get(name, {}) for name in SOURCES}
+    shares = {name: each["share"] for name, each in known.items() if each.get("share")}
+    hovers = {name: f"{SOURCES[name]} {percent(share)}" for name, share in shares.items()}
     parts = [
-        {
-            "kind": name,
-            "share": f"{100 * each['share']:.2f}",
-            "hover": f"{SOURCES[name]} {percent(each['share'])}",
-        }
-        for name, each in known.items()
-        if each.get("share")
+        {"kind": name, "share": f"{100 * share:.2f}", "hover": hovers[name]} for name, share in shares.items()
     ]
     reached = [_place(row, at) for at in range(len((row["acceptance_where_reached"] or ())[:places]))]
     cells = [*((percent(each.get("acceptance")), "", "") for each in known.values()), *reached]
     return {
         "name": label(row),
         "parts": parts,
-        "hover": ", ".join(part["hover"] for part in parts),
+        "hover": ", ".join(hovers.values()),
         "cells": [*cells, *[("", "", "")] * (places - len(reached))],
     }
 

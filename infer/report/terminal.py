@@ -140,13 +140,10 @@ def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
         how = f"sampled at temperature {temperature:g}" if temperature else "greedy decoding"
         for columns in _column_groups(rows):
             by_language = len(columns) > 1 and len({benchmark for benchmark, _ in columns}) == 1
+            title = f"{columns[0][0]}: " if by_language else ""
+            heads = [name if kind in ("", "python") else f"{name} {kind}" for name, kind in columns]
             if by_language:
-                title, heads = f"{columns[0][0]}: ", [*(language for _, language in columns), "average"]
-            else:
-                title, heads = (
-                    "",
-                    [name if kind in ("", "python") else f"{name} {kind}" for name, kind in columns],
-                )
+                heads = [*(language for _, language in columns), "average"]
             lines = _score_lines(columns, rows, gaps, same, average=by_language)
             for at in range(0, len(heads), WIDEST):
                 table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

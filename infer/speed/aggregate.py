@@ -230,11 +230,11 @@ def _where_reached(prompts: Sequence[Sequence[Record]]) -> dict[str, Any]:
         for run in runs:
             right[index, : len(run["right"])] += np.array(run["right"], int)
             reached[index, : len(run["reached"])] += np.array(run["reached"], int)
-    intervals = share_intervals(right, reached)
+    low, high = share_intervals(right, reached)
     return {
         "acceptance_where_reached": (right.sum(0) / reached.sum(0)).tolist(),
-        "acceptance_where_reached_low": [low for low, _ in intervals],
-        "acceptance_where_reached_high": [high for _, high in intervals],
+        "acceptance_where_reached_low": low,
+        "acceptance_where_reached_high": high,
         "reached": reached.sum(0).tolist(),
     }
 
@@ -255,24 +255,20 @@ def _sources(runs: Sequence[Record], judged: Sequence[int]) -> dict[str, dict[st
     """Return of each source its share of the accepted drafts, the share of its drafts that was accepted, and by
     place its part of `acceptance_by_position`; nothing where one model drafts.
     """
-    sources = {
-        name: (
-            _summed([run["sources"].get(name, ()) for run in runs]),
-            sum(run["proposed"].get(name, 0) for run in runs),
-        )
-        for name in SOURCES["sdsat"]
-    }
-    every = sum(sum(right) for right, _ in sources.values())
+    names = SOURCES["sdsat"]
+    proposed = {name: sum(run["proposed"].get(name, 0) for run in runs) for name in names}
+    right = {name: _summed([run["sources"].get(name, ()) for run in runs]) for name in names}
+    every = sum(map(sum, right.values()))
     return {
         name: {
-            "accepted": sum(right),
-            "proposed": proposed,
-            "share": sum(right) / every if every else None,
-            "acceptance": sum(right) / proposed,
-            "by_place": [a / b for a, b in zip(right, judged)],
+            "accepted": sum(right[name]),
+            "proposed": proposed[name],
+            "share": sum(right[name]) / every if every else None,
+            "acceptance": sum(right[name]) / proposed[name],
+            "by_place": [a / b for a, b in zip(right[name], judged)],
         }
-        for name, (right, proposed) in sources.items()
-        if proposed
+        for name in names
+        if proposed[name]
     }
 
 

@@ -335,8 +335,14 @@ class Peers:
             engines = self._serve(dtype, adaptive) if VLLM in config.peers else None
             for temperature in config.temperatures:
                 own = self._library(lm, drafts.get(dtype), sampling(temperature))
-                served = self._served(engines, sampling(temperature)) if engines else {}
-                self._decoders[Group(dtype, temperature)] = own | served
+                self._decoders[Group(dtype, temperature)] = own
+                if engines:
+                    served, unsampled = engines.decoders(
+                        sampling=sampling(temperature), max_new_tokens=config.max_new_tokens, seed=config.seed
+                    )
+                    own |= {DecoderSpec(VLLM, k): decoder for k, decoder in served.items()}
+                    if unsampled:
+                        self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
 
     def decoders(self, group: Group) -> dict[DecoderSpec, Decoder]:
         """Return the decoders of a dtype and a temperature."""
@@ -354,13 +360,6 @@ class Peers:
             if name in chosen:
                 self._leave_out(name, reason)
         return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in chosen}
-
-    def _served(self, engines: Engines, sampling: Sampling) -> dict[DecoderSpec, Decoder]:
-        new, seed = self._config.max_new_tokens, self._config.seed
-        decoders, unsampled = engines.decoders(sampling=sampling, max_new_tokens=new, seed=seed)
-        if unsampled:
-            self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
-        return {DecoderSpec(VLLM, k): decoder for k, decoder in decoders.items()}
 
     def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
         k = adaptive.L if adaptive else 0

@@ -192,15 +192,13 @@ class StepTimer:
         return agreed_value(self._lm, max(self._verification(q), FINE))  # by no clock is it free: costs divide
 
     def _verification(self, q: int) -> float:
-        """Run the forward with the picks that are made with it, the reading of drafts, and what a drafter makes
-        of these.
+        """Run the forward with its picks, the reading of drafts, and what a drafter makes of these.
 
-        A pick that is made only when it is asked for is left out: it is paid for by the token, in plain
-        decoding as well, and so has no say in what pays.
+        A pick that is made only when it is asked for is left out: plain decoding pays for it too, by the token.
         """
         token, probes, began = self._token, min(q - 1, PROBES), self._clock()
         tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
-        reading = self._forward(tree)
+        reading = self._runner.forward([tree] * self._batch, self._requests, self._sampling)
         walks, walked = self._walks(tree, reading)
         for b, (path, choice) in enumerate(walks if probes else ()):
             answers = reading.drafts(b, tree.drafted, WIDTH)
@@ -215,9 +213,6 @@ class StepTimer:
         began = self._clock()
         walks = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
         return walks, self._clock() - began
-
-    def _forward(self, tree: Tree) -> Reading:
-        return self._runner.forward([tree] * self._batch, self._requests, self._sampling)
 
 
 def measure_costs(

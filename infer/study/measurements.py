@@ -117,7 +117,7 @@ def _rows(models: StudyModels, specs: Mapping[Key, StudyDecoder]) -> list[dict[s
             row = {
                 "speedup": median(speedups),
                 "speedup_range": [min(speedups), max(speedups)],
-                "tokens_per_second": measured.median_rate(),
+                "tokens_per_second": median(measured.tokens_per_second),
                 "identical": sum(a == b for a, b in zip(measured.outputs, plain.outputs, strict=True)),
                 "prompts": len(plain.outputs),
                 "tokens": sum(len(run.tokens) for run in runs),

@@ -56,7 +56,13 @@ def run(config: StudyConfig) -> None:
     if workers.first:
         report = read_result(Path(config.out) / "report.json")
         print_study(report)
-        _check_identical(report)
+        # A study that shows a lossy method is written, and then fails the run, and every later one.
+        names = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
+        if names and report["settings"]["dtype"] == "float32":
+            raise RankLocalError(
+                f"float32 outputs must all be those of plain decoding, got differences in {', '.join(names)}",
+                page=NOT_IDENTICAL,
+            )
 
 
 def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -> None:
@@ -96,13 +102,3 @@ def _made(config: StudyConfig) -> dict[str, Any]:
         for name, prompts in config.prompts.items()
     }
     return {**facts, "inputs": {**facts["inputs"], **problems}}
-
-
-def _check_identical(report: dict[str, Any]) -> None:
-    """Return a study that shows a lossy method is written, and then fails the run, and every later one."""
-    names = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
-    if names and report["settings"]["dtype"] == "float32":
-        raise RankLocalError(
-            f"float32 outputs must all be those of plain decoding, got differences in {', '.join(names)}",
-            page=NOT_IDENTICAL,
-        )

@@ -10,15 +10,11 @@ def prompt(*ids: int) -> TokenPrompt:
 
 
 def test_measured_figures_are_those_of_all_rounds() -> None:
-    """Outputs, acceptance and tokens per forward were the first round's alone: a policy that drafts
-    otherwise in the second one was never compared, and its rate stood beside another's acceptance.
-    """
+    """Outputs were the first round's alone: a policy that drafts otherwise in the second was never compared."""
     plain = Measured([[Run([1, 2, 3, 4], 4.0, 4, 0, 0)] * 2, [Run([1, 2, 3, 4], 2.0, 4, 0, 0)] * 2])
     right, wrong = Run([1, 2, 3, 4], 2.0, 3, 4, 1), Run([1, 2, 3, 5], 2.0, 1, 4, 3)
     drafted = Measured([[right, right], [right, wrong]])
     assert plain.tokens_per_second == [1.0, 2.0] and drafted.speedups(plain) == [2.0, 1.0]
-    assert plain.node_efficiency is None and drafted.node_efficiency == 6 / 16
-    assert (plain.tokens_per_forward, drafted.tokens_per_forward) == (1.0, 16 / 10)
     assert [ours == theirs for ours, theirs in zip(drafted.outputs, plain.outputs)] == [True, False]
 
 

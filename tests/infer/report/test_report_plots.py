@@ -13,10 +13,8 @@ from infer.report.plots import (
     PLOTS,
     STYLES,
     Panel,
-    acceptance_against_k,
     acceptance_by_place,
     draw,
-    rate_against_k,
     scores,
     speedups,
     time_of_rows,
@@ -38,7 +36,7 @@ def drawn(panel: Panel):
 def test_every_panel_shows_its_whole_curve() -> None:
     """The first panel fixed the shared axis, and the second's higher curve was cut off."""
     speed = fixture.speed(sets=("spec_bench", "humaneval"))
-    panels = rate_against_k(speed)
+    panels = PLOTS["tokens_per_second"].panels(speed)
     assert [panel.title for panel in panels] == ["spec bench", "humaneval"]
     highest = max(row["tokens_per_second"] for row in speed["rows"] if not row["peer"])
     for axis in map(drawn, panels):
@@ -87,8 +85,8 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     speed = fixture.speed(sets=("humaneval",))
     alone = speed | {"rows": speed["rows"][:1]}
     assert time_of_rows(speed | {"limits": [], "costs": []}) == []
-    for panels in (rate_against_k, acceptance_against_k, speedups, acceptance_by_place):
-        assert panels(alone) == []
+    for plot in (plot for plot in PLOTS.values() if plot.part == "speed" and plot.panels is not time_of_rows):
+        assert plot.panels(alone) == []
     nothing = [row | {"value": 0.0} for row in fixture.quality()["rows"]]
     assert scores({"rows": []}) == scores({"rows": nothing}) == []  # bars of length 0 with their intervals
     assert training_curves({"log": [], "validation": []}) == []
