@@ -73,12 +73,6 @@ class WorkerGroup:
         return f"cuda:{self.local}" if torch.cuda.is_available() else None
 
 
-def of_one_model() -> WorkerGroup:
-    """Return torchrun's processes that share one model: each does all the work, the first one reports."""
-    rank, _, local = parallel.place()
-    return WorkerGroup(rank, world=1, local=local)
-
-
 ALONE = WorkerGroup(rank=0, world=1, local=0)
 
 

@@ -15,7 +15,7 @@ from conf.files import read_result, sealed, write_json
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
-from infer.measure.distributed import WorkerGroup, init_workers, of_one_model, rank_local_errors
+from infer.measure.distributed import WorkerGroup, init_workers, rank_local_errors
 from infer.models.parallel import place
 from infer.study.config import PARTS, StudyConfig
 from infer.study.figures import PLOTS, print_study
@@ -48,7 +48,12 @@ def run(config: StudyConfig) -> None:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    workers, facts = of_one_model() if config.divide == "model" else init_workers(), _made(config)
+    if config.divide == "model":  # each does all the work, the first one reports
+        rank, _, local = place()
+        workers = WorkerGroup(rank, world=1, local=local)
+    else:
+        workers = init_workers()
+    facts = _made(config)
     if not is_finished(config.out, "study", facts):
         _measure(config, facts, workers)
     elif workers.first:

@@ -23,7 +23,7 @@ class Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.open: list[str] = []
+        self.open, self.text = list[str](), ""
         self.texts: list[str] = []
         self.addresses: list[str] = []
         self.images: list[dict[str, str | None]] = []
@@ -35,11 +35,8 @@ class Page(HTMLParser):
         page.feed(path.read_text(encoding="utf-8"))
         page.close()
         assert not page.open, page.open
+        page.text = " ".join(" ".join(page.texts).split())
         return page
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
