@@ -94,8 +94,8 @@ def init_workers() -> WorkerGroup:
 
 @contextmanager
 def folder(out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup) -> Iterator[Path]:
-    """Return the folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
-    becomes `out` when the block ends well on every rank.
+    """Return the folder that becomes `out` when the block ends well on every rank; a run of the same
+    `facts` that was interrupted left its units there.
 
     Raises UserError as `begun` does. An error of one rank in the block is reported by that rank.
     """

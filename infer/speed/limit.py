@@ -77,9 +77,7 @@ class Needs:
         return self.weight_bytes + rows * self.row_bytes + self.cache_bytes * self._seen(context)
 
     def flops(self, rows: float, context: float) -> float:
-        """Return operations, a multiplication and an addition counted as two; each row is held against all
-        rows.
-        """
+        """Return operations (a multiplication and an addition are two); each row is held against all rows."""
         return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
 
     def _seen(self, tokens: float) -> float:
@@ -162,9 +160,7 @@ def measure_limit(lm: PreTrainedModel) -> Limit | None:
 
 
 def bandwidth(device: torch.device, *, size: int) -> dict[str, float]:
-    """Return bytes per second within `size` bytes: of a copy of one half to the other, both those read and
-    those written, and of reading all.
-    """
+    """Return bytes per second within `size` bytes: of copying one half to the other, and of reading all."""
     buffer = torch.ones(max(2, size // 8 * 2), dtype=torch.int32, device=device)
     source, target = buffer.chunk(2)
     tasks = {"copy": lambda: target.copy_(source), "read": lambda: buffer.amax()}

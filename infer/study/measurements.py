@@ -24,7 +24,7 @@ gone on by its own path: with q the draft model's distribution of the next token
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -288,3 +288,14 @@ def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Ten
     reading = runner.forward([tree], [Request(context)], GREEDY)
     assert isinstance(reading, LazyReading)
     return reading.logits[:n].whole().double().log_softmax(-1)
+
+
+MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {
+    "methods": measure_methods,
+    "sampling": measure_sampling,
+    "time": measure_time,
+    "recurrence": measure_recurrence,
+    "ablation": measure_ablation,
+    "merging": measure_merging,
+    "ranks": measure_ranks,
+}

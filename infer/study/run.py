@@ -1,6 +1,6 @@
 """A run of infer.study: its parts measured one after the other, written and printed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,8 @@ from infer.measure.distributed import WorkerGroup, init_workers, rank_local_erro
 from infer.models.parallel import place
 from infer.study.config import PARTS, StudyConfig
 from infer.study.figures import PLOTS, print_study
-from infer.study.measurements import (
-    lossy,
-    measure_ablation,
-    measure_merging,
-    measure_methods,
-    measure_ranks,
-    measure_recurrence,
-    measure_sampling,
-    measure_time,
-)
+from infer.study.measurements import MEASUREMENTS, lossy
 from infer.study.models import StudyModels
-
-MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {
-    "methods": measure_methods,
-    "sampling": measure_sampling,
-    "time": measure_time,
-    "recurrence": measure_recurrence,
-    "ablation": measure_ablation,
-    "merging": measure_merging,
-    "ranks": measure_ranks,
-}
 
 
 def run(config: StudyConfig) -> None:
