@@ -29,7 +29,7 @@ from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.token_graph import Outcome
 from infer.trees.tree import Tree, flatten, mask
-from infer.view.coloured import KINDS
+from infer.view import KINDS
 
 IMAGES = Path(__file__).parent / "images"
 COLOURS, MARGIN = 64, 16  # of a picture; pixels around it

@@ -18,9 +18,9 @@ from infer.gpu_check import GpuCheckConfig
 from infer.playground import PlaygroundConfig
 from infer.quality import QualityConfig
 from infer.regenerate import RegenerateConfig
-from infer.report.config import ReportConfig
-from infer.speed.config import SpeedConfig
-from infer.study.config import StudyConfig
+from infer.report.__main__ import ReportConfig
+from infer.speed import SpeedConfig
+from infer.study import StudyConfig
 from train.config import TrainConfig
 from train.export import ExportConfig
 from train.gpu_check import TrainCheckConfig

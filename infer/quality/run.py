@@ -26,8 +26,7 @@ from infer.api import load
 from infer.benchmarks.rows import Problem
 from infer.hardware import circumstances, hardware
 from infer.measure import distributed
-from infer.measure.distributed import UnitStore, WorkerGroup
-from infer.measure.unfinished import HEADER, UNITS, read_header
+from infer.measure.distributed import HEADER, UNITS, UnitStore, WorkerGroup, read_header
 from infer.models.checkpoint import is_gated
 from infer.models.draft import named_errors
 from infer.quality import QualityConfig

@@ -40,8 +40,7 @@ from infer.engine.reading import Request
 from infer.engine.sampling import seed_from
 from infer.loop import Limits, decode
 from infer.measure import distributed
-from infer.measure.distributed import UnitStore, WorkerGroup
-from infer.measure.unfinished import UNITS, read_unit
+from infer.measure.distributed import UNITS, UnitStore, WorkerGroup, read_unit
 from infer.methods import library_processors
 from infer.models.checkpoint import load_text
 from infer.regenerate import RegenerateConfig

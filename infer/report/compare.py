@@ -31,13 +31,8 @@ from infer.report.write import build, sheet
 
 SCHEMA = 1
 COMPARED = (
-    "tokens_per_second",
-    "speedup",
-    "speedup_interval",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "tokens_per_forward",
-    "sources",
+    *("tokens_per_second", "speedup", "speedup_interval", "acceptance_rate", "mean_acceptance_length"),
+    *("tokens_per_forward", "sources"),
 )
 APART = "*"
 LEGEND = f"{APART} the intervals do not overlap"
@@ -66,7 +61,7 @@ def write_comparison(out: Path, first: Path, second: Path) -> dict[str, Any]:
 
 
 def print_comparison(comparison: Mapping[str, Any]) -> None:
-    """Return what differs, then the tables."""
+    """Print what differs, then the tables."""
     console = PlainConsole()
     first, second = comparison["names"]
     console.print(f"A: {first} ({comparison['folders'][0]})\nB: {second} ({comparison['folders'][1]})\n")
@@ -95,8 +90,10 @@ def _tables(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
         if shares:
             tables.append({"title": f"{title}: accepted drafts by source", "head": sources, "rows": shares})
     rows = [_quality_row(row) for row in comparison["quality"]]
-    quality = {"title": "Quality, decoded plainly", "head": ["benchmark", "metric", "A", "B", "B - A", ""]}
-    return [*tables, *([{**quality, "rows": rows}] if rows else [])]
+    if rows:
+        head = ["benchmark", "metric", "A", "B", "B - A", ""]
+        tables.append({"title": "Quality, decoded plainly", "head": head, "rows": rows})
+    return tables
 
 
 def _speed_row(row: Row) -> list[str]:
@@ -132,7 +129,9 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     """Compare two reports: what made them, the rows that both have, and the rows that one has."""
     ours, theirs = (_by_key(_rows(report, "speed"), KEY) for report in (first, second))
     scores, others = (_by_key(report["summary"]["scores"], PLACE) for report in (first, second))
-    names = _names(first["name"], second["name"])
+    names = [first["name"], second["name"]]
+    if names[0] == names[1]:  # folders that are called alike
+        names = [f"{names[0]} (A)", f"{names[1]} (B)"]
     return {
         "schema": SCHEMA,
         "names": names,
@@ -145,20 +144,15 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
         "speed": [_pair(ours[key], theirs[key]) for key in ours if key in theirs],
         "quality": [_scores(scores[key], others[key]) for key in scores if key in others],
         "lone": [
-            {"report": name, "row": _told(row)}
+            {"report": name, "row": _described(row)}
             for name, mine, other in (
-                (names[0], {**ours, **scores}, {**theirs, **others}),
-                (names[1], {**theirs, **others}, {**ours, **scores}),
+                (names[0], ours | scores, theirs | others),
+                (names[1], theirs | others, ours | scores),
             )
             for key, row in mine.items()
             if key not in other
         ],
     }
-
-
-def _names(first: str, second: str) -> list[str]:
-    """Return two names that differ, also of folders that are called alike."""
-    return [f"{first} (A)", f"{second} (B)"] if first == second else [first, second]
 
 
 def _rows(report: Mapping[str, Any], kind: str) -> list[Row]:
@@ -182,7 +176,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterato
 
 
 def _made(part: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("hardware", "versions", "commit", "model", "ranks", "settings")
+    names = ("hardware", "versions", "commit", "model", "ranks")
     facts = {name: part[name] for name in names if name in part}
     return {**facts, "settings": {key: value for key, value in part["settings"].items() if key != "out"}}
 
@@ -218,7 +212,7 @@ def _scores(ours: Row, theirs: Row) -> dict[str, Any]:
     }
 
 
-def _told(row: Row) -> str:
+def _described(row: Row) -> str:
     """Return a row by name."""
     if "decoder" in row:
         return f"{label(row)} on {row['prompt_set']}, {row['dtype']}, temperature {row['temperature']:g}"

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conf.html import page
+from infer import view
 from infer.report.plots import Drawing
 from infer.report.rows import (
     FORWARD,
@@ -28,9 +29,7 @@ from infer.report.rows import (
 from infer.report.summary import HEADLINE, how, tells
 from infer.report.tables import bars, limits, quality_tables, speed_sets
 from infer.report.training import training_facts
-from infer.view import coloured
 
-FOLDER = Path(__file__).parent
 CARDS = 3  # of speed, and 2 of quality
 
 
@@ -52,7 +51,7 @@ def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> s
         training=training_facts(training, report["seconds"]) if training else None,
         figures=drawings,
         samples=[_sample(sample) for sample in samples],
-        legend=Markup(coloured.legend({kind for sample in samples for kind, _ in sample["pieces"]})),
+        legend=Markup(view.legend({kind for sample in samples for kind, _ in sample["pieces"]})),
     )
 
 
@@ -64,26 +63,17 @@ def report_title(report: Mapping[str, Any]) -> str:
 
 def render(template: str, title: str, **context: Any) -> str:
     """Return a page from a template of this folder."""
-    return page(title, _environment().get_template(template).render(context), style=coloured.STYLE)
+    return page(title, _environment().get_template(template).render(context), style=view.STYLE)
 
 
 @cache
 def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "label": label,
-        "same": same,
-        "differs": differs,
-        "number": number,
-        "percent": percent,
-        "span": span,
-    }
+    for function in (label, same, differs, number, percent, span):
+        environment.filters[function.__name__] = function
     environment.globals |= {"forward": FORWARD, "source_names": ", ".join(SOURCES.values())}
     return environment
 
@@ -93,39 +83,25 @@ def _speed_cards(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     cards = []
     for (name,), mine in list(groups(report["summary"]["best"], "prompt_set").items())[:CARDS]:
         first, *others = sorted(mine, key=lambda best: best["temperature"])
-        notes = [f"{how(best['temperature'])}: {_times(best)}" for best in others[:1]]
-        cards.append(
-            {
-                "value": f"{first['speedup']:.2f}×",
-                "label": f"plain decoding’s speed, {name.replace('_', ' ')}",
-                "notes": [f"{how(first['temperature'])}, {first['dtype']}{_interval(first)}", *notes],
-            }
-        )
+        notes = [f"{how(best['temperature'])}: {best['speedup']:.2f}×{_interval(best)}" for best in others[:1]]
+        notes.insert(0, f"{how(first['temperature'])}, {first['dtype']}{_interval(first)}")
+        text = f"plain decoding’s speed, {name.replace('_', ' ')}"
+        cards.append({"value": f"{first['speedup']:.2f}×", "label": text, "notes": notes})
     rows = report["speed"]["rows"] if report["speed"] else []
     for mine in groups(rows, "prompt_set", "dtype", "temperature").values():
         times = {row["decoder"]: row for row in mine if row["token_ms_p50"]}
         if HEADLINE in times and "plain" in times:
             row, (half, most) = times[HEADLINE], _token_times(times["plain"])
-            cards.append(
-                {
-                    "value": _token_times(row)[0],
-                    "label": f"of a token, median, {row['prompt_set'].replace('_', ' ')}",
-                    "notes": [
-                        f"{_token_times(row)[1]}; {how(row['temperature'])}",
-                        f"plain: {half}, {most}",
-                    ],
-                }
-            )
+            own_half, own_most = _token_times(row)
+            notes = [f"{own_most}; {how(row['temperature'])}", f"plain: {half}, {most}"]
+            name = f"of a token, median, {row['prompt_set'].replace('_', ' ')}"
+            cards.append({"value": own_half, "label": name, "notes": notes})
             break
     return cards
 
 
 def _token_times(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{row['token_ms_p50']:.3g} ms", f"99 of 100 within {row['token_ms_p99']:.3g} ms"
-
-
-def _times(best: Mapping[str, Any]) -> str:
-    return f"{best['speedup']:.2f}×{_interval(best)}"
 
 
 def _interval(best: Mapping[str, Any]) -> str:
@@ -149,11 +125,12 @@ def _score_cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _method(part: Mapping[str, Any]) -> dict[str, Any]:
-    machine = part["hardware"]
+    machine, units, settings = part["hardware"], part["units"], part["settings"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
-    units = part["units"]
+    drafting = settings.get("draft") or {}
+    models = {"model": settings["model"], "base": settings.get("base"), "draft model": drafting.get("model")}
     pairs = [
-        *_models(part["settings"]),
+        *((name, folder) for name, folder in models.items() if folder),
         *([("adapter", GATED)] if part.get("gated") else []),
         ("measured", part["date"]),
         ("on", f"{device}, {machine['threads']} thread(s) a process, {part.get('ranks') or 1} process(es)"),
@@ -161,13 +138,7 @@ def _method(part: Mapping[str, Any]) -> dict[str, Any]:
         ("commit", part["commit"]),
         ("done", f"{units['done']} of {units['all']} units"),
     ]
-    return {"pairs": pairs, "settings": list(dotted(part["settings"]))}
-
-
-def _models(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    drafting = settings.get("draft") or {}
-    named = {"model": settings["model"], "base": settings.get("base"), "draft model": drafting.get("model")}
-    return [(name, folder) for name, folder in named.items() if folder]
+    return {"pairs": pairs, "settings": list(dotted(settings))}
 
 
 def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,12 +147,12 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
         "tables": quality_tables(part),
         "same": [
             [
-                task(entry),
-                entry["who"],
-                f"{entry['decoder']} and {entry['against']}",
-                f"{entry['identical']}/{entry['compared']}",
+                task(row),
+                row["who"],
+                f"{row['decoder']} and {row['against']}",
+                f"{row['identical']}/{row['compared']}",
             ]
-            for entry in part["same"]
+            for row in part["same"]
         ],
         "rules": [(benchmark(name), rule) for name, rule in part.get("rules", {}).items()],
         "skipped": [(task(entry), entry["reason"]) for entry in part["skipped"]],
@@ -190,13 +161,10 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a coloured text; on hovering a piece says who produced it."""
-    pieces = [coloured.span(kind, text, title=coloured.meaning(kind)) for kind, text in sample["pieces"]]
-    text = "".join([coloured.span("given", sample["before"]), *pieces, coloured.span("given", sample["after"])])
-    title = [
-        sample.get("prompt_set") or benchmark(sample["benchmark"]),
-        sample["id"],
-        label({"k": 0, **sample}),
-    ]
+    pieces = [view.span(kind, text, title=view.meaning(kind)) for kind, text in sample["pieces"]]
+    text = "".join([view.span("given", sample["before"]), *pieces, view.span("given", sample["after"])])
+    name = sample.get("prompt_set") or benchmark(sample["benchmark"])
+    title = [name, sample["id"], label({"k": 0, **sample})]
     title += [sample["dtype"]] if sample.get("dtype") else []
     title += [f"temperature {sample['temperature']:g}"] if sample.get("temperature") else []
     title += [sample["who"], sample["verdict"]] if "verdict" in sample else []

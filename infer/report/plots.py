@@ -41,6 +41,7 @@ DASHES = {"None": "", "-": "", "--": "7 3", "-.": "7 3 2 3", ":": "2 3"}
 LEVELS = ("plain", "adaptive", "auto", "gsd")  # horizontal lines where k is the axis
 BY_PLACE = ("sdsat", "adaptive", "auto", "ngrams", "gsd")  # drawn by place; more lines hide each other
 ENOUGH = 20  # drafts that reached a place, at least, for a point of the plot
+PERCENT = PercentFormatter(1, decimals=0)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -173,23 +174,13 @@ def _bars(axis: Axes, rows: Sequence[Row], top: float) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def rate_against_k(part: Part) -> list[Panel]:
-    """Plot tokens per second (right of Figures 3 and 4)."""
-    return _against_k(part["rows"], "tokens_per_second", "tokens per second")
-
-
-def acceptance_against_k(part: Part) -> list[Panel]:
-    """Plot accepted drafts over k (left of Figures 3 and 4)."""
-    return _against_k(part["rows"], "acceptance_rate", "acceptance rate", share=True)
-
-
-def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = False) -> list[Panel]:
-    """Return a panel for each prompt set and dtype, a line for each decoder and temperature."""
-    rows_with_k = [row for row in rows if row["decoder"] in ("sdsat", *LEVELS) and row[measure] is not None]
-    if not any(row["decoder"] == "sdsat" for row in rows_with_k):
+def against_k(part: Part, measure: str, name: str, *, share: bool = False) -> list[Panel]:
+    """Plot a measure against k (Figures 3 and 4), a line for each decoder and temperature."""
+    rows = [row for row in part["rows"] if row["decoder"] in ("sdsat", *LEVELS) and row[measure] is not None]
+    if not any(row["decoder"] == "sdsat" for row in rows):
         return []
-    heats = sorted({row["temperature"] for row in rows_with_k})
-    top = 1.08 * max(row[measure] for row in rows_with_k)
+    heats = sorted({row["temperature"] for row in rows})
+    top = 1.08 * max(row[measure] for row in rows)
 
     def panel(axis: Axes, mine: Sequence[Row]) -> None:
         for (decoder, heat), own in groups(mine, "decoder", "temperature").items():
@@ -206,9 +197,9 @@ def _against_k(rows: Sequence[Row], measure: str, name: str, *, share: bool = Fa
         axis.set(xlabel="k, adaptive tokens", ylabel=name, ylim=(0, top))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if share:
-            axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axis.yaxis.set_major_formatter(PERCENT)
 
-    return [Panel(name, partial(panel, mine=mine)) for name, mine in by_set(rows_with_k).items()]
+    return [Panel(name, partial(panel, mine=mine)) for name, mine in by_set(rows).items()]
 
 
 def acceptance_by_place(part: Part) -> list[Panel]:
@@ -243,7 +234,7 @@ def _places(axis: Axes, rows: Sequence[Row]) -> None:
         )
     axis.set(xlabel="place in the draft", ylabel="accepted", ylim=(0, 1.03))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.yaxis.set_major_formatter(PERCENT)
 
 
 def time_of_rows(part: Part) -> list[Panel]:
@@ -287,7 +278,7 @@ def scores(part: Part) -> list[Panel]:
         axis.set_yticks(range(len(places)), [spelled(_score_name(mine[0])) for mine in places])
         axis.set(ylim=(len(places) - 0.5, -0.5))
         axis.set_xlim(left=-0.01)
-        axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axis.xaxis.set_major_formatter(PERCENT)
         axis.grid(visible=False, axis="y")
 
     worth = any(row["value"] for row in rows)
@@ -305,19 +296,13 @@ def training_curves(part: Part) -> list[Panel]:
     steps = [row["step"] for row in held_out]
 
     def losses(axis: Axes) -> None:
-        for name, color, text in (
-            ("standard_loss", "blue", "next token"),
-            ("masked_loss", "orange", "adaptive tokens"),
-        ):
-            points = [(row["step"], row[name]) for row in log if row.get(name) is not None]
-            if points:
-                axis.plot(*zip(*points), color=LIGHT[color], linewidth=1.2, label=f"{text}, training")
-            points = [(row["step"], row[name]) for row in held_out if row.get(name) is not None]
-            if points:
-                axis.plot(
-                    *zip(*points), color=LIGHT[color], linestyle="--", marker="o", markersize=4,
-                    label=f"{text}, held out",
-                )  # fmt: skip
+        curves = (("standard_loss", "blue", "next token"), ("masked_loss", "orange", "adaptive tokens"))
+        held = {"linestyle": "--", "marker": "o", "markersize": 4}
+        for name, color, text in curves:
+            for rows, where, style in ((log, "training", {"linewidth": 1.2}), (held_out, "held out", held)):
+                points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+                if points:
+                    axis.plot(*zip(*points), color=LIGHT[color], label=f"{text}, {where}", **style)
         axis.set(xlabel="step", ylabel="loss")
         axis.set_ylim(bottom=0)
 
@@ -327,10 +312,10 @@ def training_curves(part: Part) -> list[Panel]:
         axis.set(xlabel="step", ylabel="drafts accepted in a row")
         axis.set_ylim(bottom=0)
 
-    curves = [Panel("losses", losses)] if log or held_out else []
-    return curves + [Panel("drafts of adaptive tokens, held out", acceptance)] * any(
-        row.get("accepted") is not None for row in held_out
-    )
+    panels = [Panel("losses", losses)] if log or held_out else []
+    if any(row.get("accepted") is not None for row in held_out):
+        panels.append(Panel("drafts of adaptive tokens, held out", acceptance))
+    return panels
 
 
 def _errors(rows: Sequence[Row], name: str, interval: str) -> list[list[float]]:
@@ -357,13 +342,13 @@ PLOTS = {
     ),
     "tokens_per_second": Plot(
         "speed",
-        rate_against_k,
+        partial(against_k, measure="tokens_per_second", name="tokens per second"),
         "Tokens per second against k, as on the right of the paper's Figures 3 and 4. Paler lines are of "
         "higher temperatures.",
     ),
     "acceptance_rate": Plot(
         "speed",
-        acceptance_against_k,
+        partial(against_k, measure="acceptance_rate", name="acceptance rate", share=True),
         "Accepted drafts over k against k, as on the left of the paper's Figures 3 and 4.",
     ),
     "time_of_rows": Plot(

@@ -3,52 +3,21 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infer.view.coloured import KINDS
+from infer.view import KINDS
 
 Row = Mapping[str, Any]
 
 GATED = "gated adapter, base weights bit-exact"
 KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")
 SPEED = (
-    *KEY,
-    "peer",
-    "prompts",
-    "rounds",
-    "tokens",
-    "forwards",
-    "tokens_per_second",
-    "tokens_per_second_measured",
-    "tokens_per_second_quartiles",
-    "speedup",
-    "speedup_interval",
-    "speedup_quartiles",
-    "speedup_whole",
-    "first_ms",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "node_efficiency",
-    "acceptance_by_position",
-    "acceptance_where_reached",
-    "acceptance_where_reached_low",
-    "acceptance_where_reached_high",
-    "reached",
-    "token_ms_p50",
-    "token_ms_p99",
-    "sources",
-    "tokens_per_forward",
-    "rows_per_forward",
-    "ms_per_forward",
-    "ms_draft",
-    "ms_forward",
-    "ms_rest",
-    "drafted",
-    "drafted_nodes",
-    "graph_success",
-    "peak_memory_bytes",
-    "limit_share",
-    "identical",
-    "compared",
-    "exact",
+    *(*KEY, "peer", "prompts", "rounds", "tokens", "forwards", "tokens_per_second"),
+    *("tokens_per_second_measured", "tokens_per_second_quartiles", "speedup", "speedup_interval"),
+    *("speedup_quartiles", "speedup_whole", "first_ms", "acceptance_rate", "mean_acceptance_length"),
+    *("node_efficiency", "acceptance_by_position", "acceptance_where_reached"),
+    *("acceptance_where_reached_low", "acceptance_where_reached_high", "reached", "token_ms_p50"),
+    *("token_ms_p99", "sources", "tokens_per_forward", "rows_per_forward", "ms_per_forward", "ms_draft"),
+    *("ms_forward", "ms_rest", "drafted", "drafted_nodes", "graph_success", "peak_memory_bytes"),
+    *("limit_share", "identical", "compared", "exact"),
 )
 SCORE_KEY = ("benchmark", "language", "who", "decoder", "temperature", "metric")
 PLACE = ("benchmark", "language", "metric", "temperature")  # what is asked of a model

@@ -37,45 +37,38 @@ def best_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
     best_of = []
     for every in groups(rows, "prompt_set", "temperature").values():
         mine = [row for row in every if row["tokens_per_second"] and row["speedup"]]
-        paces = [(row["tokens_per_second"], row) for row in mine]
-        candidates = [(pace, row) for pace, row in paces if drafts(row)]
+        candidates = [row for row in mine if drafts(row)]
         if not candidates:
             continue
-        _, fastest_draft = _best(candidates)
-        pace, best = _best([each for each in candidates if each[1]["decoder"] == HEADLINE] or candidates)
-        fastest, plain = _first((pace, row) for pace, row in paces if row["decoder"] == "plain")
-        peers = [(pace, row) for pace, row in paces if row["peer"]]
-        over, peer = _first(peers) if peers else (None, None)
+        fastest = _best(candidates)
+        best = _best([row for row in candidates if row["decoder"] == HEADLINE] or candidates)
+        faster = _rate(fastest) > _rate(best) and _apart(fastest, best)
+        plain = max((row for row in mine if row["decoder"] == "plain"), key=_rate)
+        peer = max((row for row in mine if row["peer"]), key=_rate, default=None)
         best_of.append(
             {
                 **{name: best[name] for name in (*KEY, "tokens_per_second", "speedup", "speedup_interval")},
                 "label": label(best),
                 "exact": best["exact"],
-                "faster": label(fastest_draft) if _is_faster(fastest_draft, best) else None,
-                "over_faster": fastest_draft["tokens_per_second"] / pace,
-                "over_fastest_plain": pace / fastest,
+                "faster": label(fastest) if faster else None,
+                "over_faster": _rate(fastest) / _rate(best),
+                "over_fastest_plain": _rate(best) / _rate(plain),
                 "fastest_plain_dtype": plain["dtype"],
                 "peer": label(peer) if peer else None,
-                "over_peer": pace / over if peer and over and _apart(best, peer) else None,
+                "over_peer": _rate(best) / _rate(peer) if peer and _apart(best, peer) else None,
             }
         )
     return best_of
 
 
-def _best(candidates: Sequence[tuple[float, Row]]) -> tuple[float, Row]:
+def _rate(row: Row) -> float:
+    return row["tokens_per_second"]
+
+
+def _best(rows: Sequence[Row]) -> Row:
     """Return the exact row, where there is one, whose interval of tokens per second begins highest."""
-    exact = [(pace, row) for pace, row in candidates if row["exact"]]
-    return max(
-        exact or candidates, key=lambda candidate: candidate[0] * sure(candidate[1]) / candidate[1]["speedup"]
-    )
-
-
-def _is_faster(row: Row, other: Row) -> bool:
-    return bool(row["tokens_per_second"] > other["tokens_per_second"] and _apart(row, other))
-
-
-def _first(paces: Iterable[tuple[float, Row]]) -> tuple[float, Row]:
-    return max(paces, key=lambda entry: entry[0])
+    exact = [row for row in rows if row["exact"]]
+    return max(exact or rows, key=lambda row: _rate(row) * sure(row) / row["speedup"])
 
 
 def _apart(row: Row, other: Row) -> bool:
@@ -127,8 +120,11 @@ def headline(model: str, best: Sequence[Row], scores: Iterable[Row]) -> str:
     texts = []
     if best:
         texts.append(_speed_text(model, groups(best, "temperature")))
-    gaps = _first_scores(score for score in scores if score["difference"] is not None)
-    gaps = [gap for gap in gaps if tells(gap)]
+    # Of each benchmark and language the score of one answer, at the lowest temperature.
+    known = [score for score in scores if score["difference"] is not None]
+    of_one = [score for score in known if score["metric"] in ("pass@1", "exact match")]
+    firsts = groups(sorted(of_one, key=lambda score: score["temperature"]), "benchmark", "language").values()
+    gaps = [mine[0] for mine in firsts if tells(mine[0])]
     if gaps:
         texts.append(_quality_text(gaps))
     return " ".join(texts)
@@ -177,15 +173,6 @@ def _peers_text(best: Sequence[Row]) -> str:
 def _range(pattern: str, values: Sequence[float]) -> str:
     """Format least and greatest as they are written, or the one that both are."""
     return " to ".join(dict.fromkeys(pattern.format(end) for end in (min(values), max(values))))
-
-
-def _first_scores(scores: Iterable[Row]) -> list[Row]:
-    """Return of each benchmark and language the score of one answer, at the lowest temperature."""
-    of_one = [score for score in scores if score["metric"] in ("pass@1", "exact match")]
-    return [
-        min(mine, key=lambda score: score["temperature"])
-        for mine in groups(of_one, "benchmark", "language").values()
-    ]
 
 
 def _quality_text(gaps: list[Row]) -> str:
@@ -299,11 +286,8 @@ def _quality_warnings(part: Mapping[str, Any]) -> list[str]:
     sentences += part.get("contaminated", [])
     scores = changes(part)
     if scores and not any(map(tells, scores)):
-        why = (
-            "no answer passed"
-            if not any(row["value"] for row in part["rows"])
-            else "there are too few problems"
-        )
+        passed = any(row["value"] for row in part["rows"])
+        why = "there are too few problems" if passed else "no answer passed"
         sentences.append(f"{why}: these scores cannot tell models apart")
     sandbox = part.get("sandbox")
     if sandbox and sandbox["level"] == "limits":

@@ -58,6 +58,10 @@ def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     for (name,), rows in groups(report["speed"]["rows"], "prompt_set").items():
         best = [entry for entry in report["summary"]["best"] if entry["prompt_set"] == name]
         batches = [entry for entry in report["speed"]["batches"] if entry["prompt_set"] == name]
+        more = [
+            [f"{label(row)}, {row['dtype']}, {how(row['temperature'])}", *(cell(row) for cell in MORE.values())]
+            for row in rows
+        ]
         sets.append(
             {
                 "name": name.replace("_", " "),
@@ -65,7 +69,7 @@ def speed_sets(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "sentences": [f"{how(entry['temperature']).capitalize()}: {sentence(entry)}" for entry in best],
                 "groups": _speed_groups(rows),
                 "batches": batch_table(batches) if batches else None,
-                "more": {"head": ["decoder", *MORE], "rows": [_more(row) for row in rows]},
+                "more": {"head": ["decoder", *MORE], "rows": more},
             }
         )
     return sets
@@ -98,21 +102,15 @@ def _speed_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "name": f"{dtype}, {how(heat)}",
             "first": heat == coolest,
             "rows": mine,
-            "best": _best_exact(mine),
+            "best": max(filter(_is_exact, mine), key=sure, default=None),
             "sources": source_table(mine),
         }
         for (heat, dtype), mine in ordered
     ]
 
 
-def _best_exact(rows: Sequence[Row]) -> Row | None:
-    exact = [row for row in rows if drafts(row) and row["exact"] and row["speedup"]]
-    return max(exact, key=sure, default=None)
-
-
-def _more(row: Row) -> list[str]:
-    name = f"{label(row)}, {row['dtype']}, {how(row['temperature'])}"
-    return [name, *(cell(row) for cell in MORE.values())]
+def _is_exact(row: Row) -> bool:
+    return bool(drafts(row) and row["exact"] and row["speedup"])
 
 
 def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -166,31 +164,22 @@ def limits(speed: Mapping[str, Any]) -> dict[str, Any]:
     return {"head": head, "rows": rows}
 
 
-def by_source(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows whose drafts have a source: those of n-grams and of adaptive tokens."""
-    return [row for row in rows if row["sources"]]
-
-
 def compact_sources(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of shares in percent, without the paper's rows, whose drafts have one source."""
     head = ["", *SOURCES.values(), *map(str, COMPACT)]
-    return head, [_compact(row) for row in by_source(rows) if row["decoder"] != "sdsat"]
+    return head, [_compact(row) for row in rows if row["sources"] and row["decoder"] != "sdsat"]
 
 
 def _compact(row: Row) -> list[str]:
-    shares = [_percent(row["sources"].get(name, {}).get("share")) for name in SOURCES]
+    shares = [row["sources"].get(name, {}).get("share") for name in SOURCES]
     reached = row["acceptance_where_reached"] or ()
-    places = [_percent(reached[place - 1] if place <= len(reached) else None) for place in COMPACT]
-    return [label(row), *shares, *places]
-
-
-def _percent(share: float | None) -> str:
-    return number(share and 100 * share, ".0f")
+    places = [reached[place - 1] if place <= len(reached) else None for place in COMPACT]
+    return [label(row), *(number(share and 100 * share, ".0f") for share in (*shares, *places))]
 
 
 def source_table(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return head and rows for the page, each with its bar of shares; None without any source."""
-    known_sources = by_source(rows)
+    known_sources = [row for row in rows if row["sources"]]
     places = min(PLACES, max((len(row["acceptance_where_reached"] or ()) for row in known_sources), default=0))
     head = [*(f"{name}: accepted" for name in SOURCES.values()), *map(str, range(1, places + 1))]
     return {"head": head, "rows": [_page_row(row, places) for row in known_sources]} if known_sources else None
@@ -198,21 +187,17 @@ def source_table(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 def _page_row(row: Row, places: int) -> dict[str, Any]:
     known = {name: row["sources"].get(name, {}) for name in SOURCES}
+    shares = {name: each["share"] for name, each in known.items() if each.get("share")}
+    hovers = {name: f"{SOURCES[name]} {percent(share)}" for name, share in shares.items()}
     parts = [
-        {
-            "kind": name,
-            "share": f"{100 * each['share']:.2f}",
-            "hover": f"{SOURCES[name]} {percent(each['share'])}",
-        }
-        for name, each in known.items()
-        if each.get("share")
+        {"kind": name, "share": f"{100 * share:.2f}", "hover": hovers[name]} for name, share in shares.items()
     ]
     reached = [_place(row, at) for at in range(len((row["acceptance_where_reached"] or ())[:places]))]
     cells = [*((percent(each.get("acceptance")), "", "") for each in known.values()), *reached]
     return {
         "name": label(row),
         "parts": parts,
-        "hover": ", ".join(part["hover"] for part in parts),
+        "hover": ", ".join(hovers.values()),
         "cells": [*cells, *[("", "", "")] * (places - len(reached))],
     }
 

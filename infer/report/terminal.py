@@ -59,9 +59,14 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
         counts = f"{mine[0]['prompts']} prompts, {mine[0]['rounds']} rounds"
         console.print(f"{name}, temperature {temperature:g}: {counts}")
         console.print(speed_table(mine))
-        _print_sources(console, mine)
-        own = [entry for entry in report["speed"]["batches"] if entry["prompt_set"] == name]
-        _print_batches(console, [entry for entry in own if entry["temperature"] == temperature])
+        head, cells = compact_sources(mine)
+        if cells:
+            console.print(f"\n{SOURCES_CAPTION}")
+            console.print(table_of(head, cells), "")
+        if batches := groups(report["speed"]["batches"], "prompt_set", "temperature").get((name, temperature)):
+            table = batch_table(batches)
+            head = ["texts side by side", "plain tok/s", "sdsat tok/s", *table["head"][3:]]
+            console.print(table_of(head, table["rows"]), "")
         nothing = "the texts were too short for drafts" if any(map(drafts, mine)) else ""
         console.print(sentences.get((name, temperature), nothing), "", sep="\n")
     for entry in report["speed"]["skipped"]:
@@ -77,17 +82,9 @@ def _print_speed(console: Console, report: Mapping[str, Any]) -> None:
     console.print()
 
 
-def _print_sources(console: Console, rows: Sequence[Row]) -> None:
-    head, cells = compact_sources(rows)
-    if not cells:
-        return
-    console.print(f"\n{SOURCES_CAPTION}")
-    console.print(table_of(head, cells), "")
-
-
 def speed_table(rows: Sequence[Row]) -> Table:
     """Tabulate one row for each decoder, the dtypes apart."""
-    table = plain_table(("decoder", *SPEED))
+    table = table_of(("decoder", *SPEED))
     for dtype, mine in groups(rows, "dtype").items():
         table.add_row(Text(dtype[0], "bold"))
         for row in mine:
@@ -106,13 +103,6 @@ def speed_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _print_batches(console: Console, rows: Sequence[Row]) -> None:
-    if rows:
-        table = batch_table(rows)
-        head = ["texts side by side", "plain tok/s", "sdsat tok/s", *table["head"][3:]]
-        console.print(table_of(head, table["rows"]), "")
-
-
 def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     settings, machine = part["settings"], part["hardware"]
     place = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s)"
@@ -128,17 +118,11 @@ def _print_quality(console: Console, part: Mapping[str, Any]) -> None:
     console.print()
 
 
-def plain_table(columns: Sequence[str]) -> Table:
-    """Return a table whose first column is text, and the others figures, as narrow as they can be."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    for index, name in enumerate(columns):
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]] = (), *, padding: int = 0) -> Table:
+    """Return a table whose first column is text and the others figures, `padding` spaces between them."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding))
+    for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
-def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return the same, of rows of texts."""
-    table = plain_table(head)
     for row in rows:
         table.add_row(*row)
     return table
@@ -153,19 +137,27 @@ def print_scores(console: Console, quality: Mapping[str, Any]) -> None:
             if (gap["metric"], gap["temperature"]) == (metric, temperature)
         ]
         same = [entry for entry in quality["same"] if entry["temperature"] == temperature]
+        how = f"sampled at temperature {temperature:g}" if temperature else "greedy decoding"
         for columns in _column_groups(rows):
-            lines = _score_lines(columns, rows, gaps, same)
-            for table in _cut(_heads(columns), lines):
-                console.print(_title(columns, metric, temperature))
+            by_language = len(columns) > 1 and len({benchmark for benchmark, _ in columns}) == 1
+            title = f"{columns[0][0]}: " if by_language else ""
+            heads = [name if kind in ("", "python") else f"{name} {kind}" for name, kind in columns]
+            if by_language:
+                heads = [*(language for _, language in columns), "average"]
+            lines = _score_lines(columns, rows, gaps, same, average=by_language)
+            for at in range(0, len(heads), WIDEST):
+                table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+                table.add_column("", no_wrap=True)
+                for head in heads[at : at + WIDEST]:
+                    table.add_column(head, justify="right")
+                for name, cells in lines.items():
+                    table.add_row(name, *cells[at : at + WIDEST])
+                console.print(f"{title}{metric} in %, {how}")
                 console.print(table, "")
 
 
 def _column(row: Row) -> Column:
     return row["benchmark"], row["language"]
-
-
-def _model(row: Row) -> str:
-    return row["who"] + (f", {row['decoder']}" if row["decoder"] != "plain" else "")
 
 
 def _column_groups(rows: Sequence[Row]) -> list[list[Column]]:
@@ -175,32 +167,16 @@ def _column_groups(rows: Sequence[Row]) -> list[list[Column]]:
     return [part for part in (single, *(group for group in columns if len(group) > 1)) if part]
 
 
-def _by_language(columns: Sequence[Column]) -> bool:
-    return len(columns) > 1 and len({benchmark for benchmark, _ in columns}) == 1
-
-
-def _title(columns: Sequence[Column], metric: str, temperature: float) -> str:
-    benchmark = f"{columns[0][0]}: " if _by_language(columns) else ""
-    how = f"sampled at temperature {temperature:g}" if temperature else "greedy decoding"
-    return f"{benchmark}{metric} in %, {how}"
-
-
-def _heads(columns: Sequence[Column]) -> list[str]:
-    if _by_language(columns):
-        return [*(language for _, language in columns), "average"]
-    return [name if language in ("", "python") else f"{name} {language}" for name, language in columns]
-
-
 def _score_lines(
-    columns: Sequence[Column], rows: Sequence[Row], gaps: Sequence[Row], same: Sequence[Row]
+    columns: Sequence[Column], rows: Sequence[Row], gaps: Sequence[Row], same: Sequence[Row], *, average: bool
 ) -> dict[str, list[str]]:
     """Return the cells of every line by its label; the interval of a difference stands below it."""
-    average = _by_language(columns)
-    models = groups(sorted(rows, key=lambda row: row["who"]), "who", "decoder").values()
-    picked = {_model(mine[0]): _pick(mine, columns) for mine in models}
-    lines = {
-        label: _cells(scores, lambda row: row["value"], ".1f", average) for label, scores in picked.items()
+    models = groups(sorted(rows, key=lambda row: row["who"]), "who", "decoder").items()
+    picked = {
+        who + (f", {decoder}" if decoder != "plain" else ""): _pick(mine, columns)
+        for (who, decoder), mine in models
     }
+    lines = {name: _cells(scores, lambda row: row["value"], ".1f", average) for name, scores in picked.items()}
     if any(scores := _pick(gaps, columns)):
         lines["difference"] = _cells(scores, lambda row: row["value"], "+.1f", average)
         lines["  95 %: from"] = _cells(scores, lambda row: row["interval"][0], "+.1f")
@@ -226,23 +202,3 @@ def _cells(
         values = [value(row) for row in rows if row is not None]
         cells.append(format(100 * mean(values), form) if len(values) == len(rows) else "")
     return cells
-
-
-def _cut(heads: Sequence[str], lines: Mapping[str, list[str]]) -> list[Table]:
-    """Cut a table into as many as it takes for each to fit a line."""
-    return [
-        _score_table(
-            heads[at : at + WIDEST], {label: cells[at : at + WIDEST] for label, cells in lines.items()}
-        )
-        for at in range(0, len(heads), WIDEST)
-    ]
-
-
-def _score_table(heads: Sequence[str], lines: Mapping[str, list[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for head in heads:
-        table.add_column(head, justify="right")
-    for name, cells in lines.items():
-        table.add_row(name, *cells)
-    return table

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.files import read_result, sealed, write_json
+from conf.files import read_result
 from conf.stage import MANIFEST, read_manifest
 from infer.report.rows import dotted, number
 
@@ -52,11 +52,6 @@ def read_training(folder: Path) -> dict[str, Any]:
         "commit": manifest["commit"],
         "date": manifest["created"],
     }
-
-
-def keep_training(folder: Path, training: Path) -> None:
-    """Write the section into a report's folder, where every later report finds it."""
-    write_json(folder / FILE, sealed(read_training(training)))
 
 
 def kept_training(folder: Path) -> dict[str, Any] | None:

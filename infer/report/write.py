@@ -1,8 +1,5 @@
-"""A report's folder: JSON, tables, plots and page of what infer.speed and infer.quality left in it.
-
-The parts of a report on disk, speed and quality: finished, or what an interrupted run has kept so far.
-
-A report to Weights & Biases: its figures in the summary, its rows as tables, its plots as images.
+"""A report's folder: JSON, tables, plots and page of what infer.speed and infer.quality left in it, finished or
+what an interrupted run has kept so far; and the same to Weights & Biases, figures in the summary of the run.
 """
 
 import csv
@@ -21,12 +18,12 @@ from conf.console import print_line
 from conf.files import read_json, read_result, sealed, write_bytes, write_json
 from conf.stage import MANIFEST, commit, partial_of, read_manifest
 from conf.tracker import TrackerConfig, begin_run, run_file
-from infer.measure.unfinished import HEADER
+from infer.measure.distributed import HEADER
 from infer.report.page import report_page
 from infer.report.plots import PLOTS, draw
 from infer.report.rows import KEY, QUALITY, SCORE_KEY, SPEED, Row, flat, label
 from infer.report.summary import summary, warnings
-from infer.report.training import keep_training, kept_training
+from infer.report.training import FILE, kept_training, read_training
 
 SCHEMAS = {"speed": 4, "quality": 1}  # as they are written
 BEFORE_SOURCES = 3  # the last schema of speed in which `auto` drafted by adaptive tokens alone
@@ -102,29 +99,25 @@ def log(tracker: TrackerConfig, folder: Path, report: dict[str, Any], plots: Seq
     """Log a report that lies in `folder`, with those plots of it, to the run that it has, or a new one."""
     if tracker.mode == "disabled":
         return
+    parts = {kind: report[kind] for kind in ("speed", "quality") if report[kind]}
+    models = [Path(part["settings"]["model"]) for part in parts.values() if part["settings"].get("model")]
+    names = ("settings", "hardware", "versions", "commit")
     run = begin_run(
         tracker,
         folder,
         file=run_file(folder),
         name=f"{report['name']}-report",
         job_type="report",
-        settings=_settings(report),
+        settings={kind: {name: part.get(name) for name in names} for kind, part in parts.items()},
         tell=partial(print_line, error=True),
-        linked=_linked(report),
+        linked=run_file(models[0].parent, models[0].name) if models else None,  # of the model's export
     )
     images = {name: wandb.Image(str(folder / f"{name}.png")) for name in plots}
-    tables = {kind: _table(report[kind]["rows"]) for kind in ("speed", "quality") if report[kind]}
+    tables = {kind: _table(part["rows"]) for kind, part in parts.items()}
     run.log({**tables, **images})
     logged = {"sentence": report["summary"]["sentence"], "warnings": report["warnings"]}
     run.summary.update(logged | scalars(report))
     run.finish()
-
-
-def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("settings", "hardware", "versions", "commit")
-    return {
-        kind: {name: report[kind].get(name) for name in names} for kind in ("speed", "quality") if report[kind]
-    }
 
 
 def scalars(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,9 +133,8 @@ def scalars(report: Mapping[str, Any]) -> dict[str, Any]:
         values |= _figures(f"best/{_place(best)}", best, BEST)
     for row in report["quality"]["rows"] if report["quality"] else ():
         place = "/".join(filter(None, (row["benchmark"], row["language"], _heat(row))))
-        values[f"quality/{place}/{row['metric'].replace(' ', '_')}/{row['who']}_{row['decoder']}"] = row[
-            "value"
-        ]
+        name = f"{row['metric'].replace(' ', '_')}/{row['who']}_{row['decoder']}"
+        values[f"quality/{place}/{name}"] = row["value"]
     return values
 
 
@@ -161,17 +153,15 @@ def _heat(row: Mapping[str, Any]) -> str:
     return f"temperature_{row['temperature']:g}".replace(".", "_")
 
 
-def _linked(report: Mapping[str, Any]) -> Path | None:
-    """Return the file of the run that exported the model that was measured."""
-    folders = [report[kind]["settings"].get("model") for kind in ("speed", "quality") if report[kind]]
-    paths = [Path(folder) for folder in folders if folder]
-    return run_file(paths[0].parent, paths[0].name) if paths else None
+def _table(rows: Sequence[Row]) -> wandb.Table:
+    columns, plain = _cells(rows)
+    return wandb.Table(columns=[*columns], data=[[row.get(name) for name in columns] for row in plain])
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> wandb.Table:
+def _cells(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return every field that one of the rows has, and the rows as plain cells."""
     plain = [flat(row) for row in rows]
-    columns: list[str | int] = list(dict.fromkeys(name for row in plain for name in row))
-    return wandb.Table(columns=columns, data=[[row.get(str(name)) for name in columns] for row in plain])
+    return list(dict.fromkeys(name for row in plain for name in row)), plain
 
 
 SCHEMA = 2
@@ -185,7 +175,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None, training: Path | N
     """
     if training:
         build(folder)  # refuses before anything is written
-        keep_training(folder, training)
+        write_json(folder / FILE, sealed(read_training(training)))  # where later reports find it
     report = build(folder)
     drawings = draw(report)
     for name in PLOTS:
@@ -231,12 +221,10 @@ def stage_seconds(folder: Path, parts: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def sheet(rows: Sequence[Row]) -> bytes:
-    """Write rows as CSV, with every field that one of them has; halves of surrogate pairs as Python spells
-    them.
-    """
-    plain = [flat(row) for row in rows]
+    """Return rows as CSV; halves of surrogate pairs as Python spells them."""
+    columns, plain = _cells(rows)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in plain for name in row)))
+    writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(plain)
     return text.getvalue().encode("utf-8", "backslashreplace")

@@ -9,7 +9,7 @@ every text of ours must be that of plain decoding, or the run fails, once its re
 
 from conf import run
 from infer.config import check_directory
-from infer.speed.config import SpeedConfig
+from infer.speed import SpeedConfig
 
 
 def main(config: SpeedConfig) -> None:

@@ -4,7 +4,7 @@ A partial report is the same function of the units that there are.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -14,9 +14,9 @@ import numpy as np
 
 from conf.clock import duration
 from infer.config import SOURCES
-from infer.measure.unfinished import HEADER, UNITS, read_header, read_units
+from infer.measure.distributed import HEADER, UNITS, read_header, read_units
 from infer.report.write import SCHEMAS
-from infer.speed.config import PEERS
+from infer.speed import PEERS
 from infer.speed.statistics import Weighed, estimate, share_intervals, weighted_percentile
 from infer.speed.work import batch_rows
 
@@ -102,7 +102,7 @@ def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]
     pairs_by_key = dict[Key, dict[str, list[Pair]]]()
     texts = dict[tuple[Key, str], str]()
     for turn in turns:
-        for group, block in _blocks(turn):
+        for group, block in [(each, block) for each in turn["groups"] for block in each["blocks"]]:
             plain = next(run for run in block if run["decoder"] == "plain")
             first = texts.setdefault((_key(turn["prompt_set"], group, plain), turn["prompt"]), plain["text"])
             for run in block:
@@ -113,27 +113,26 @@ def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]
     return pairs_by_key
 
 
-def _blocks(turn: Mapping[str, Any]) -> Iterator[tuple[Record, Sequence[Record]]]:
-    for group in turn["groups"]:
-        for block in group["blocks"]:
-            yield group, block
-
-
 def _row(
     key: Key, by_prompt: Mapping[str, list[Pair]], part: Record | None, header: Mapping[str, Any]
 ) -> dict[str, Any]:
     pairs = [pair for rounds in by_prompt.values() for pair in rounds]
+    runs = [pair.run for pair in pairs]
+    compared = 0 if key.decoder == "base" else len(pairs)  # its texts are another model's
+    identical = sum(pair.same for pair in pairs) if compared else 0
     row = {
         **key._asdict(),
         "peer": key.decoder in PEERS.values(),
         "prompts": len(by_prompt),
         "rounds": len({pair.round for pair in pairs}),
         **_speed(list(by_prompt.values())),
-        **_counts(key, [pair.run for pair in pairs]),
-        **_token_times([pair.run for pair in pairs]),
+        **_counts(key, runs),
+        **_token_times(runs),
         **_where_reached([[pair.run for pair in rounds] for rounds in by_prompt.values()]),
         **{name: part[name] if part else None for name in PARTS},
-        **_sameness(key, pairs),
+        "identical": identical,
+        "compared": compared,
+        "exact": 0 < compared == identical,
     }
     return row | {"limit_share": _limit_share(row, header)}
 
@@ -142,16 +141,12 @@ def _paced(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Set tokens per second to plain decoding's times the speedup. A decoder's own rate is of other moments of
     the machine than plain decoding's median, and may contradict its pairs.
     """
-    groups = [(row["prompt_set"], row["dtype"], row["temperature"]) for row in rows]
-    plain = {
-        group: row["tokens_per_second_measured"]
-        for group, row in zip(groups, rows)
-        if row["decoder"] == "plain"
-    }
-    return [
-        row | {"tokens_per_second": row["speedup"] and plain[group] and plain[group] * row["speedup"]}
-        for group, row in zip(groups, rows)
-    ]
+    paced, rate = [], None
+    for row in rows:
+        if row["decoder"] == "plain":  # the first of its group
+            rate = row["tokens_per_second_measured"]
+        paced.append(row | {"tokens_per_second": row["speedup"] and rate and rate * row["speedup"]})
+    return paced
 
 
 def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
@@ -235,11 +230,11 @@ def _where_reached(prompts: Sequence[Sequence[Record]]) -> dict[str, Any]:
         for run in runs:
             right[index, : len(run["right"])] += np.array(run["right"], int)
             reached[index, : len(run["reached"])] += np.array(run["reached"], int)
-    intervals = share_intervals(right, reached)
+    low, high = share_intervals(right, reached)
     return {
         "acceptance_where_reached": (right.sum(0) / reached.sum(0)).tolist(),
-        "acceptance_where_reached_low": [low for low, _ in intervals],
-        "acceptance_where_reached_high": [high for _, high in intervals],
+        "acceptance_where_reached_low": low,
+        "acceptance_where_reached_high": high,
         "reached": reached.sum(0).tolist(),
     }
 
@@ -260,39 +255,26 @@ def _sources(runs: Sequence[Record], judged: Sequence[int]) -> dict[str, dict[st
     """Return of each source its share of the accepted drafts, the share of its drafts that was accepted, and by
     place its part of `acceptance_by_position`; nothing where one model drafts.
     """
-    sources = {
-        name: (
-            _summed([run["sources"].get(name, ()) for run in runs]),
-            sum(run["proposed"].get(name, 0) for run in runs),
-        )
-        for name in SOURCES["sdsat"]
-    }
-    every = sum(sum(right) for right, _ in sources.values())
+    names = SOURCES["sdsat"]
+    proposed = {name: sum(run["proposed"].get(name, 0) for run in runs) for name in names}
+    right = {name: _summed([run["sources"].get(name, ()) for run in runs]) for name in names}
+    every = sum(map(sum, right.values()))
     return {
         name: {
-            "accepted": sum(right),
-            "proposed": proposed,
-            "share": sum(right) / every if every else None,
-            "acceptance": sum(right) / proposed,
-            "by_place": [a / b for a, b in zip(right, judged)],
+            "accepted": sum(right[name]),
+            "proposed": proposed[name],
+            "share": sum(right[name]) / every if every else None,
+            "acceptance": sum(right[name]) / proposed[name],
+            "by_place": [a / b for a, b in zip(right[name], judged)],
         }
-        for name, (right, proposed) in sources.items()
-        if proposed
+        for name in names
+        if proposed[name]
     }
-
-
-def _sameness(key: Key, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Return the base model's texts are its own, and compared with nothing."""
-    compared = 0 if key.decoder == "base" else len(pairs)
-    identical = sum(pair.same for pair in pairs) if compared else 0
-    return {"identical": identical, "compared": compared, "exact": 0 < compared == identical}
 
 
 def _limit_share(row: Record, header: Mapping[str, Any]) -> float | None:
     """Return the least time that the row's mean forward could take on this machine, over what it took."""
-    limit = next(
-        (limit_of_dtype for limit_of_dtype in header["limits"] if limit_of_dtype["dtype"] == row["dtype"]), None
-    )
+    limit = next((limit for limit in header["limits"] if limit["dtype"] == row["dtype"]), None)
     if limit is None or row["ms_per_forward"] is None or row["rows_per_forward"] is None:
         return None
     rows, ms = zip(*limit["forward_ms_by_set"][row["prompt_set"]])

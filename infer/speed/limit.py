@@ -58,19 +58,17 @@ class Needs:
         weights = streamed(lm)
         if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
             return None
-        config, itemsize = lm.config, lm.dtype.itemsize
+        config, itemsize, cache = lm.config, lm.dtype.itemsize, shape(lm.config, 1, 1)
         embedding: Any = lm.get_input_embeddings()
-        kinds = windows(config)
-        layers = config.num_hidden_layers
+        kinds, layers = windows(config), config.num_hidden_layers
         kind_of = getattr(config, "layer_types", None) or [next(iter(kinds))] * layers
-        cached = itemsize * prod(shape(config, 1, 1))
-        heads, head_dim = config.num_attention_heads, shape(config, 1, 1)[-1]
+        cached = itemsize * prod(cache)
         return cls(
             weight_bytes=sum(weight.nbytes for weight in weights),
             row_bytes=cached + itemsize * embedding.weight.shape[1],
             weight_flops=2 * sum(weight.numel() for weight in weights if weight.dim() == 2),
             cache_bytes=cached // layers,
-            pair_flops=4 * heads * head_dim,
+            pair_flops=4 * config.num_attention_heads * cache[-1],
             windows=tuple(kinds[kind] for kind in kind_of),
         )
 
@@ -79,9 +77,7 @@ class Needs:
         return self.weight_bytes + rows * self.row_bytes + self.cache_bytes * self._seen(context)
 
     def flops(self, rows: float, context: float) -> float:
-        """Return operations, a multiplication and an addition counted as two; each row is held against all
-        rows.
-        """
+        """Return operations (a multiplication and an addition are two); each row is held against all rows."""
         return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
 
     def _seen(self, tokens: float) -> float:
@@ -130,19 +126,16 @@ class Limit:
 
 def streamed(lm: PreTrainedModel) -> list[nn.Parameter]:
     """Return the parameters that a forward reads whole: all but a gated adapter's and untied embeddings."""
-    passed = {id(weight) for module in lm.modules() for weight in _passed(module)}
+    passed = set[int]()
+    for module in lm.modules():
+        if isinstance(module, nn.Embedding):
+            passed |= {id(weight) for weight in module.parameters()}
+        elif isinstance(module, GatedLinear):
+            passed |= {id(weight) for weight in module.adapter}
+        elif isinstance(module, GatedEmbedding):
+            passed.add(id(module.rows))
     head = {id(weight) for weight in lm.get_output_embeddings().parameters()}
     return [weight for weight in lm.parameters() if id(weight) in head or id(weight) not in passed]
-
-
-def _passed(module: nn.Module) -> list[nn.Parameter]:
-    if isinstance(module, nn.Embedding):
-        return list(module.parameters())
-    if isinstance(module, GatedLinear):
-        return module.adapter
-    if isinstance(module, GatedEmbedding):
-        return [module.rows]
-    return []
 
 
 SECONDS = 0.3  # of each figure's measurement, more or less
@@ -167,9 +160,7 @@ def measure_limit(lm: PreTrainedModel) -> Limit | None:
 
 
 def bandwidth(device: torch.device, *, size: int) -> dict[str, float]:
-    """Return bytes per second within `size` bytes: of a copy of one half to the other, both those read and
-    those written, and of reading all.
-    """
+    """Return bytes per second within `size` bytes: of copying one half to the other, and of reading all."""
     buffer = torch.ones(max(2, size // 8 * 2), dtype=torch.int32, device=device)
     source, target = buffer.chunk(2)
     tasks = {"copy": lambda: target.copy_(source), "read": lambda: buffer.amax()}

@@ -1,12 +1,10 @@
-"""The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set.
-
-The specs to decode, by the settings of infer.methods. Pure.
-"""
+"""The models of a run, and every row's decoder. Loaded once; what learns goes on learning from set to set."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from transformers import PreTrainedModel
@@ -34,7 +32,7 @@ from infer.models.checkpoint import (
 )
 from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, named_errors
 from infer.requests import check_lengths
-from infer.speed.config import BY_ADAPTIVE, GSD_PROBES, PLAIN, DecoderSpec, Group, SpeedConfig, specs
+from infer.speed import BY_ADAPTIVE, GSD_PROBES, PLAIN, DecoderSpec, Group, SpeedConfig, specs
 from infer.speed.peers import Peers
 from infer.text import NoInfilling, Text
 from infer.trees.token_graph import Watch
@@ -59,12 +57,15 @@ def prepare(config: SpeedConfig) -> Prepared:
     than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
     """
     text = load_text(config.model)
-    adaptive = load_adaptive(config.model) if _probes(config) or has_adaptive(config.model) else None
+    probes = not set(BY_ADAPTIVE).isdisjoint(config.decoders)
+    adaptive = load_adaptive(config.model) if probes or has_adaptive(config.model) else None
     k = _possible(config.k, adaptive) if adaptive and "sdsat" in config.decoders else config.k
     shared = check_draft(config.draft, text) if config.draft.model else 0
     prompts, skipped = _read(config, text)
     if config.base:
-        _check_base(config.base, text, [prompt for prompt_set in prompts.values() for prompt in prompt_set])
+        ids = ((prompt.id, prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
+        if strange := lacking(base_pieces(config.base, text), ids):
+            raise UserError(f"base={config.base} must be a model with the ids of every prompt, got {strange}")
     return Prepared(text, adaptive, prompts, shared, k, skipped)
 
 
@@ -92,25 +93,12 @@ def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
 
 
 def _possible(requested: Sequence[int], adaptive: Adaptive) -> list[int]:
-    """Return the k that are possible: of diverse tokens a model has no more than it was trained with (SDSAT,
-    Appendix B).
-    """
+    """Return those k that are no more than a model's diverse tokens, if it has such (SDSAT, Appendix B)."""
     try:
         check_probes(adaptive.ids, min(requested))
     except ValueError as error:
         raise UserError(str(error)) from error
     return [k for k in requested if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
-
-
-def _probes(config: SpeedConfig) -> bool:
-    return not set(BY_ADAPTIVE).isdisjoint(config.decoders)
-
-
-def _check_base(folder: str, text: Text, prompts: Sequence[TokenPrompt]) -> None:
-    """Raise UserError where an id is another piece in the base model, and for a prompt that it cannot read."""
-    strange = lacking(base_pieces(folder, text), ((prompt.id, prompt.ids) for prompt in prompts))
-    if strange:
-        raise UserError(f"base={folder} must be a model with the ids of every prompt, got {strange}")
 
 
 DEFAULT = DecoderSpec("auto")  # all sources of drafts, by measurement
@@ -143,14 +131,17 @@ class ModelPool:
         self._bases = {
             dtype: self._load("base", config.base, dtype, device) for dtype in config.dtypes if config.base
         }
-        drafts = {dtype: self._draft(lm) for dtype, lm in self.lms.items() if config.draft.model}
+        drafts = {
+            dtype: load_draft(config.draft, lm, rows=prepared.shared, adaptive=prepared.adaptive)
+            for dtype, lm in self.lms.items()
+            if config.draft.model
+        }
         self._methods, table = dict[tuple[Group, bool], Methods](), load_ngrams(config.model)
         for dtype, lm in self.lms.items():
             drawings = _drawings(lm, drafts.get(dtype), compile=config.compile)
-            for temperature in config.temperatures:
-                for probes, drawing in drawings.items():
-                    group = Group(dtype, temperature)
-                    self._methods[group, probes] = Methods(lm, prepared.adaptive, drawing, table)
+            for temperature, (probes, drawing) in product(config.temperatures, drawings.items()):
+                methods = Methods(lm, prepared.adaptive, drawing, table)
+                self._methods[Group(dtype, temperature), probes] = methods
         longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
         self.peers = Peers(
             config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest
@@ -168,9 +159,7 @@ class ModelPool:
         return max(len(prompt.ids) + (prompt.max_new_tokens or new) for prompt in prompts)
 
     def own(self, name: str) -> dict[Group, dict[DecoderSpec, DecoderSetup]]:
-        """Return our decoders of a set, of the model and the base model; those of the set before are no longer
-        used.
-        """
+        """Return our decoders of a set, of model and base model; those of the set before are no longer used."""
         for runners, runner in self._lent:
             runners.give(runner)
         self._lent = []
@@ -249,10 +238,6 @@ class ModelPool:
             new = own or self._config.max_new_tokens
             check_lengths([prompt.ids for prompt in prompts], named, new=new, context=context, setting=setting)
         return lm
-
-    def _draft(self, lm: PreTrainedModel) -> Draft:
-        prepared = self._prepared
-        return load_draft(self._config.draft, lm, rows=prepared.shared, adaptive=prepared.adaptive)
 
 
 def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, DraftMethods | None]:

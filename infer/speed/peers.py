@@ -9,9 +9,7 @@ With the library's own attention and cache, in shapes as they come. Greedy they 
 decoding, up to near-ties, of which our own picks look again in float32. Sampled they draw from the same
 distribution with other random numbers, and so they give other texts.
 
-The peers that a run asks for, by dtype and temperature; and why one is left out, which is reported once.
-
-vLLM as a peer: plain decoding, and parallel drafting by our model itself, in vLLM's own engine.
+    vllm                       plain decoding, and parallel drafting by our model itself, in vLLM's own engine
 
 With the target as its own draft model `parallel_drafting` feeds [last token, mask x (K - 1)], which is SDSAT's
 drafting forward with K = k + 1 drafts: the first is the model's own next token, so greedy it is always right,
@@ -24,7 +22,7 @@ Run with vLLM 0.32.0 on a CPU (`python -m tests.drills.serve_vllm`), never on a 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from logging import getLogger
 from typing import Any
@@ -46,7 +44,7 @@ from infer.models import parallel
 from infer.models.checkpoint import Adaptive, eos_ids
 from infer.models.draft import STAND_IN, Draft
 from infer.models.parallel import is_first
-from infer.speed.config import PEERS, DecoderSpec, Group, SpeedConfig
+from infer.speed import PEERS, DecoderSpec, Group, SpeedConfig
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate prompt lookup", "generate assisted"
 
@@ -66,7 +64,9 @@ def peer_decoders(
     """
 
     def decoder(draft: Draft | None = None, **settings: Any) -> Decoder:
-        settings |= {"max_new_tokens": max_new_tokens, **_sampled(sampling)}
+        settings |= {"max_new_tokens": max_new_tokens, "do_sample": sampling.temperature > 0}
+        if sampling.temperature:
+            settings |= asdict(sampling)
         return lambda prompt: _run(lm, draft, prompt, settings, seed_of(prompt, seed))
 
     decoders = {GENERATE: decoder(), LOOKUP: decoder(prompt_lookup_num_tokens=LOOKED_UP)}
@@ -78,30 +78,24 @@ def peer_decoders(
     return decoders | {ASSISTED: decoder(draft)}, {}
 
 
-def _sampled(sampling: Sampling) -> dict[str, Any]:
-    if not sampling.temperature:
-        return {"do_sample": False}
-    return {
-        "do_sample": True,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-    }
-
-
 def _run(
     lm: PreTrainedModel, draft: Draft | None, prompt: TokenPrompt, settings: dict[str, Any], seed: int
 ) -> Run:
+    """Decode a prompt. A forward is a step; of the first, which has the whole prompt, the last row counts."""
     ends = sorted(eos_ids(lm) | prompt.ends)
     if prompt.max_new_tokens:
         settings = settings | {"max_new_tokens": prompt.max_new_tokens}
     config = GenerationConfig(**settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
-    ids = torch.tensor([prompt.ids], device=lm.device)
+    ids, heard, rows = torch.tensor([prompt.ids], device=lm.device), Streamer(), list[int]()
+
+    def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        rows.append(kwargs["input_ids"].shape[1])
+
     with _as_the_library_has_it(lm), ExitStack() as stack:
         assistant = stack.enter_context(_assistant(draft, lm)) if draft else None
         torch.manual_seed(seed)
-        began, heard = clock(), Streamer()
-        with _counted(lm) as fed:
+        began = clock()
+        with lm.register_forward_pre_hook(count, with_kwargs=True):
             lm.generate(  # type: ignore[operator]
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -110,27 +104,21 @@ def _run(
                 assistant_model=assistant,
             )
         seconds = duration(began, clock())
-    return _told(heard, fed, len(prompt.ids), began=began, seconds=seconds)
-
-
-def _told(heard: "Streamer", fed: list[int], prompt: int, *, began: float, seconds: float) -> Run:
-    """Return the steps: every forward is one. The first has the prompt's rows, of which the last one alone
-    counts.
-    """
-    rows = [fed[0] - prompt + 1, *fed[1:]]
+    rows[0] -= len(prompt.ids) - 1
+    accepts = tuple(len(step) - 1 for step in heard.steps)
     return Run(
         [token for step in heard.steps for token in step],
         seconds,
         len(rows),
         sum(rows) - len(rows),
-        sum(len(step) - 1 for step in heard.steps),
+        sum(accepts),
         first_seconds=heard.first - began,
         first_tokens=len(heard.steps[0]),
         rows=sum(rows),
         verifications=sum(row > 1 for row in rows),
         levels=sum(rows) - len(rows),
         depths=tuple(row - 1 for row in rows),
-        accepts=tuple(len(step) - 1 for step in heard.steps),
+        accepts=accepts,
     )
 
 
@@ -152,18 +140,6 @@ class Streamer(BaseStreamer):
 
     def end(self) -> None:
         """Return the text is over."""
-
-
-@contextmanager
-def _counted(lm: PreTrainedModel) -> Iterator[list[int]]:
-    """Return the rows of each forward."""
-    fed = list[int]()
-
-    def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        fed.append(kwargs["input_ids"].shape[1])
-
-    with _hooked(lm.register_forward_pre_hook, count):
-        yield fed
 
 
 @contextmanager
@@ -199,20 +175,11 @@ def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedMode
     with ExitStack() as stack:
         stack.enter_context(_as_the_library_has_it(lm))
         if draft.rows < width:
-            stack.enter_context(_hooked(lm.register_forward_pre_hook, read))
-            stack.enter_context(_hooked(lm.register_forward_hook, widen))
+            stack.enter_context(lm.register_forward_pre_hook(read, with_kwargs=True))
+            stack.enter_context(lm.register_forward_hook(widen, with_kwargs=True))
         lm.config.vocab_size = width
         stack.callback(setattr, lm.config, "vocab_size", own)
         yield lm
-
-
-@contextmanager
-def _hooked(register: Callable[..., Any], hook: Callable[..., Any]) -> Iterator[None]:
-    handle = register(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 VLLM = "vllm"
@@ -268,19 +235,14 @@ class Engines:
 
 
 def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, capacity: int) -> Engines | str:
-    """Load two engines, for texts of up to `capacity` tokens, that have decoded a prompt, or the plain one
-    alone; or return why there are none.
+    """Load a plain engine and a drafting one for texts of up to `capacity` tokens, or the plain one alone; or
+    return why there are none.
     """
     reason = missing(adaptive)
     if reason:
         return reason
-    drafting = {
-        "method": "draft_model",
-        "model": model,
-        "num_speculative_tokens": k + 1,
-        "parallel_drafting": True,
-    }
-
+    drafting = {"method": "draft_model", "model": model, "num_speculative_tokens": k + 1}
+    drafting["parallel_drafting"] = True
     settings = {"model": model, "dtype": dtype, "max_model_len": capacity}
     try:
         plain = _load(settings | {"gpu_memory_utilization": SHARE}, None)
@@ -372,9 +334,15 @@ class Peers:
         for dtype, lm in lms.items():
             engines = self._serve(dtype, adaptive) if VLLM in config.peers else None
             for temperature in config.temperatures:
-                drawn = sampling(temperature)
-                own, served = self._library(lm, drafts.get(dtype), drawn), self._served(engines, drawn)
-                self._decoders[Group(dtype, temperature)] = own | served
+                own = self._library(lm, drafts.get(dtype), sampling(temperature))
+                self._decoders[Group(dtype, temperature)] = own
+                if engines:
+                    served, unsampled = engines.decoders(
+                        sampling=sampling(temperature), max_new_tokens=config.max_new_tokens, seed=config.seed
+                    )
+                    own |= {DecoderSpec(VLLM, k): decoder for k, decoder in served.items()}
+                    if unsampled:
+                        self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
 
     def decoders(self, group: Group) -> dict[DecoderSpec, Decoder]:
         """Return the decoders of a dtype and a temperature."""
@@ -383,33 +351,15 @@ class Peers:
     def _library(
         self, lm: PreTrainedModel, draft: Draft | None, sampling: Sampling
     ) -> dict[DecoderSpec, Decoder]:
-        """Return the library's."""
-        config = self._config
+        config, chosen = self._config, [PEERS[name] for name in self._config.peers]
+        new, seed = config.max_new_tokens, config.seed
         decoders, reasons = peer_decoders(
-            lm,
-            draft,
-            sampling=sampling,
-            max_new_tokens=config.max_new_tokens,
-            capacity=self._capacity,
-            seed=config.seed,
+            lm, draft, sampling=sampling, max_new_tokens=new, capacity=self._capacity, seed=seed
         )
-        chosen = [PEERS[name] for name in config.peers]
         for name, reason in reasons.items():
             if name in chosen:
                 self._leave_out(name, reason)
         return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in chosen}
-
-    def _served(self, engines: Engines | None, sampling: Sampling) -> dict[DecoderSpec, Decoder]:
-        """Return vLLM's decoders."""
-        if engines is None:
-            return {}
-        config = self._config
-        decoders, unsampled = engines.decoders(
-            sampling=sampling, max_new_tokens=config.max_new_tokens, seed=config.seed
-        )
-        if unsampled:
-            self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
-        return {DecoderSpec(VLLM, k): decoder for k, decoder in decoders.items()}
 
     def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
         k = adaptive.L if adaptive else 0

@@ -1,10 +1,7 @@
 """A run of infer.speed: from the settings to the report.
 
-What is read and checked before any weight is: tokenizers, prompts, and whether ids mean the same.
-
-The folder of a run is checked before any weight is read.
-
-What all units of a run share: settings, machine, its physical limit, and what rows cost. Measured first.
+Tokenizers, prompts, whether ids mean the same, and the folder are checked before any weight is read. What all
+units share is measured first: the machine, its physical limit, and what rows cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +23,24 @@ from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_o
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import GREEDY
 from infer.hardware import circumstances, hardware
-from infer.measure.distributed import UnitStore, WorkerGroup, folder, init_workers, rank_local_errors
-from infer.measure.row_times import context_for, measure_costs
-from infer.measure.unfinished import HEADER, UNITS
+from infer.measure.distributed import (
+    HEADER,
+    UNITS,
+    UnitStore,
+    WorkerGroup,
+    folder,
+    init_workers,
+    rank_local_errors,
+)
 from infer.models.checkpoint import is_gated
 from infer.report.rows import label
 from infer.report.terminal import print_report
 from infer.report.write import write
+from infer.speed import SpeedConfig
 from infer.speed.aggregate import read
-from infer.speed.config import SpeedConfig
 from infer.speed.limit import measure_limit
 from infer.speed.models import ModelPool, Prepared, fingerprint, prepare
+from infer.speed.profile import context_for, measure_costs
 from infer.speed.work import Unit, Worker, units_of
 
 
@@ -77,16 +81,20 @@ def header(
     all_: int,
 ) -> dict[str, Any]:
     """Return speed.json without its rows; `all_` is the number of units."""
+    new = config.max_new_tokens
+    longest = max(len(prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
+    costs = {
+        dtype: measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
+        for dtype, lm in lms.items()
+    }
     return {
         **circumstances(config),
         "model": Path(config.model).resolve().name,
         "gated": is_gated(config.model),
         "ranks": ranks,
         "all": all_,
-        "limits": [spec for lm in lms.values() if (spec := _limit(lm, prompts, new=config.max_new_tokens))],
-        "costs": [
-            {"dtype": dtype, **_costs(lm, prompts, new=config.max_new_tokens)} for dtype, lm in lms.items()
-        ],
+        "limits": [limit for lm in lms.values() if (limit := _limit(lm, prompts, new=new))],
+        "costs": [{"dtype": dtype, "rows": [*cost.rows], "ms": [*cost.ms]} for dtype, cost in costs.items()],
     }
 
 
@@ -94,9 +102,7 @@ def _limit(
     lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int
 ) -> dict[str, Any] | None:
     """Return the limit at the mean context of all texts, and of each set's: what a forward reads of the cache
-    depends on it.
-
-    None for a model whose limit is not known.
+    depends on it. None for a model whose limit is not known.
     """
     limit = measure_limit(lm)
     if limit is None:
@@ -106,12 +112,6 @@ def _limit(
     }
     sets = {name: limit.describe(round(context))["forward_ms"] for name, context in contexts.items()}
     return limit.describe(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
-
-
-def _costs(lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int) -> dict[str, Any]:
-    longest = max(len(prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
-    costs = measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
-    return {"rows": list(costs.rows), "ms": list(costs.ms)}
 
 
 KIND = "speed"
@@ -140,7 +140,9 @@ def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], w
     skipped = [{"prompt_set": name, "reason": reason} for name, reason in prepared.skipped.items()]
     for entry in skipped if workers.first else ():
         print_line(f"speed: {entry['prompt_set']} is left out: {entry['reason']}")
-    begun = _begun(facts)
+    # What pairs must share to belong together: also the machine and the threads in use.
+    settings = {name: value for name, value in facts["settings"].items() if name != "threads"}
+    begun = {**facts, "settings": settings, "hardware": hardware()}
     if workers.first:
         check_place(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
@@ -159,12 +161,6 @@ def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], w
             write_manifest(partial, KIND, facts)
 
 
-def _begun(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what pairs must share to belong together: also the machine and the threads in use."""
-    settings = {name: value for name, value in facts["settings"].items() if name != "threads"}
-    return {**facts, "settings": settings, "hardware": hardware()}
-
-
 def _do(units: UnitStore, units_by_name: Mapping[str, Unit], worker: Worker, workers: WorkerGroup) -> None:
     left = units.open(workers)
     with Progress(disable=not workers.first) as progress:
@@ -174,27 +170,23 @@ def _do(units: UnitStore, units_by_name: Mapping[str, Unit], worker: Worker, wor
 
 def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
     """Return what the figures are of. The prompts themselves count, not where they were read."""
-    facts = made_from(config, _inputs(config), ignore=("tracker",))
+    inputs = existing({"model": config.model, "base": config.base, "draft.model": config.draft.model})
+    facts = made_from(config, inputs, ignore=("tracker",))
     read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
     return {**facts, "inputs": {**facts["inputs"], **read}}
-
-
-def _inputs(config: SpeedConfig) -> dict[str, str]:
-    return existing({"model": config.model, "base": config.base, "draft.model": config.draft.model})
 
 
 def _report(config: SpeedConfig) -> None:
     """Write and show the report. One that shows a lossy decoder then fails this run and every later one."""
     report = write(Path(config.out), config.tracker)
     print_report(report, ["speed"])
-    lossy = [f"{label(row)} on {row['prompt_set']}" for row in report["speed"]["rows"] if _is_lossy(row)]
+    lossy = [
+        f"{label(row)} on {row['prompt_set']}"
+        for row in report["speed"]["rows"]
+        if row["dtype"] == "float32" and not row["peer"] and row["identical"] < row["compared"]
+    ]
     if lossy:
         raise RankLocalError(
             "float32 outputs must all be those of plain decoding, got differences in " + ", ".join(lossy),
             page=NOT_IDENTICAL,
         )
-
-
-def _is_lossy(row: Mapping[str, Any]) -> bool:
-    promised = row["dtype"] == "float32" and not row["peer"]
-    return promised and row["identical"] < row["compared"]

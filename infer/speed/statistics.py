@@ -76,27 +76,28 @@ def interval(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> tuple[fl
     measured = np.zeros((len(prompts), counts.max(), 2))
     for index, rounds in enumerate(prompts):
         measured[index, : len(rounds)] = rounds
-    generator, means = np.random.default_rng(seed), list[np.ndarray]()
-    step = max(1, CHUNK // measured[:, :, 0].size)
-    for begin in range(0, RESAMPLES, step):
-        means.append(_resampled(measured, counts, min(step, RESAMPLES - begin), generator))
+    generator, step = np.random.default_rng(seed), max(1, CHUNK // measured[:, :, 0].size)
+    means = [
+        _resampled(measured, counts, min(step, RESAMPLES - begin), generator)
+        for begin in range(0, RESAMPLES, step)
+    ]
     low, high = np.percentile(np.concatenate(means), LEVEL).tolist()
     return low, high
 
 
-def share_intervals(right: np.ndarray, tried: np.ndarray, *, seed: int = 0) -> list[tuple[float, float]]:
+def share_intervals(right: np.ndarray, tried: np.ndarray, *, seed: int = 0) -> tuple[list[float], list[float]]:
     """Return 2.5 % and 97.5 % of sum(right) / sum(tried) at each place, over resamples of the prompts.
 
     Both are (prompts, places) counts; drafts of one text are no independent trials, prompts are. Empty for a
     single prompt.
     """
     if len(right) < 2 or not right.shape[1]:
-        return []
+        return [], []
     draws = np.random.default_rng(seed).multinomial(len(right), [1 / len(right)] * len(right), size=RESAMPLES)
     sums = draws @ tried
     shares = np.divide(draws @ right, sums, out=np.full(sums.shape, np.nan), where=sums > 0)
     low, high = np.nanpercentile(shares, LEVEL, axis=0).tolist()
-    return list(zip(low, high))
+    return low, high
 
 
 def weighted_percentile(counts: Mapping[float, int], percent: float) -> float | None:

@@ -1,28 +1,17 @@
-"""The units of a run, and how a rank does one.
+"""The units of a run, and how a rank does one: turns, texts side by side, and what is looked at once.
 
-A turn: one prompt decoded once in every way, pair by pair; and how it is kept.
-
-A record has the counts and times of a run, a fingerprint of its text, and by position how many drafts were
-judged, how many of them stood behind accepted drafts alone, and how many were accepted. `token_ms` counts the
-tokens by their milliseconds. Pure but for the decoders that it calls.
-
-Who runs beside whom. Pure.
+A turn is one prompt decoded once in every way. Every run stands next to one of plain decoding, its pair: what
+slows the machine for seconds slows both. One run of plain decoding serves the two beside it. Of two turns a
+decoder stands once before plain decoding and once behind it, and from turn to turn beside others:
 
     turn 0    A plain B    C plain D    E plain
     turn 1    B plain A    D plain C    plain E
     turn 2    B plain C    D plain E    A plain
     turn 3    C plain B    E plain D    plain A
 
-Every run stands next to one of plain decoding, its pair: what slows the machine for seconds slows both. One
-run of plain decoding serves the two beside it. Of two turns a decoder stands once before plain decoding and
-once behind it, and from turn to turn beside others: neither place nor neighbour is any one's own.
-
-Texts side by side: plain decoding and the default decoder on batches of a set's prompts.
-
-Every size decodes the same texts, in batches. One decoder runs right after the other, in an order that turns
-from round to round. A rate is the tokens of all texts per second, behind the first step of each batch.
-
-Texts with who produced each part: the model itself, its drafts, or a draft behind a merged node.
+Texts side by side: plain decoding and the default decoder on batches of a set's prompts. Every size decodes the
+same texts. One decoder runs right after the other, in an order that turns from round to round. A rate is the
+tokens of all texts per second, behind the first step of each batch.
 """
 
 import hashlib
@@ -38,7 +27,7 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.reading import Request
 from infer.loop import decode
 from infer.measure.runs import Decoder, Run, clock, seed_of
-from infer.speed.config import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig
+from infer.speed import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig
 from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
 from infer.speed.statistics import Weighed, estimate
@@ -62,20 +51,18 @@ def run_turn(
     decoders: Mapping[Group, Mapping[DecoderSpec, Decoder]], prompt: TokenPrompt, turn: int
 ) -> list[dict[str, Any]]:
     """Return the records of a turn, a group each, in the order in which they ran."""
-    return [
-        {
-            **group._asdict(),
-            "blocks": [
-                [{**way._asdict(), **record(specs[way](prompt))} for way in block]
-                for block in blocks([way for way in specs if way != PLAIN], PLAIN, turn)
-            ],
-        }
-        for group, specs in decoders.items()
-    ]
+    groups = []
+    for group, specs in decoders.items():
+        ways = blocks([way for way in specs if way != PLAIN], PLAIN, turn)
+        records = [[{**way._asdict(), **record(specs[way](prompt))} for way in block] for block in ways]
+        groups.append({**group._asdict(), "blocks": records})
+    return groups
 
 
 def record(run: Run) -> dict[str, Any]:
-    """Return a run in numbers."""
+    """Return a run in numbers: its counts and times, a fingerprint of its text, and by position how many drafts
+    were judged, how many of them stood behind accepted drafts alone, and how many were accepted.
+    """
     return {
         "tokens": len(run.tokens),
         "seconds": run.seconds,
@@ -148,10 +135,9 @@ def batch_rows(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     pairs: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for unit in units:
         for record in unit.get("batches", []):
-            if record["plain"]["tokens"] and record["auto"]["tokens"]:
-                pairs.setdefault(tuple(record[name] for name in KEY), []).append(
-                    (record["plain"], record["auto"])
-                )
+            plain, auto = record["plain"], record["auto"]
+            if plain["tokens"] and auto["tokens"]:
+                pairs.setdefault(tuple(record[name] for name in KEY), []).append((plain, auto))
     return [dict(zip(KEY, key)) | _row(rounds) for key, rounds in sorted(pairs.items())]
 
 
@@ -216,9 +202,7 @@ class Unit(NamedTuple):
 def units_of(
     prompts: Mapping[str, Sequence[TokenPrompt]], rounds: int, *, batches: bool = False
 ) -> dict[str, Unit]:
-    """Return units by name, in the order in which they are done: the rounds of a prompt are as far apart as can
-    be.
-    """
+    """Return units by name, in the order of work: rounds of a prompt are as far apart as can be."""
     units = list[Unit]()
     for name, prompt_set in prompts.items():
         units += [Unit(name, round_, index) for round_ in range(rounds) for index in range(len(prompt_set))]
@@ -261,9 +245,8 @@ class Worker:
         }
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
-        """Run each decoder once on this prompt and once on the longest of the set, uncounted: two texts have
-        more of the shapes that a GPU captures a graph of. A shape that comes up later is captured in a counted
-        run, which the median passes over where there are three rounds or more.
+        """Run each decoder on this prompt and on the longest of the set, uncounted: two texts have more of the
+        shapes that a GPU captures a graph of. Others are captured in counted runs, of which medians are taken.
         """
         if self._warm:
             return
@@ -280,9 +263,7 @@ class Worker:
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
 
     def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
-        """Measure each size by plain decoding and by the default decoder; the first time after both once
-        uncounted.
-        """
+        """Measure each size by plain decoding and by the default decoder, the first time after a warm-up."""
         texts, seed = max(self._config.batches), self._config.seed
         for dtype, size in product(self._config.dtypes, self._config.batches):
             group = Group(dtype, min(self._config.temperatures))
@@ -298,31 +279,22 @@ class Worker:
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
-        """Return the sample texts are of the first dtype and the lowest temperature."""
+        """Profile all decoders; sample texts are of the first dtype and the lowest temperature."""
         self._warm_up(prompt)
         parts = [
-            {
-                "prompt_set": self._set,
-                **group._asdict(),
-                **way._asdict(),
-                **asdict(self._profile(prompt, group, way)),
-            }
+            {"prompt_set": self._set, **group._asdict(), **way._asdict()}
+            | asdict(self._profile(prompt, group, way))
             for group, specs in self._decoders.items()
             for way in specs
         ]
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
+        place = {"prompt_set": self._set, "id": prompt.id, **group._asdict()}
+        given, seed = {"before": prompt.before, "after": prompt.after}, self._config.seed
+        chosen = sampled(self._own[group])
         samples = [
-            {
-                "prompt_set": self._set,
-                "id": prompt.id,
-                **group._asdict(),
-                **way._asdict(),
-                "before": prompt.before,
-                "after": prompt.after,
-                "pieces": sample(own, prompt, self._prepared.text, seed=self._config.seed),
-            }
+            {**place, **way._asdict(), **given, "pieces": sample(own, prompt, self._prepared.text, seed=seed)}
             for way, own in self._own[group].items()
-            if way in sampled(self._own[group])
+            if way in chosen
         ]
         return {"parts": parts, "samples": samples}
 
@@ -335,12 +307,8 @@ class Worker:
         own, outcomes = self._own[group][way], list[Outcome]()
         if way.decoder in DRAFTED:
             own = replace(own, drafters=self._bench.drafters(self._set, group, way, watch=outcomes.append))
+        request = Request(prompt.ids, seed_of(prompt, self._config.seed))
+        limits = own.limits.of(prompt.ends, prompt.max_new_tokens)
         return profile(
-            own.runner,
-            own.drafters,
-            Request(prompt.ids, seed_of(prompt, self._config.seed)),
-            own.limits.of(prompt.ends, prompt.max_new_tokens),
-            own.sampling,
-            device=device,
-            outcomes=outcomes,
+            own.runner, own.drafters, request, limits, own.sampling, device=device, outcomes=outcomes
         )

@@ -9,7 +9,7 @@ measured again.
 
 from conf import run
 from infer.config import check_directory
-from infer.study.config import StudyConfig
+from infer.study import StudyConfig
 
 
 def main(config: StudyConfig) -> None:

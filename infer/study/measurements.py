@@ -24,7 +24,7 @@ gone on by its own path: with q the draft model's distribution of the next token
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -34,24 +34,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.config import BY_DRAFT_MODEL, DecodeConfig
+from infer.config import BY_DRAFT_MODEL
 from infer.engine.reading import LazyReading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.measure.runs import Measured, measure
 from infer.speed.profile import Spent, timed
-from infer.study.counts import (
-    DraftedRun,
-    acceptance_rate,
-    accepted_per_step,
-    counts_of,
-    drafted_per_token,
-    drafted_share,
-    fed_per_token,
-    graph_success,
-    rank_shares,
-)
-from infer.study.models import StudyDecoder, StudyModels
+from infer.study.models import DraftedRun, StudyDecoder, StudyModels, figures, rank_shares
 from infer.trees.token_graph import TokenGraph
 from infer.trees.tree import Tree
 
@@ -60,10 +49,7 @@ DECODINGS: Mapping[str, dict[str, float]] = {
     "top-p": {"temperature": 0.7, "top_p": 0.7},
 }
 FIXED, MEASURED, WIDE = "fixed", "measured", "wide"
-WIDELY = {
-    "theta_prob": 0.1,
-    "theta_sib": 0.1,
-}  # where the paper's thresholds leave a small model little to merge
+WIDELY = {"theta_prob": 0.1, "theta_sib": 0.1}  # the paper's thresholds leave a small model little to merge
 
 
 class Key(NamedTuple):
@@ -84,8 +70,8 @@ def measure_methods(models: StudyModels) -> list[dict[str, Any]]:
         specs[Key(decoding, "plain", None, None)] = StudyDecoder(models.decode("plain", **sampling))
         for budget, nodes in ((FIXED, {}), (MEASURED, {"nodes": None})):
             for method in BY_DRAFT_MODEL:
-                spec = StudyDecoder(models.decode(method, **sampling, **nodes))
-                specs[Key(decoding, method, budget, "pick")] = spec
+                key = Key(decoding, method, budget, "pick")
+                specs[key] = StudyDecoder(models.decode(method, **sampling, **nodes))
             if models.config.draft.layers != models.config.self_layers:
                 spec = StudyDecoder(models.decode("ssd", **sampling, **nodes), own=True)
                 specs[Key(decoding, "self-ssd", budget, "pick")] = spec
@@ -126,27 +112,18 @@ def _rows(models: StudyModels, specs: Mapping[Key, StudyDecoder]) -> list[dict[s
         }
         for key, measured in values.items():
             plain = values[Key(key.decoding, "plain", None, None)]
-            rows.append({"prompt_set": name, **key._asdict(), **_figures(measured, plain)})
+            runs = [run for run in chain.from_iterable(measured.rounds) if isinstance(run, DraftedRun)]
+            speedups = measured.speedups(plain)
+            row = {
+                "speedup": median(speedups),
+                "speedup_range": [min(speedups), max(speedups)],
+                "tokens_per_second": median(measured.tokens_per_second),
+                "identical": sum(a == b for a, b in zip(measured.outputs, plain.outputs, strict=True)),
+                "prompts": len(plain.outputs),
+                "tokens": sum(len(run.tokens) for run in runs),
+            }
+            rows.append({"prompt_set": name, **key._asdict(), **figures(runs), **row})
     return rows
-
-
-def _figures(measured: Measured, plain: Measured) -> dict[str, Any]:
-    runs = [run for run in chain.from_iterable(measured.rounds) if isinstance(run, DraftedRun)]
-    speedups = measured.speedups(plain)
-    return {
-        "acceptance_rate": acceptance_rate(runs),
-        "drafted_share": drafted_share(runs),
-        "accepted_per_step": accepted_per_step(runs),
-        "drafted_per_token": drafted_per_token(runs),
-        "fed_per_token": fed_per_token(runs),
-        "graph_success": graph_success(runs),
-        "speedup": median(speedups),
-        "speedup_range": [min(speedups), max(speedups)],
-        "tokens_per_second": measured.median_rate(),
-        "identical": sum(a == b for a, b in zip(measured.outputs, plain.outputs, strict=True)),
-        "prompts": len(plain.outputs),
-        "tokens": sum(len(run.tokens) for run in runs),
-    }
 
 
 SETTINGS = (("ssd", 1), ("tsd", 2), ("gsd", 2), ("tsd", 4), ("gsd", 4))
@@ -170,13 +147,10 @@ def measure_time(models: StudyModels) -> list[dict[str, Any]]:
     gathered = {setting: models.workers.gather(spent) for setting, spent in spent_by.items()}
     spent_by_setting = {setting: list(chain.from_iterable(spent)) for setting, spent in gathered.items()}
     return [
-        {"method": method, "k": k, "steps": len(rows), **_medians(rows)}
+        {"method": method, "k": k, "steps": len(rows), **dict.fromkeys(PARTS)}
+        | dict(zip(PARTS, map(median, zip(*rows))))
         for (method, k), rows in spent_by_setting.items()
     ]
-
-
-def _medians(rows: Sequence[Spent]) -> dict[str, float | None]:
-    return dict(zip(PARTS, map(median, zip(*rows)))) if rows else dict.fromkeys(PARTS)
 
 
 VALUES: dict[str, tuple[float, ...]] = {
@@ -185,6 +159,7 @@ VALUES: dict[str, tuple[float, ...]] = {
     "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
     "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
 }
+ABLATED = ("acceptance_rate", "drafted_share", "drafted_per_token", "fed_per_token")
 RANKED = (0.0, 0.1, 0.3, 0.5, 0.7)  # θ_sib of Figure 8
 CHILDREN = 4
 
@@ -197,8 +172,9 @@ def measure_ablation(models: StudyModels) -> list[dict[str, Any]]:
             for value in values:
                 if setting == "tau" and value == 0 and models.config.tau_reading == "gram":
                     continue
-                figures = _ablation_figures(models, models.decode(method, **{setting: value}))
-                rows.append({"setting": setting, "value": value, "method": method, **figures})
+                rates = figures(models.run(models.decode(method, **{setting: value})))
+                row = {"setting": setting, "value": value, "method": method}
+                rows.append(row | {name: rates[name] for name in ABLATED})
     return rows
 
 
@@ -208,20 +184,9 @@ def measure_ranks(models: StudyModels) -> list[dict[str, Any]]:
     specs |= {("theta_sib", str(value)): models.decode("gsd", theta_sib=value) for value in RANKED}
     rows = []
     for (by, value), decode in specs.items():
-        counts = counts_of(models.run(decode))
-        accepted = sum(len(step.ranks) for step in counts)
-        rows.append({"by": by, "value": value, "accepted": accepted, "shares": rank_shares(counts, CHILDREN)})
+        ranks = [rank for run in models.run(decode) for step in run.counts for rank in step.ranks]
+        rows.append({"by": by, "value": value, "accepted": len(ranks), "shares": rank_shares(ranks, CHILDREN)})
     return rows
-
-
-def _ablation_figures(models: StudyModels, decode: DecodeConfig) -> dict[str, Any]:
-    runs = models.run(decode)
-    return {
-        "acceptance_rate": acceptance_rate(runs),
-        "drafted_share": drafted_share(runs),
-        "drafted_per_token": drafted_per_token(runs),
-        "fed_per_token": fed_per_token(runs),
-    }
 
 
 LENGTHS = (1, 2, 3, 4, 5)
@@ -323,3 +288,14 @@ def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Ten
     reading = runner.forward([tree], [Request(context)], GREEDY)
     assert isinstance(reading, LazyReading)
     return reading.logits[:n].whole().double().log_softmax(-1)
+
+
+MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {
+    "methods": measure_methods,
+    "sampling": measure_sampling,
+    "time": measure_time,
+    "recurrence": measure_recurrence,
+    "ablation": measure_ablation,
+    "merging": measure_merging,
+    "ranks": measure_ranks,
+}

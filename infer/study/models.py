@@ -1,8 +1,24 @@
-"""A model, what drafts for it, and prompts: every measurement of the study decodes with these."""
+r"""A model, what drafts for it, and prompts, and what became of each step's draft, in numbers.
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict
-from itertools import chain
+    graph                    tree         accepted y b a c: each the likeliest child, ranks 1 1 1;
+                                          c stands behind the merged a, and so the merging succeeded
+        y                     y
+       / \\                   / \
+      b   a                 b   a
+      |   |                 |   |
+      a . c                 a   c
+                            |
+                            c
+
+Of a text's last step, whose tokens may be cut, the draft is not known: what is counted of graphs leaves that
+step out.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from conf import UserError
@@ -12,15 +28,82 @@ from infer.config import GROWTH, DecodeConfig, DraftConfig
 from infer.engine.runner import Runner
 from infer.loop import Drafters, Limits
 from infer.measure.distributed import ALONE, WorkerGroup
-from infer.measure.runs import Decoder, loop_decoder
+from infer.measure.runs import Decoder, Run, loop_decoder
 from infer.methods import DraftMethods, Methods
 from infer.models.draft import Draft, check_draft, load_draft
-from infer.study.config import StudyConfig
-from infer.study.counts import Counts, DraftedRun
+from infer.study import StudyConfig
 from infer.trees.token_graph import Outcome, Watch
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One step: the `nodes` of its graph without the root, the `levels` that were drafted, the `rows` that the
+    draft model was fed, the `tokens` that it emitted, the rank of each accepted draft among its siblings (1 is
+    the likeliest: GSD, Appendix F), and whether one of them was a copy.
+    """
+
+    nodes: int
+    levels: int
+    rows: int
+    tokens: int
+    ranks: tuple[int, ...]
+    succeeded: bool
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Counts":
+        """Return the numbers of a step; the levels are those of nodes' own paths, not through merged ones."""
+        graph, depths = outcome.graph, [0]
+        for parent in graph.parents[1:]:
+            depths.append(depths[parent] + 1)
+        nodes = [outcome.drafts.nodes[node] for node in outcome.path]
+        ranks = tuple(1 + graph.children[before].index(node) for before, node in pairwise(nodes))
+        size = len(graph.tokens) - 1
+        return cls(size, max(depths), outcome.rows, len(outcome.tokens), ranks, outcome.succeeded)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRun(Run):
+    """With what became of each draft but the last step's. Other steps without one drafted nothing."""
+
+    counts: tuple[Counts, ...]
+
+
+def figures(runs: Sequence[DraftedRun]) -> dict[str, float | None]:
+    """Return the figures of runs with drafts (Table 1, Figure 5); None where nothing was drafted.
+
+    `acceptance_rate` is accepted drafts over levels drafted, the mean of the texts: the paper names no formula;
+    its authors' code (`matchness`) adds a level for every forward of the draft model, whatever the number of
+    nodes on it. `drafted_share` is of the emitted tokens: a/(a+1) at a accepted drafts a step. Nodes of the
+    graphs are drafted, rows of the draft model are fed (the nodes that got children, and the text itself), and
+    `graph_success` is the share of drafts whose accepted path goes on behind a merged node.
+    """
+    counts = [step for run in runs for step in run.counts]
+    rates = []
+    for run in runs:
+        levels = sum(step.levels for step in run.counts)
+        if levels:
+            rates.append(sum(len(step.ranks) for step in run.counts) / levels)
+    drafted = any(run.drafted for run in runs)
+    accepted = sum(run.accepted for run in runs)
+    bare = sum(run.forwards - 1 - len(run.counts) for run in runs)  # steps without a draft emit one token
+    tokens = sum(step.tokens for step in counts) + bare if counts else 0
+    return {
+        "acceptance_rate": fmean(rates) if rates else None,
+        "drafted_share": accepted / sum(len(run.tokens) for run in runs) if drafted else None,
+        "accepted_per_step": accepted / sum(run.forwards for run in runs) if drafted else None,
+        "drafted_per_token": sum(step.nodes for step in counts) / tokens if tokens else None,
+        "fed_per_token": sum(step.rows for step in counts) / tokens if tokens else None,
+        "graph_success": fmean(step.succeeded for step in counts) if counts else None,
+    }
+
+
+def rank_shares(ranks: Sequence[int], k: int) -> list[float] | None:
+    """Return the share of the accepted drafts that were their parent's child of rank 1 to k (Figures 7, 8)."""
+    by_rank = Counter(ranks)
+    return [by_rank[rank] / len(ranks) for rank in range(1, k + 1)] if ranks else None
 
 
 class StudyDecoder(NamedTuple):
@@ -77,27 +160,33 @@ class StudyModels:
 
     def drafters(self, spec: StudyDecoder, watch: Watch | None = None) -> Drafters:
         """Return new drafters, which have learned nothing yet."""
-        lm, draft = self.model.lm, self.own_layers() if spec.own else self.draft
+        lm, draft = self.model.lm, self.draft
+        if spec.own:  # Self-SSD
+            own = DraftConfig(f"self:{self.config.self_layers}")
+            draft = load_draft(own, lm, rows=check_draft(own, self.model.text), adaptive=None)
         methods = Methods(lm, self.model.adaptive, DraftMethods(lm, draft))
         left = self.model.context - self._longest
         return methods.drafters(spec.decode, batch=1, capacity=self.capacity, left=left, watch=watch)
 
-    def own_layers(self) -> Draft:
-        """Return the model's own first layers (Self-SSD)."""
-        config, model = DraftConfig(f"self:{self.config.self_layers}"), self.model
-        return load_draft(config, model.lm, rows=check_draft(config, model.text), adaptive=None)
-
     def decoders(self, specs: Mapping[K, StudyDecoder]) -> dict[K, Decoder]:
         """Return the decoders side by side on one runner of the model."""
         counts = list[Counts]()
-
-        def watch(outcome: Outcome) -> None:
-            counts.append(Counts.of(outcome))
-
-        drafters = {key: self.drafters(spec, watch) for key, spec in specs.items()}
+        drafters = {
+            key: self.drafters(spec, lambda outcome: counts.append(Counts.of(outcome)))
+            for key, spec in specs.items()
+        }
         runner = self.runner(drafters.values())
+
+        def counted(decoder: Decoder) -> Decoder:
+            def run(prompt: TokenPrompt) -> DraftedRun:
+                counts.clear()
+                return DraftedRun(**asdict(decoder(prompt)), counts=tuple(counts))
+
+            return run
+
         return {
-            key: self._decoder(runner, drafter, specs[key].decode, counts) for key, drafter in drafters.items()
+            key: counted(loop_decoder(runner, drafter, self.limits(), specs[key].decode.sampling))
+            for key, drafter in drafters.items()
         }
 
     def runner(self, drafters: Iterable[Drafters]) -> Runner:
@@ -121,14 +210,3 @@ class StudyModels:
         runner = self.runner([drafters])
         loop_decoder(runner, drafters, self.limits(), decode.sampling)(prompt)
         return outcomes
-
-    def _decoder(
-        self, runner: Runner, drafters: Drafters, decode: DecodeConfig, counts: list[Counts]
-    ) -> Decoder:
-        decoder = loop_decoder(runner, drafters, self.limits(), decode.sampling)
-
-        def run(prompt: TokenPrompt) -> DraftedRun:
-            counts.clear()
-            return DraftedRun(**asdict(decoder(prompt)), counts=tuple(counts))
-
-        return run

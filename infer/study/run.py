@@ -1,6 +1,6 @@
 """A run of infer.study: its parts measured one after the other, written and printed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,12 @@ from conf.files import read_result, sealed, write_json
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
-from infer.measure.distributed import WorkerGroup, init_workers, of_one_model, rank_local_errors
+from infer.measure.distributed import WorkerGroup, init_workers, rank_local_errors
 from infer.models.parallel import place
-from infer.study.config import PARTS, StudyConfig
-from infer.study.measurements import (
-    lossy,
-    measure_ablation,
-    measure_merging,
-    measure_methods,
-    measure_ranks,
-    measure_recurrence,
-    measure_sampling,
-    measure_time,
-)
+from infer.study import PARTS, StudyConfig
+from infer.study.figures import PLOTS, print_study
+from infer.study.measurements import MEASUREMENTS, lossy
 from infer.study.models import StudyModels
-from infer.study.plots import PLOTS
-from infer.study.tables import print_study
-
-MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {
-    "methods": measure_methods,
-    "sampling": measure_sampling,
-    "time": measure_time,
-    "recurrence": measure_recurrence,
-    "ablation": measure_ablation,
-    "merging": measure_merging,
-    "ranks": measure_ranks,
-}
 
 
 def run(config: StudyConfig) -> None:
@@ -49,7 +29,12 @@ def run(config: StudyConfig) -> None:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    workers, facts = of_one_model() if config.divide == "model" else init_workers(), _made(config)
+    if config.divide == "model":  # each does all the work, the first one reports
+        rank, _, local = place()
+        workers = WorkerGroup(rank, world=1, local=local)
+    else:
+        workers = init_workers()
+    facts = _made(config)
     if not is_finished(config.out, "study", facts):
         _measure(config, facts, workers)
     elif workers.first:
@@ -57,7 +42,13 @@ def run(config: StudyConfig) -> None:
     if workers.first:
         report = read_result(Path(config.out) / "report.json")
         print_study(report)
-        _check_identical(report)
+        # A study that shows a lossy method is written, and then fails the run, and every later one.
+        names = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
+        if names and report["settings"]["dtype"] == "float32":
+            raise RankLocalError(
+                f"float32 outputs must all be those of plain decoding, got differences in {', '.join(names)}",
+                page=NOT_IDENTICAL,
+            )
 
 
 def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -> None:
@@ -72,7 +63,7 @@ def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -
                 progress.update(task, description=part)
                 report[part] = MEASUREMENTS[part](models)
                 if out:
-                    PLOTS[part](report[part], out / f"{part}.png")
+                    PLOTS[part](report[part]).savefig(out / f"{part}.png", dpi=150)
                 progress.advance(task)
         if out:
             write_json(out / "report.json", sealed(report))
@@ -97,13 +88,3 @@ def _made(config: StudyConfig) -> dict[str, Any]:
         for name, prompts in config.prompts.items()
     }
     return {**facts, "inputs": {**facts["inputs"], **problems}}
-
-
-def _check_identical(report: dict[str, Any]) -> None:
-    """Return a study that shows a lossy method is written, and then fails the run, and every later one."""
-    names = [name for part in ("methods", "sampling") for name in lossy(report.get(part, []))]
-    if names and report["settings"]["dtype"] == "float32":
-        raise RankLocalError(
-            f"float32 outputs must all be those of plain decoding, got differences in {', '.join(names)}",
-            page=NOT_IDENTICAL,
-        )

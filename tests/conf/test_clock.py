@@ -13,10 +13,10 @@ from infer.engine.runner import fine_clock, tick_of
 from infer.engine.sampling import GREEDY
 from infer.gpu_check.run import in_turns
 from infer.loop import Step
-from infer.measure import row_times
-from infer.measure.row_times import measure_costs
+from infer.speed import profile as row_times
 from infer.speed.limit import bandwidth
-from infer.view.live import Summary
+from infer.speed.profile import measure_costs
+from infer.view import Summary
 from tests.conftest import tiny_llama
 
 

@@ -9,7 +9,7 @@ import pytest
 from conf import UserError, settings
 from conf.hub import find_folder, replace_hub_names
 from data_prep.config import DataPrepConfig
-from infer.speed.config import SpeedConfig
+from infer.speed import SpeedConfig
 from train.config import TrainConfig
 from train.pretrained import base_model
 

@@ -10,7 +10,7 @@ from conf import settings
 from conf.errors import visible
 from conf.schema import fields_of
 from docs.reference import ENTRIES
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 from tests.conf.conftest import refusal
 
 DECONTAMINATE = {f"decontaminate.{name}" for name in ("humaneval", "mbpp", "multipl_e", "infilling", "others")}

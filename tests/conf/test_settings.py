@@ -12,7 +12,7 @@ import conf
 from conf import settings
 from infer.benchmarks import KINDS, BenchmarkConfig, PromptSetConfig, SourceConfig
 from infer.config import DraftConfig, InferConfig
-from infer.speed.config import SpeedConfig
+from infer.speed import SpeedConfig
 from tests.conf.conftest import refusal
 from train.config import TrainConfig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.reference import ENTRIES
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 from tests.told import error
 
 
@@ -43,7 +43,7 @@ def test_a_result_that_cannot_be_written_is_still_told_by_its_setting(failed: Ca
 PRINT = """
 import sys
 from conf import run
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig
 
 def main(config):
     with open(sys.argv[1].removeprefix("out="), "w") as file:  # as a result that is open while others print

@@ -11,7 +11,7 @@ import pytest
 
 from conf import UserError
 from conf.cli import jobs_of, sweep
-from infer.speed.config import SpeedConfig
+from infer.speed import SpeedConfig
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]

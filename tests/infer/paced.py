@@ -33,7 +33,7 @@ from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
-from infer.speed.config import PLAIN, DecoderSpec
+from infer.speed import PLAIN, DecoderSpec
 from infer.trees.tree import Tree, flatten
 
 CHANCES = (0.9, 0.8, 0.7, 0.85, 0.5, 0.6, 0.4)  # a_1, a_2, ...

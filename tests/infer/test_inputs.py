@@ -13,10 +13,10 @@ from conf import UserError, settings
 from conf.stage import write_manifest
 from infer.quality import QualityConfig
 from infer.quality import run as quality
+from infer.speed import SpeedConfig
 from infer.speed import run as speed
-from infer.speed.config import SpeedConfig
+from infer.study import StudyConfig
 from infer.study import run as study
-from infer.study.config import StudyConfig
 
 PROMPTS = ["prompts=null", "prompts.mine.path={}", "prompts.mine.key=text", "prompts.mine.count=1"]
 LINES = ["benchmarks=null", "benchmarks.mine.kind=lines", "benchmarks.mine.path={}"]

@@ -13,8 +13,7 @@ from conf import run
 from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view.coloured import write_page
-from infer.view.live import Summary, View
+from infer.view import Summary, View, write_page
 from tests.told import error
 
 STEPS = [

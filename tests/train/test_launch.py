@@ -13,8 +13,8 @@ from conf import settings
 from data_prep.config import DataPrepConfig
 from infer.quality import QualityConfig
 from infer.regenerate import RegenerateConfig
-from infer.report.config import ReportConfig
-from infer.speed.config import SpeedConfig
+from infer.report.__main__ import ReportConfig
+from infer.speed import SpeedConfig
 from train.config import TrainConfig
 from train.export import ExportConfig
 

@@ -25,8 +25,8 @@ from infer.models.checkpoint import load_text
 from infer.quality import QualityConfig
 from infer.quality import run as quality
 from infer.report.write import build
+from infer.speed import SpeedConfig
 from infer.speed import run as speed
-from infer.speed.config import SpeedConfig
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.setup import call, made, refused
 

@@ -36,6 +36,9 @@ def test_what_other_settings_left_is_refused_and_stays(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=told), folder(out, other, ALONE):
         pass
     assert UnitStore(partial, ["a"]).read() == {"a": {"n": 1}}
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UserError, match="must be a new or empty folder"), folder(tmp_path, MADE, ALONE):
+        pass
 
 
 def test_every_unit_has_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,12 +46,6 @@ def test_every_unit_has_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     names = [str(n) for n in range(7)]
     shares = [UnitStore(tmp_path, names).open(WorkerGroup(rank, 3, rank)) for rank in range(3)]
     assert sorted(sum(shares, [])) == names and {len(share) for share in shares} == {2, 3}
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("")
-    with pytest.raises(UserError, match="must be a new or empty folder"), folder(tmp_path, MADE, ALONE):
-        pass
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -9,24 +9,13 @@ def prompt(*ids: int) -> TokenPrompt:
     return TokenPrompt(f"fake/{ids[0]}", ids, frozenset(), "", "")
 
 
-def test_measured_figures_are_those_of_the_runs() -> None:
+def test_measured_figures_are_those_of_all_rounds() -> None:
+    """Outputs were the first round's alone: a policy that drafts otherwise in the second was never compared."""
     plain = Measured([[Run([1, 2, 3, 4], 4.0, 4, 0, 0)] * 2, [Run([1, 2, 3, 4], 2.0, 4, 0, 0)] * 2])
-    drafted = Measured([[Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2, [Run([1, 2, 3, 4], 2.0, 2, 6, 3)] * 2])
-    assert plain.tokens_per_second == [1.0, 2.0]
-    assert drafted.speedups(plain) == [2.0, 1.0]
-    assert plain.node_efficiency is None and drafted.node_efficiency == 0.5
-    assert (plain.tokens_per_forward, drafted.tokens_per_forward) == (1.0, 2.0)
-
-
-def test_every_round_counts() -> None:
-    """Outputs, acceptance and tokens per forward were the first round's alone: a policy that drafts
-    otherwise in the second one was never compared, and its rate stood beside another's acceptance.
-    """
-    plain = Measured([[Run([1, 2, 3, 4], 1.0, 4, 0, 0)] * 2] * 2)
-    right, wrong = Run([1, 2, 3, 4], 1.0, 3, 4, 1), Run([1, 2, 3, 5], 1.0, 1, 4, 3)
-    found = Measured([[right, right], [right, wrong]])
-    assert [ours == theirs for ours, theirs in zip(found.outputs, plain.outputs)] == [True, False]
-    assert found.node_efficiency == 6 / 16 and found.tokens_per_forward == 16 / 10
+    right, wrong = Run([1, 2, 3, 4], 2.0, 3, 4, 1), Run([1, 2, 3, 5], 2.0, 1, 4, 3)
+    drafted = Measured([[right, right], [right, wrong]])
+    assert plain.tokens_per_second == [1.0, 2.0] and drafted.speedups(plain) == [2.0, 1.0]
+    assert [ours == theirs for ours, theirs in zip(drafted.outputs, plain.outputs)] == [True, False]
 
 
 def test_decoders_take_turns_after_a_warm_up() -> None:
@@ -39,13 +28,8 @@ def test_decoders_take_turns_after_a_warm_up() -> None:
 
         return run
 
-    done = []
-    found = measure(
-        {"a": decoder("a"), "b": decoder("b")},
-        [prompt(1), prompt(2)],
-        rounds=2,
-        advance=lambda: done.append(1),
-    )
+    done, decoders = [], {name: decoder(name) for name in "ab"}
+    found = measure(decoders, [prompt(1), prompt(2)], rounds=2, advance=lambda: done.append(1))
     assert calls[:2] == [("a", 1), ("b", 1)]  # warm-up, uncounted
     assert calls[2:] == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
     assert len(done) == 4 and [len(r) for r in found["a"].rounds] == [2, 2]
@@ -58,20 +42,8 @@ def test_a_run_is_the_sum_of_its_steps() -> None:
         Step(0, [9], 3, 1, True, depth=3, rows=4),  # an end within the draft: what lay behind was not judged
     ]
     run = run_of(steps, seconds=3.0, first_seconds=1.0)
-    assert run == Run(
-        [5, 6, 7, 8, 9],
-        3.0,
-        3,
-        6,
-        3,
-        first_seconds=1.0,
-        first_tokens=1,
-        rows=12,
-        verifications=2,
-        levels=6,
-        depths=(0, 3, 1),
-        accepts=(0, 2, 1),
-    )
+    more = {"rows": 12, "verifications": 2, "levels": 6, "depths": (0, 3, 1), "accepts": (0, 2, 1)}
+    assert run == Run([5, 6, 7, 8, 9], 3.0, 3, 6, 3, first_seconds=1.0, first_tokens=1, **more)
 
 
 def test_accepted_drafts_are_counted_by_source_and_place() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import numpy as np
 
 HARDWARE = {"cpu": "AMD EPYC 9354", "cores": 32, "threads": 1, "gpu": "NVIDIA H200"}
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2.4.6"}
-HEAD = {"date": "2026-11-21T18:00:00+00:00", "commit": "0123456789abcdef", "hardware": HARDWARE}
+HEAD = {
+    "date": "2026-11-21T18:00:00+00:00",
+    "commit": "0123456789abcdef",
+    "hardware": HARDWARE,
+    "versions": VERSIONS,
+}
 KS = (1, 3, 5, 7, 9, 13)
 # decoder: chance of the first draft, what is left of it from place to place, depth, rows of a forward
 OWN = {
@@ -52,41 +58,35 @@ def speed(
     """speed.json. A second dtype is the slower one, in which all is identical."""
     rng = np.random.default_rng(seed)
     size = {"prompts": prompts, "rounds": rounds}
-    rows = [
-        row
-        for name in sets
-        for dtype in dtypes
-        for temperature in temperatures
-        for row in _group(rng, name, dtype, temperature, peers=peers, size=size)
-    ]
     costs = [1, 2, 4, 8, 16, 32, 64]
+    limit = {
+        "weights_bytes": 13_476_839_424,
+        "copy_bytes_per_second": 3.9e12,
+        "read_bytes_per_second": 4.1e12,
+        "flops_per_second": 7.2e14,
+        "forward_ms": [[q, max(3.29, 0.018 * q)] for q in costs],
+    }
     return {
         "schema": 4,
         **HEAD,
-        "versions": VERSIONS,
         "settings": {"model": "runs/7b/model", "max_new_tokens": 256, "rounds": rounds, "k": list(KS)},
         "model": "7b",
         "units": {"all": 60, "done": 60},
         "ranks": 8,
-        "limits": [
-            {
-                "dtype": dtype,
-                "weights_bytes": 13_476_839_424,
-                "copy_bytes_per_second": 3.9e12,
-                "read_bytes_per_second": 4.1e12,
-                "flops_per_second": 7.2e14,
-                "forward_ms": [[q, max(3.29, 0.018 * q)] for q in costs],
-            }
-            for dtype in dtypes
-        ],
+        "limits": [{"dtype": dtype, **limit} for dtype in dtypes],
         "costs": [{"dtype": dtype, "rows": costs, "ms": [_cost(q) for q in costs]} for dtype in dtypes],
-        "rows": rows,
+        "rows": [
+            row
+            for name, dtype, temperature in product(sets, dtypes, temperatures)
+            for row in _group(rng, name, dtype, temperature, peers=peers, size=size)
+        ],
         "batches": [_batch(name, dtypes[0], size) for name in sets for size in (1, 4, 8)],
         "samples": [_sample(name, dtypes[0]) for name in sets[:2]],
     }
 
 
 def _batch(name: str, dtype: str, size: int) -> dict[str, Any]:
+    speedup = 3 - 0.2 * size
     return {
         "prompt_set": name,
         "dtype": dtype,
@@ -94,9 +94,9 @@ def _batch(name: str, dtype: str, size: int) -> dict[str, Any]:
         "batch": size,
         "rounds": 3,
         "plain_tokens_per_second": 110.0 * size,
-        "tokens_per_second": 110.0 * size * (3 - 0.2 * size),
-        "speedup": 3 - 0.2 * size,
-        "speedup_interval": [2.9 - 0.2 * size, 3.1 - 0.2 * size],
+        "tokens_per_second": 110.0 * size * speedup,
+        "speedup": speedup,
+        "speedup_interval": [speedup - 0.1, speedup + 0.1],
         "identical": 3 * size,
         "compared": 3 * size,
     }
@@ -144,7 +144,19 @@ def _row(
     ratio = rate / plain["tokens_per_second"] if plain else 1.0
     same = base["prompts"] - int(peer and base["temperature"] > 0) * 9
     same -= int(decoder in ("gsd", "generate assisted") and base["dtype"] == "bfloat16")
-    return base | {
+    reached = np.cumprod(places)
+    sources = {
+        name: {
+            "accepted": int(100 * share),
+            "proposed": int(150 * share),
+            "share": share,
+            "acceptance": 2 / 3,
+            "by_place": (share * reached).tolist(),
+        }
+        for name, share in SOURCES.get(decoder, {}).items()
+    }
+    return {
+        **base,
         "decoder": decoder,
         "k": k,
         "peer": peer,
@@ -157,30 +169,19 @@ def _row(
         "speedup_quartiles": [0.95 * ratio, 1.04 * ratio] if plain else [1.0, 1.0],
         "speedup_whole": 0.98 * ratio if plain else 1.0,
         "first_ms": 21.5 + 5 * drawn,
-        "acceptance_rate": float(np.mean(np.cumprod(places))) if depth else None,
+        "acceptance_rate": float(np.mean(reached)) if depth else None,
         "mean_acceptance_length": emitted if depth else None,
-        "node_efficiency": float(np.mean(np.cumprod(places))) if depth else None,
-        "acceptance_by_position": np.cumprod(places).tolist(),
+        "node_efficiency": float(np.mean(reached)) if depth else None,
+        "acceptance_by_position": reached.tolist(),
         "acceptance_where_reached": places,
         "acceptance_where_reached_low": [0.9 * share for share in places],
         "acceptance_where_reached_high": [min(1, 1.1 * share) for share in places],
-        "reached": [max(1, int(400 * share)) for share in [1, *np.cumprod(places)[:-1]]][:depth],
-        "token_ms_p50": None if peer else 1e3 / rate,
-        "token_ms_p99": None if peer else 3e3 / rate,
-        "sources": {
-            name: {
-                "accepted": int(100 * share),
-                "proposed": int(150 * share),
-                "share": share,
-                "acceptance": 2 / 3,
-                "by_place": (share * np.cumprod(places)).tolist(),
-            }
-            for name, share in SOURCES.get(decoder, {}).items()
-        },
+        "reached": [max(1, int(400 * share)) for share in [1, *reached[:-1]]][:depth],
+        **({"token_ms_p50": 1e3 / rate, "token_ms_p99": 3e3 / rate, **parts} if not peer else {}),
+        "sources": sources,
         "tokens_per_forward": emitted,
         "rows_per_forward": rows,
         "ms_per_forward": sum(parts.values()),
-        **(parts if not peer else dict.fromkeys(parts)),
         "drafted": depth * 256,
         "drafted_nodes": 3100 if drawn else None,
         "graph_success": 0.12 if decoder == "gsd" else None,
@@ -220,40 +221,39 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
     rows = []
     for benchmark, language, metric, value, problems in wanted:
         found = {"model": value, "base": value + float(rng.normal(0, 0.012))}
-        rows += [
-            _score(benchmark, language, one, decoder, 0.0, metric, found[one], problems) for one, decoder in who
-        ]
+        place = (benchmark, language, metric)
+        rows += [_score(*place, one, decoder, 0.0, found[one], problems) for one, decoder in who]
     rows += [
-        _score("humaneval", "python", "model", "plain", 0.8, f"pass@{k}", value, 164)
+        _score("humaneval", "python", f"pass@{k}", "model", "plain", 0.8, value, 164)
         for k, value in ((1, 0.29), (10, 0.55))
     ]
-    same = [(row["benchmark"], row["language"], row["problems"]) for row in rows if row["decoder"] == "sdsat"]
+    same = [
+        {
+            **{name: row[name] for name in ("benchmark", "language", "who", "decoder", "temperature")},
+            "against": "plain",
+            "identical": row["problems"],
+            "compared": row["problems"],
+        }
+        for row in rows
+        if row["decoder"] == "sdsat"
+    ]
+    sample = {
+        "before": "def add(a, b):\n",
+        "after": "",
+        "pieces": [["own", "    return"], ["drafted", " a + b\n"]],
+    }
     return {
         "schema": 1,
         **HEAD,
-        "versions": VERSIONS,
         "settings": {"model": "runs/7b/model", "base": "codellama/7b" if base else None, "dtype": "float32"},
         "units": {"all": 90, "done": 90},
         "sandbox": {"level": "namespaces", "told": "namespaces (no network, no files, 1 GB, 10 s)"},
         "rows": rows,
         "differences": _differences(rows),
-        "same": [
-            {
-                "benchmark": benchmark,
-                "language": language,
-                "who": "model",
-                "decoder": "sdsat",
-                "temperature": 0.0,
-                "against": "plain",
-                "identical": problems,
-                "compared": problems,
-            }
-            for benchmark, language, problems in same
-        ],
+        "same": same,
         "skipped": [{"benchmark": "multipl_e", "language": "rs", "reason": "no rustc on this machine"}],
         "rules": {
-            "humaneval": "The prompt is the problem's own. An answer ends before the next line that begins a "
-            "top-level class, def, # or if.",
+            "humaneval": "An answer ends before the next line that begins a top-level class, def, # or if.",
             "infilling": "Suffix-prefix-middle; the answer ends with EOT, and its first line counts.",
         },
         "samples": [
@@ -262,36 +262,29 @@ def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
                 "id": "HumanEval/0",
                 "who": "model",
                 "decoder": "sdsat",
-                "before": "def add(a, b):\n",
-                "after": "",
-                "pieces": [["own", "    return"], ["drafted", " a + b\n"]],
                 "verdict": "passed",
             }
+            | sample
         ],
     }
 
 
 def training() -> dict[str, Any]:
     """training.json."""
-    steps = range(10, 1010, 10)
+    settings = {"objective": {"name": "branch", "L": 5}, "steps": 1000, "global_batch": 4}
+    data = {"documents": 35978, "tokens": 10711749, "languages": ["py"], "decontaminated": ["humaneval"]}
+    curve = {
+        step: {"step": step, "standard_loss": 1.3, "masked_loss": 5.0 - step / 400} for step in range(1010)
+    }
     return {
         "schema": 1,
         "name": "tuned",
-        "settings": {"objective": {"name": "branch", "L": 5}, "steps": 1000, "global_batch": 4},
+        "settings": settings,
         "parameters": 6_738_546_688,
         "ranks": 8,
-        "data": {
-            "documents": 35978,
-            "tokens": 10711749,
-            "languages": ["py"],
-            "decontaminated": ["humaneval"],
-            "own": {"documents": 456, "tokens": 134682, "share": 0.25},
-        },
-        "validation": [
-            {"step": step, "standard_loss": 1.4, "masked_loss": 5.0 - step / 500, "accepted": step / 900}
-            for step in (0, 500, 1000)
-        ],
-        "log": [{"step": step, "standard_loss": 1.3, "masked_loss": 5.0 - step / 400} for step in steps],
+        "data": data | {"own": {"documents": 456, "tokens": 134682, "share": 0.25}},
+        "validation": [curve[step] | {"accepted": step / 900} for step in (0, 500, 1000)],
+        "log": [curve[step] for step in range(10, 1010, 10)],
         "tokens": 2_048_000,
         "stages": {"data_prep": 8.6, "training": 195.0},
         "commit": "0123456789abcdef",
@@ -314,16 +307,9 @@ def _differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _score(
-    benchmark: str,
-    language: str,
-    who: str,
-    decoder: str,
-    temperature: float,
-    metric: str,
-    value: float,
-    problems: int,
+    benchmark: str, language: str, metric: str, who: str, decoder: str, temperature: float, value: float, n: int
 ) -> dict[str, Any]:
-    half = 1.96 * (value * (1 - value) / problems) ** 0.5
+    half = 1.96 * (value * (1 - value) / n) ** 0.5
     return {
         "benchmark": benchmark,
         "language": language,
@@ -333,8 +319,8 @@ def _score(
         "temperature": temperature,
         "metric": metric,
         "value": value,
+        "problems": n,
         "interval": [value - half, value + half],
-        "problems": problems,
         "samples": 1 if metric != "pass@10" else 20,
     }
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from infer.report.__main__ import main
-from infer.report.config import ReportConfig
+from infer.report.__main__ import ReportConfig, main
 from tests.infer.report import report_fixture as fixture
 from tests.infer.report.test_report_page import Page
-from tests.infer.report.test_report_write import command, lines
+from tests.infer.report.test_report_write import command, lines, refused
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +61,16 @@ def test_two_folders_of_one_name_are_told_apart(
     assert "only in report (A): vllm on humaneval" in lines(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"second": "absent"}, "compare=absent must be a report's folder, got no such folder"),
-        ({"second": "."}, "must be a report's folder, with what infer.speed or infer.quality left in it"),
-        ({"out": "first"}, "must be a folder for the comparison alone, got another result in it"),
-    ],
-)
 def test_what_cannot_be_compared_is_refused(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch, capsys, change: dict[str, str], sentence: str
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    second = change.get("second", folders[1])
-    out = folders[0] if change.get("out") else tmp_path / "c"
-    with pytest.raises(SystemExit) as ended:
-        command(monkeypatch, f"compare={folders[0]},{second}", f"out={out}")
-    assert ended.value.code == 2 and sentence in capsys.readouterr().err
-
-
-def test_another_schema_is_refused(folders: tuple[Path, Path], tmp_path: Path, monkeypatch, capsys) -> None:
-    fixture.write_parts(tmp_path / "old", speed=fixture.speed(sets=("humaneval",)) | {"schema": 1})
-    with pytest.raises(SystemExit):
-        command(monkeypatch, f"compare={folders[0]},{tmp_path / 'old'}", f"out={tmp_path / 'c'}")
-    assert "must be a speed report of schema 4, got schema 1" in capsys.readouterr().err
+    first, second = folders
+    old = fixture.write_parts(tmp_path / "old", speed=fixture.speed(sets=("humaneval",)) | {"schema": 1})
+    for other, out, sentence in (
+        ("absent", "c", "compare=absent must be a report's folder, got no such folder"),
+        (".", "c", "must be a report's folder, with what infer.speed or infer.quality left in it"),
+        (second, first, "must be a folder for the comparison alone, got another result in it"),
+        (old, "c", "must be a speed report of schema 4, got schema 1"),
+    ):
+        assert sentence in refused(monkeypatch, capsys, f"compare={first},{other}", f"out={out}")

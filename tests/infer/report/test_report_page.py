@@ -23,7 +23,7 @@ class Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.open: list[str] = []
+        self.open, self.text = list[str](), ""
         self.texts: list[str] = []
         self.addresses: list[str] = []
         self.images: list[dict[str, str | None]] = []
@@ -35,11 +35,8 @@ class Page(HTMLParser):
         page.feed(path.read_text(encoding="utf-8"))
         page.close()
         assert not page.open, page.open
+        page.text = " ".join(" ".join(page.texts).split())
         return page
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
@@ -80,6 +77,9 @@ def test_the_page_is_one_file_of_sound_markup(folder: Path) -> None:
     anchors = {address[1:] for address in page.addresses if address.startswith("#")}
     assert anchors <= set(page.ids) and len(page.ids) == len(set(page.ids))
     assert not re.search(r"url\((?!#)|@import|<script", source)
+    # A page of settings and commit hashes stood between the headline and the first figure.
+    places = [page.ids.index(name) for name in ("speed", "acceptance", "quality", "training", "method")]
+    assert places == sorted(places)
     assert len(page.images) > 12 and all(len(image["aria-label"] or "") > 10 for image in page.images)
 
 
@@ -110,10 +110,7 @@ def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
         "HumanEval, HumanEval/0, sdsat, model, passed",
     ):
         assert wanted in text, wanted
-
-
-def test_texts_stay_texts(folder: Path) -> None:
-    """Prompts and answers hold markup, and characters that steer a terminal."""
+    # Prompts and answers hold markup, and characters that steer a terminal.
     source = (folder / "index.html").read_text(encoding="utf-8")
     assert "␛[2J&lt;script&gt;alert(&#x27;&amp;amp;&#x27;)&lt;/script&gt;" in source
     assert '<span class="shared" title="behind a merged node">numbers[i + 1:]:\n</span>' in source
@@ -127,13 +124,6 @@ def test_no_part_of_the_page_needs_the_other(tmp_path: Path) -> None:
     write(fixture.write_parts(tmp_path / "speed", speed=speed))
     text = Page.read(tmp_path / "speed/index.html").text
     assert "sandbox" not in text and "Training" not in text
-
-
-def test_results_come_first_and_the_machine_last(folder: Path) -> None:
-    """A page of settings and commit hashes stood between the headline and the first figure."""
-    source = (folder / "index.html").read_text(encoding="utf-8")
-    places = [source.index(f'id="{name}"') for name in ("speed", "acceptance", "quality", "training", "method")]
-    assert places == sorted(places)
 
 
 def test_scores_that_tell_nothing_are_no_card(tmp_path: Path) -> None:
@@ -153,17 +143,6 @@ def test_texts_that_a_peer_samples_are_no_fault(tmp_path: Path) -> None:
     write(fixture.write_parts(tmp_path, speed=fixture.speed(sets=("humaneval",), dtypes=("float32",))))
     text = Page.read(tmp_path / "index.html").text
     assert "generate (at worst" not in text and "Before you believe" not in text
-
-
-def browse(page: Path, *arguments: str) -> tuple[str, str]:
-    """The page as the browser has it at the end, and what it said on its console."""
-    assert BROWSER is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    profile = f"--user-data-dir={page.parent / 'profile'}"
-    asked = ["--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    command = [BROWSER, *flags, profile, *arguments, *asked]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return run.stdout, run.stderr
 
 
 ASK = """<script>addEventListener("load", () => {
@@ -190,11 +169,13 @@ def test_a_browser_shows_it(folder: Path, tmp_path: Path, width: int, dark: bool
     page, source = tmp_path / "page.html", (folder / "index.html").read_text(encoding="utf-8")
     inner = escape(source.replace("</body>", ASK))
     page.write_text(FRAME.format(width=width, page=inner), encoding="utf-8")
-    found, said = browse(page, *(["--blink-settings=preferredColorScheme=0"] if dark else []))
-    title = re.search("<title>(.*?)</title>", found)
-    assert title is not None
-    told = json.loads(unescape(title[1]))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
+    command += ["--blink-settings=preferredColorScheme=0"] * dark + [page.as_uri()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (title,) = re.findall("<title>(.*?)</title>", run.stdout)[:1]
+    told = json.loads(unescape(title))
     paper = "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)"
     assert told.pop("seen") > 60 and told.pop("scroll") <= width
     assert told == {"wide": 0, "requests": 0, "images": 0, "paper": paper, "window": width}
-    assert "CONSOLE" not in said and "Refused" not in said
+    assert "CONSOLE" not in run.stderr and "Refused" not in run.stderr

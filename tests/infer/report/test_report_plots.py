@@ -3,24 +3,26 @@
 import re
 
 import pytest
+from data_prep.inspect_page import COLOURS
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from conf.html import LIGHT, THEME, plot_style
+from infer.graph.picture import COLOURS as NODES
 from infer.report.plots import (
     PLOTS,
     STYLES,
     Panel,
-    acceptance_against_k,
     acceptance_by_place,
     draw,
-    rate_against_k,
     scores,
     speedups,
     time_of_rows,
     training_curves,
 )
+from infer.view import KINDS
 from tests.infer.report import report_fixture as fixture
+from tests.infer.test_view import contrast
 
 
 def drawn(panel: Panel):
@@ -34,7 +36,7 @@ def drawn(panel: Panel):
 def test_every_panel_shows_its_whole_curve() -> None:
     """The first panel fixed the shared axis, and the second's higher curve was cut off."""
     speed = fixture.speed(sets=("spec_bench", "humaneval"))
-    panels = rate_against_k(speed)
+    panels = PLOTS["tokens_per_second"].panels(speed)
     assert [panel.title for panel in panels] == ["spec bench", "humaneval"]
     highest = max(row["tokens_per_second"] for row in speed["rows"] if not row["peer"])
     for axis in map(drawn, panels):
@@ -83,19 +85,11 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     speed = fixture.speed(sets=("humaneval",))
     alone = speed | {"rows": speed["rows"][:1]}
     assert time_of_rows(speed | {"limits": [], "costs": []}) == []
-    for panels in (rate_against_k, acceptance_against_k, speedups, acceptance_by_place):
-        assert panels(alone) == []
-    assert scores({"rows": []}) == []
+    for plot in (plot for plot in PLOTS.values() if plot.part == "speed" and plot.panels is not time_of_rows):
+        assert plot.panels(alone) == []
+    nothing = [row | {"value": 0.0} for row in fixture.quality()["rows"]]
+    assert scores({"rows": []}) == scores({"rows": nothing}) == []  # bars of length 0 with their intervals
     assert training_curves({"log": [], "validation": []}) == []
-
-
-def test_scores_of_nothing_are_not_drawn() -> None:
-    """Two bars of length 0, whose intervals were the plot."""
-    quality = fixture.quality()
-    assert len(scores(quality)) == 1
-    for row in quality["rows"]:
-        row["value"] = 0.0
-    assert scores(quality) == []
 
 
 def test_a_plot_follows_the_theme_of_its_page() -> None:
@@ -111,33 +105,18 @@ def test_a_plot_follows_the_theme_of_its_page() -> None:
     assert all(one.png.startswith(b"\x89PNG") for one in drawings.values())
 
 
-def luminance(color: str) -> float:
-    """WCAG's relative luminance."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(first: str, second: str) -> float:
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_texts_and_lines_are_seen_in_both_themes(dark: bool) -> None:
     """WCAG AA: 4.5 of a text and its background, 3 of a line of a plot."""
-    from data_prep.inspect import COLOURS
-    from infer.graph.picture import COLOURS as NODES
-    from infer.view.coloured import KINDS
-
     theme = {name: pair[dark] for name, pair in THEME.items()}
     texts = [(ink, paper) for ink in ("ink", "faint", "accent", "good", "warn") for paper in ("paper", "panel")]
     for ink, paper in (*texts, ("ink", "warn-paper")):
         assert contrast(theme[ink], theme[paper]) >= 4.5, (ink, paper)
-    backgrounds = [kind.dark if dark else kind.light for kind in KINDS.values()]
-    backgrounds += [pair[dark] for pair in COLOURS.values()]
-    backgrounds += [pair[dark] for name, pair in NODES.items() if name != "line"]
-    for background in backgrounds:
+    pairs = [*COLOURS.values(), *(pair for name, pair in NODES.items() if name != "line")]
+    for background in (
+        *(pair[dark] for pair in pairs),
+        *((kind.light, kind.dark)[dark] for kind in KINDS.values()),
+    ):
         assert contrast(theme["ink"], background) >= 4.5, background
     assert contrast(NODES["line"][dark], theme["paper"]) >= 3
     for name in {color for color, _ in STYLES.values()} | {"silver"}:

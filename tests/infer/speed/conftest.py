@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conf import settings
+from infer.speed import SpeedConfig
 from infer.speed import run as speed
-from infer.speed.config import SpeedConfig
 
 Main = Callable[..., dict[str, Any]]
 
@@ -19,26 +19,13 @@ def given(model_dir: Path, base_dir: Path, tmp_path: Path, monkeypatch: pytest.M
     """Two texts, one round, one decoder of each kind."""
     monkeypatch.setattr("infer.speed.limit.SECONDS", 0.01)
     texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
-    lines = [json.dumps({"text": text}) for text in texts]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     return [
-        f"model={model_dir}",
-        f"base={base_dir}",
-        "draft=self:1",
-        f"out={tmp_path / 'report'}",
-        "prompts=null",
-        f"prompts.mine.path={tmp_path / 'texts.jsonl'}",
-        "prompts.mine.key=text",
-        "prompts.mine.count=2",
-        "k=[2]",
-        "temperatures=[0,1]",
-        "dtypes=[float32]",
+        *(f"model={model_dir}", f"base={base_dir}", "draft=self:1", f"out={tmp_path / 'report'}"),
+        *("prompts=null", f"prompts.mine.path={tmp_path / 'texts.jsonl'}", "prompts.mine.key=text"),
+        *("prompts.mine.count=2", "k=[2]", "temperatures=[0,1]", "dtypes=[float32]", "rounds=1", "batches=[]"),
         "decoders=[sdsat,adaptive,auto,ngrams,prompt_lookup,ssd,gsd]",
-        "peers=[]",
-        "rounds=1",
-        "batches=[]",
-        "max_new_tokens=12",
-        "tracker.mode=disabled",
+        *("peers=[]", "max_new_tokens=12", "tracker.mode=disabled"),
     ]
 
 

@@ -3,15 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MixtralConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from infer.gpu_check import SHAPES, random_model
 from infer.speed import limit as device
@@ -20,13 +12,13 @@ from infer.speed.limit import Limit, Needs, Speeds, bandwidth, measure_limit, se
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 
 
-def needs(lm: PreTrainedModel) -> Needs:
+def needs(lm: torch.nn.Module) -> Needs:
     found = Needs.of(lm)
     assert found is not None
     return found
 
 
-def counted(lm: PreTrainedModel, rows: int, context: int) -> int:
+def counted(lm: torch.nn.Module, rows: int, context: int) -> int:
     """Operations of the library's own forward of rows behind a cached context."""
     lm.set_attn_implementation("eager")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -81,20 +73,14 @@ def test_a_window_bounds_what_is_read() -> None:
     assert narrow.flops(1, 90) == wide.flops(1, 15)
 
 
-def test_of_a_mixture_of_experts_no_limit_is_known() -> None:
-    config = MixtralConfig(**SMALL, intermediate_size=48, num_key_value_heads=2, num_local_experts=2)
-    assert measure_limit(AutoModelForCausalLM.from_config(config)) is None
-
-
 def test_a_forward_is_bound_by_memory_and_then_by_operations() -> None:
-    need = Needs(
-        weight_bytes=1000, row_bytes=10, weight_flops=500, cache_bytes=2, pair_flops=4, windows=(None, None)
-    )
+    need = Needs(1000, row_bytes=10, weight_flops=500, cache_bytes=2, pair_flops=4, windows=(None, None))
     limit = Limit("float32", need, Speeds(copy=90.0, read=100.0, flops=100.0))
     assert limit.seconds(1, 10) == (1000 + 10 + 10 * 2 * 2) / 100
     assert limit.seconds(4, 10) == 4 * (500 + 4 * 2 * 14) / 100
-    told = limit.describe(10)
-    assert told["forward_ms"][0] == [1, 1e3 * limit.seconds(1, 10)] and told["weights_bytes"] == 1000
+    description = limit.describe(10)
+    assert description["forward_ms"][0] == [1, 1e3 * limit.seconds(1, 10)]
+    assert description["weights_bytes"] == 1000
 
 
 def test_a_call_is_timed_among_its_like(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +100,15 @@ def test_a_call_is_timed_among_its_like(monkeypatch: pytest.MonkeyPatch) -> None
     assert calls[0] > 50
 
 
-def test_the_limit_of_a_model_is_measured_here(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_a_model_is_measured_here(llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a mixture of experts none is known."""
     monkeypatch.setattr(device, "SECONDS", 0.02)
     limit = measure_limit(llama)
     assert limit is not None and limit.dtype == "float32"
     told = limit.describe(256)
-    assert told["copy_bytes_per_second"] > 1e8 and told["read_bytes_per_second"] > 1e8
-    assert told["flops_per_second"] > 1e8
+    assert min(told[f"{name}_per_second"] for name in ("copy_bytes", "read_bytes", "flops")) > 1e8
     ms = [one for _, one in told["forward_ms"]]
     assert ms == sorted(ms) and ms[0] > 0
     assert bandwidth(torch.device("cpu"), size=1).keys() == {"copy", "read"}
+    experts = MixtralConfig(**SMALL, intermediate_size=48, num_key_value_heads=2, num_local_experts=2)
+    assert measure_limit(AutoModelForCausalLM.from_config(experts)) is None

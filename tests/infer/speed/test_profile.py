@@ -1,89 +1,100 @@
-"""Parts of a step's time, memory and graphs, of one decoded text."""
+"""Parts of a step's time, memory and graphs, of one decoded text; L(q) as reports measure it."""
 
 from collections.abc import Sequence
 from functools import partial
 from mmap import PAGESIZE, mmap
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from infer import Model
 from infer.config import DecodeConfig, DraftConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.costs import ROWS
+from infer.engine.pick import candidates, pick
 from infer.engine.reading import Request
 from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.methods import DraftMethods
 from infer.models.draft import load_draft
 from infer.speed import profile as module
-from infer.speed.profile import peak_memory, profile, timed
-from infer.study.counts import Counts
+from infer.speed.profile import (
+    Profile,
+    StepTimer,
+    context_for,
+    measure_costs,
+    peak_memory,
+    profile,
+    rising,
+    timed,
+)
+from infer.study.models import Counts
 from infer.trees.token_graph import Outcome
+from tests.conftest import tiny_llama
+from tests.infer.engine.test_families import tiny
 
 CPU = torch.device("cpu")
 REQUEST = Request([5, 17, 40, 3])
 LIMITS = Limits(24)
 
 
-class Watchmaker:
-    """Time that passes only where it is told to."""
+class Hands:
+    """A clock that others advance."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        self.time = 0.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.time
 
-    def slowed(self, verb: Any, ms: float) -> Any:
-        def slow(*args: Any, **kwargs: Any) -> Any:
-            self.now += ms / 1e3
-            return verb(*args, **kwargs)
+    def after(self, seconds: float, work):
+        def timed(*args, **kwargs):
+            self.time += seconds
+            return work(*args, **kwargs)
 
-        return slow
+        return timed
 
 
 def test_each_part_has_the_time_of_its_verbs(llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Watchmaker()
-    for kind, verb, ms in ((Drafter, "propose", 3), (Runner, "forward", 50), (Runner, "commit", 7)):
-        monkeypatch.setattr(kind, verb, clock.slowed(getattr(kind, verb), ms))
-    monkeypatch.setattr(Drafter, "observe", clock.slowed(Drafter.observe, 2))
-    monkeypatch.setattr(Runner, "prefill", clock.slowed(Runner.prefill, 1000))
+    clock = Hands()
+    verbs = [(Drafter, "propose", 3), (Drafter, "observe", 2), (Runner, "forward", 50), (Runner, "commit", 7)]
+    for kind, verb, ms in (*verbs, (Runner, "prefill", 1000)):
+        monkeypatch.setattr(kind, verb, clock.after(ms / 1e3, getattr(kind, verb)))
     runner = Runner(llama, capacity=64, max_rows=1)
     steps = timed(runner, Drafters(Drafter), REQUEST, Limits(5), clock=clock)
     assert [pytest.approx(spent) for _, spent in steps] == [(1003, 50, 9), *[(3, 50, 9)] * 3, (3, 50, 7)]
 
 
 def test_a_profiled_text_is_the_text_on_the_runner_that_is_there(llama: LlamaForCausalLM) -> None:
-    runner = Runner(llama, capacity=64, max_rows=8)
-    drafters = Drafters(partial(AdaptiveDrafter, [7], FixedPolicy(3)))
-    texts = [
-        [step.tokens for step, _ in timed(runner, drafters, REQUEST, LIMITS)],
-        [step.tokens for (step,) in decode(runner, [REQUEST], drafters, LIMITS)],
-    ]
-    assert texts[0] == texts[1]
+    runner, drafters = (
+        Runner(llama, capacity=64, max_rows=8),
+        Drafters(partial(AdaptiveDrafter, [7], FixedPolicy(3))),
+    )
+    profiled = [step.tokens for step, _ in timed(runner, drafters, REQUEST, LIMITS)]
+    assert profiled == [step.tokens for (step,) in decode(runner, [REQUEST], drafters, LIMITS)]
 
 
 def test_a_text_of_one_step_has_no_parts(llama: LlamaForCausalLM) -> None:
     runner = Runner(llama, capacity=64, max_rows=1)
     found = profile(runner, Drafters(Drafter), REQUEST, Limits(1), device=CPU)
-    assert (found.ms_draft, found.ms_forward, found.ms_rest) == (None, None, None)
-    assert found.drafted_nodes is None and found.graph_success is None
+    assert found == Profile(peak_memory_bytes=found.peak_memory_bytes)
 
 
 def test_a_draft_models_graphs_are_counted(model: Model) -> None:
     draft = load_draft(DraftConfig("self:1"), model.lm, rows=model.lm.config.vocab_size, adaptive=None)
     told = list[Outcome]()
     settings = DecodeConfig(method="gsd", tau=1, theta_prob=0.01, nodes=12)
-    drafters = DraftMethods(model.lm, draft).drafters(
-        settings, batch=1, capacity=64, left=50, watch=told.append
-    )
+    methods = DraftMethods(model.lm, draft)
+    drafters = methods.drafters(settings, batch=1, capacity=64, left=50, watch=told.append)
     runner = Runner(model.lm, capacity=64, max_rows=drafters.max_rows)
-    profiles = [
-        profile(runner, drafters, REQUEST, LIMITS, device=CPU, outcomes=told) for _ in range(2)
-    ]  # of the second, what the first was told is not counted again
+    # Of the second, what the first was told is not counted again.
+    profiles = [profile(runner, drafters, REQUEST, LIMITS, device=CPU, outcomes=told) for _ in range(2)]
     counts = [Counts.of(one) for one in told]
     assert len(counts) % 2 == 0 and counts[: len(counts) // 2] == counts[len(counts) // 2 :]
     for one in profiles:
@@ -115,3 +126,63 @@ def test_the_work_is_done_where_no_peak_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(module, "PROCESS", tmp_path / "absent")
     calls: Sequence[None] = []
     assert peak_memory(CPU, lambda: calls.append(None)) == (None, None) and len(calls) == 1
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9))
+def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
+    """Isotonic regression: no other rising sequence lies nearer."""
+    result = rising(values)
+    wanted = [
+        max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
+        for x in range(len(values))
+    ]
+    assert result == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, 10, 0.9)])
+def test_a_table_is_measured_with_the_texts_own_choices(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were measured greedily: of sampled text the drafts take several times as long to read, and drafting
+    that lost a sixth was believed to pay.
+    """
+    picked, read = list[Sampling](), list[Sampling]()
+    monkeypatch.setattr("infer.speed.profile.SECONDS", 0.05)
+    for name, seen, work in (("pick", picked, pick), ("candidates", read, candidates)):
+        noted = lambda logits, how, *keys, seen=seen, work=work: seen.append(how) or work(logits, how, *keys)  # noqa: E731
+        monkeypatch.setattr(f"infer.engine.reading.{name}", noted)
+    found = measure_costs(tiny_llama(), batch=2, context=128, sampling=sampling)
+    assert set(picked) == set(read) == {sampling}
+    assert found.rows[0] == 1 and found.ms[0] > 0 and list(found.ms) == sorted(found.ms)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "left"),
+    [(GREEDY, 15.0), (Sampling(1.0, top_k=5), 15.0), (Sampling(1.0), 10.0), (Sampling(0.5, top_p=0.9), 10.0)],
+)
+def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
+    sampling: Sampling, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a pick looks at all tokens it is made for the path alone: plain decoding makes as many."""
+    hands, bench = Hands(), StepTimer(tiny_llama(), batch=1, context=128, sampling=sampling)
+    bench._clock = hands
+    monkeypatch.setattr("infer.engine.reading.pick", hands.after(5.0, pick))
+    monkeypatch.setattr(Runner, "forward", hands.after(10.0, Runner.forward))
+    assert bench.step(1) == pytest.approx(left)
+    monkeypatch.setattr("infer.engine.reading.candidates", hands.after(3.0, candidates))
+    assert bench.step(4) == pytest.approx(left + 3.0)
+
+
+def test_fixed_shapes_of_all_rows_have_the_same_columns() -> None:
+    """From 48 rows on a forward was measured over more columns of the cache: `auto` found its rows too dear."""
+    bench = StepTimer(tiny_llama(), batch=1, context=256, static=True)
+    for q in ROWS:
+        bench.step(q)
+    assert {shape.columns for shape in bench._runner._forward._graphs[GREEDY]} == {256}  # type: ignore[attr-defined]
+
+
+def test_costs_are_measured_where_the_model_has_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 columns were too many for a table of 128 positions: an IndexError of PyTorch's."""
+    monkeypatch.setattr("infer.speed.profile.SECONDS", 0.2)
+    lm = tiny("opt", max_position_embeddings=128, ffn_dim=64)
+    assert measure_costs(lm, batch=1, context=context_for(100, lm), sampling=GREEDY).ms[0] > 0

@@ -1,13 +1,14 @@
 """The harness against a model whose figures are known: the loop, the pairs, their statistics, the sum."""
 
 import json
+from collections import Counter
 from functools import partial
 
 import pytest
 
+from infer.speed import DecoderSpec, Group
 from infer.speed.aggregate import aggregate
-from infer.speed.config import DecoderSpec, Group
-from infer.speed.work import run_turn
+from infer.speed.work import blocks, run_turn
 from tests.infer.paced import decoders, expected, prompts
 
 GROUP, KS, PROMPT = Group("float32", 0.0), (1, 3, 7), 0.25
@@ -61,11 +62,6 @@ def test_the_figures_are_the_closed_forms(report: dict, k: int) -> None:
     assert row["speedup_quartiles"] == pytest.approx([row["speedup"]] * 2, rel=0.01)
     assert (row["exact"], row["identical"], row["compared"]) == (True, 4, 4)
     assert (row["prompts"], row["rounds"], row["tokens"]) == (2, 2, 4000)
-
-
-@pytest.mark.parametrize("k", KS)
-def test_the_whole_time_has_the_prompts_in_it(report: dict, k: int) -> None:
-    (row,) = (row for row in report["rows"] if row["k"] == k)
     forwards = 1000 / expected(k, seconds, PROMPT)["tokens_per_forward"]
     wanted = (PROMPT + 1000 * seconds(1)) / (PROMPT + forwards * seconds(1 + k))
     assert row["speedup_whole"] == pytest.approx(wanted, rel=0.01)
@@ -79,10 +75,7 @@ def test_plain_decoding_is_the_measure(report: dict) -> None:
     assert plain["first_ms"] == pytest.approx(1e3 * (PROMPT + seconds(1)))
     assert plain["tokens_per_forward"] == plain["rows_per_forward"] == 1
     assert plain["acceptance_rate"] is None and plain["acceptance_by_position"] == []
-
-
-def test_half_of_what_the_machine_could_do(report: dict) -> None:
-    """The limit of the header is half of what a forward takes, in between by a straight line."""
+    # The limit of the header is half of what a forward takes, in between by a straight line.
     shares = {row["k"]: row["limit_share"] for row in report["rows"]}
     assert shares == pytest.approx(dict.fromkeys((0, *KS), 0.5), rel=0.01)
 
@@ -115,3 +108,22 @@ def test_a_chain_of_drafts_ends_where_the_text_does() -> None:
     run = make(40)[way](ended)
     assert run.tokens == whole.tokens[: at + 1]
     assert run.accepts[-1] == run.depths[-1] == 1 < whole.depths[deep]
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_every_decoder_has_a_run_of_plain_decoding_beside_it(count: int) -> None:
+    """No place is any one's own: of any two turns, once before plain decoding and once behind it; over all, in
+    every block.
+    """
+    names, before, places = list(range(count)), Counter[int](), {name: Counter[int]() for name in range(count)}
+    for turn in range(2 * count):
+        turns = blocks(names, -1, turn)
+        assert len(turns) == (count + 1) // 2 and all(block.count(-1) == 1 for block in turns)
+        assert all(block[1] == -1 for block in turns if len(block) == 3)
+        assert sorted(name for block in turns for name in block if name != -1) == names
+        for place, block in enumerate(turns):
+            for name in set(block) - {-1}:
+                places[name][place] += 1
+                before[name] += block.index(name) < block.index(-1)
+    assert {before[name] for name in names} == {count} if count else blocks([], -1, 3) == [[-1]]
+    assert all(counts == places[0] for counts in places.values())

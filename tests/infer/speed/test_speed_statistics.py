@@ -66,21 +66,19 @@ def test_chunks_change_nothing_but_the_draws(monkeypatch: pytest.MonkeyPatch) ->
     assert interval(prompts) == pytest.approx(whole_at_once, rel=0.02)
 
 
-def test_one_pair_has_no_interval_and_none_no_estimate() -> None:
-    found = estimate([[], [Weighed(2.0, 1.5)]])
-    assert found and found.value == 1.5 and found.interval is None and found.quartiles == (1.5, 1.5)
+@pytest.mark.parametrize(
+    ("prompts", "value", "interval", "quartiles"),
+    [
+        ([[], [1.5]], 1.5, None, (1.5, 1.5)),  # one pair has no interval
+        ([[1.0, 2.0, 3.0]], 2.0, (1.0, 3.0), (1.5, 2.5)),  # one prompt speaks of its rounds
+        ([[1.0], [2.0], [3.0]], 3 / (1 + 1 / 2 + 1 / 3), (1.0, 3.0), (1.5, 2.5)),  # one round of its prompts
+    ],
+)
+def test_few_measurements_have_an_estimate(prompts, value, interval, quartiles) -> None:
+    found = estimate([[Weighed(1.0, value) for value in rounds] for rounds in prompts])
+    assert found is not None and found.value == pytest.approx(value) and found.quartiles == quartiles
+    assert found.interval == (interval and pytest.approx(interval, abs=0.2))
     assert estimate([]) is estimate([[]]) is None
-
-
-def test_one_prompt_speaks_of_its_rounds_and_one_round_of_its_prompts() -> None:
-    values = [1.0, 2.0, 3.0]
-    rounds = estimate([[Weighed(1.0, value) for value in values]])
-    prompts = estimate([[Weighed(1.0, value)] for value in values])
-    assert rounds and prompts
-    assert rounds.value == 2.0 and rounds.interval == (1.0, 3.0)
-    assert prompts.value == pytest.approx(3 / (1 + 1 / 2 + 1 / 3))
-    assert prompts.interval == pytest.approx((1.0, 3.0), abs=0.2)
-    assert rounds.quartiles == prompts.quartiles == (1.5, 2.5)
 
 
 def test_an_outlier_in_one_round_of_three_changes_nothing() -> None:

@@ -14,12 +14,13 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import Adaptive
 from infer.speed import peers as vllm_peer
-from infer.speed.peers import Engines, load_engines, missing
+from infer.speed.peers import load_engines, missing
 
+Asked = list[dict[str, Any]]
 ONE = Adaptive((7,), 3)
 
 
-def load(adaptive: Adaptive | None = ONE) -> Engines | str:
+def load(adaptive: Adaptive | None = ONE) -> Any:
     return load_engines("DIR", adaptive, 3, dtype="bfloat16", capacity=64)
 
 
@@ -54,18 +55,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return noted
 
 
-def test_the_model_drafts_for_itself_in_parallel(asked: list[dict[str, Any]]) -> None:
+def test_the_model_drafts_for_itself_in_parallel(asked: Asked) -> None:
     engines = load()
-    assert isinstance(engines, Engines)
     plain, drafting = (one for one in asked if "model" in one)
     assert len(asked) == 4  # each has been tried
     assert plain["speculative_config"] is None and not plain["enable_prefix_caching"]
-    assert drafting["speculative_config"] == {
-        "method": "draft_model",
-        "model": "DIR",
-        "num_speculative_tokens": 4,
-        "parallel_drafting": True,
-    }
+    drafts = {"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": True}
+    assert drafting["speculative_config"] == drafts
     decoders, reason = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
     assert reason is None
     prompt = TokenPrompt("a", (1, 2), frozenset([5]), "", "")
@@ -78,35 +74,27 @@ def test_the_model_drafts_for_itself_in_parallel(asked: list[dict[str, Any]]) ->
     assert runs[3].tokens == list(range(7)) and runs[3].first_seconds == 0.5
 
 
-def test_on_a_cpu_nothing_is_sampled_with_drafts(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_cpu_nothing_is_sampled_with_drafts(asked: Asked, monkeypatch) -> None:
     """Its texts at temperature 1 were noise: vLLM divides the logits by memory that it has not written."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     engines = load()
-    assert isinstance(engines, Engines)
     greedy, reason = engines.decoders(sampling=Sampling(), max_new_tokens=7)
     assert (list(greedy), reason) == ([0, 3], None)
     sampled, reason = engines.decoders(sampling=Sampling(0.2, 0, 0.95), max_new_tokens=7)
     assert list(sampled) == [0] and "it drafts greedily on a CPU" in str(reason)
 
 
-def test_without_vllm_or_the_right_tokens_there_is_no_peer(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_vllm_or_the_right_tokens_there_is_no_peer(asked: Asked, monkeypatch) -> None:
     assert load(None) == "it needs a model with adaptive tokens, got none"
-    assert (
-        missing(Adaptive((7, 8), 2)) == "it needs one adaptive token in the model's own weights, got 2 of them"
-    )
+    told = "it needs one adaptive token in the model's own weights, got 2 of them"
+    assert missing(Adaptive((7, 8), 2)) == told
     assert "an adapter that acts on probes alone" in str(missing(Adaptive((7,), 2, gated=True)))
     monkeypatch.setattr(vllm_peer, "find_spec", lambda name: None)
     assert load() == "vLLM is not installed"
     assert not asked
 
 
-def test_an_engine_that_cannot_load_is_told(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_cannot_load_is_told(asked: Asked, monkeypatch) -> None:
     def refuse(**settings: Any) -> None:
         raise ValueError("no room for the cache\nmore")
 
@@ -118,9 +106,7 @@ def test_an_engine_that_cannot_load_is_told(
     assert str(load()).startswith(f"{told} ImportError: cannot import name 'SamplingParams'")
 
 
-def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(asked: Asked, monkeypatch) -> None:
     """Weights that fit once and not twice cost vLLM's plain row too, after minutes of loading. And both engines
     had the same share of the memory, though one of them holds the weights twice.
     """
@@ -131,20 +117,18 @@ def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(
             raise ValueError("no room for the cache")
         return real(**settings)
 
-    assert isinstance(load(), Engines)
+    load()
     plain, drafting = (one["gpu_memory_utilization"] for one in asked if "model" in one)
     assert drafting == 2 * plain
     monkeypatch.setattr(sys.modules["vllm"], "LLM", twice)
     engines = load()
-    assert isinstance(engines, Engines) and "no room for the cache" in str(engines.undrafted)
+    assert "no room for the cache" in str(engines.undrafted)
     for sampling in (Sampling(), Sampling(0.2)):
         decoders, reason = engines.decoders(sampling=sampling, max_new_tokens=7)
         assert (list(decoders), reason) == ([0], None)
 
 
-def test_an_engine_without_metrics_has_no_time_of_the_first_token(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_without_metrics_has_no_time_of_the_first_token(asked: Asked, monkeypatch) -> None:
     """It ended the run of all decoders."""
     real = sys.modules["vllm"].LLM.generate
 
@@ -154,6 +138,5 @@ def test_an_engine_without_metrics_has_no_time_of_the_first_token(
 
     monkeypatch.setattr(sys.modules["vllm"].LLM, "generate", without)
     engines = load()
-    assert isinstance(engines, Engines)
     decoder = engines.decoders(sampling=Sampling(), max_new_tokens=7)[0][0]
     assert decoder(TokenPrompt("a", (1, 2), frozenset(), "", "")).first_seconds == 0

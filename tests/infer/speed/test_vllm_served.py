@@ -33,22 +33,10 @@ def directory(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     mask = load_adaptive(model_dir).ids[0]
     torch.manual_seed(0)
-    lm = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=ROWS,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.2,
-            bos_token_id=0,
-            eos_token_id=1,
-            pard_token=mask,
-            ptd_token_id=mask,
-        )
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pard_token": mask, "ptd_token_id": mask}
+    positions = {"max_position_embeddings": 256, "initializer_range": 0.2}
+    lm = LlamaForCausalLM(LlamaConfig(vocab_size=ROWS, **sizes, **positions, **ids))
     with torch.no_grad():
         lm.lm_head.weight[torch.arange(ROWS) % 50 > 0] *= 0.2
     lm.save_pretrained(folder)
@@ -64,10 +52,8 @@ def test_parallel_drafting_gives_the_models_own_tokens(
     assert isinstance(engines, Engines), engines
     decoders, reason = engines.decoders(sampling=Sampling(), max_new_tokens=NEW)
     assert reason is None
-    model, lm = (
-        load(directory, "float32", "cpu"),
-        AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32),
-    )
+    model = load(directory, "float32", "cpu")
+    lm = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ends = {json.loads((directory / "config.json").read_text())["eos_token_id"]}
     more = 0
     for n in range(8):

@@ -13,14 +13,11 @@ from infer.api import Model
 from infer.config import DecodeConfig
 from infer.measure.runs import Measured
 from infer.methods import rules_of
-from infer.study import counts as rates
-from infer.study import measurements
+from infer.study import PARTS, StudyConfig, measurements
 from infer.study.__main__ import main
-from infer.study.config import PARTS, StudyConfig
-from infer.study.counts import Counts
 from infer.study.measurements import PARTS as TIMES
 from infer.study.measurements import divergences, log_q, lossy, recurring
-from infer.study.models import StudyModels
+from infer.study.models import Counts, DraftedRun, StudyModels, figures, rank_shares
 from infer.trees.token_graph import Outcome, TokenGraph, unroll
 from tests import warm
 
@@ -56,16 +53,12 @@ def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
 
 
 def test_n_grams_recur_in_other_branches() -> None:
-    """The figure of recurrence.py."""
+    """The figure of measurements.py; what repeats itself along a path does not recur."""
     tree = tree_of((0, A), (1, B), (2, C), (0, D), (4, A), (5, B), (6, C))
     assert recurring(tree, 1) == recurring(tree, 2) == recurring(tree, 3) == {1, 2, 3, 5, 6, 7}
     assert recurring(tree, 4) == set()
-
-
-def test_what_repeats_itself_along_a_path_does_not_recur() -> None:
     chain = tree_of((0, A), (1, A), (2, A), (3, A))
     assert recurring(chain, 1) == recurring(chain, 2) == set()
-    assert recurring(tree_of((0, A), (1, A), (0, B), (3, A)), 1) == {1, 2, 4}
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=24), st.integers(1, 4))
@@ -85,17 +78,23 @@ def test_recurrence_is_that_of_all_pairs_of_paths(nodes: list[tuple[int, int]], 
 
 
 def test_rates_are_those_of_the_runs() -> None:
-    """Of five steps the last has no one, and one drafted nothing."""
+    """Of five steps the last has none, and one drafted nothing."""
     counts = (
         Counts(12, 4, 3, 2, (2,), False),
         Counts(8, 3, 2, 3, (1, 1), True),
         Counts(4, 3, 1, 2, (1,), False),
     )
-    runs = [rates.DraftedRun([1] * 10, 1.0, 5, 20, 5, counts)]
-    assert rates.drafted_share(runs) == 0.5 and rates.accepted_per_step(runs) == 1.0
-    assert rates.drafted_per_token(runs) == 24 / 8 and rates.fed_per_token(runs) == 6 / 8
-    assert rates.graph_success(runs) == 1 / 3
-    assert rates.rank_shares(counts, 3) == [0.75, 0.25, 0]
+    rates = figures([DraftedRun([1] * 10, 1.0, 5, 20, 5, counts)])
+    assert rates == {
+        "acceptance_rate": 4 / 10,
+        "drafted_share": 0.5,
+        "accepted_per_step": 1.0,
+        "drafted_per_token": 24 / 8,
+        "fed_per_token": 6 / 8,
+        "graph_success": 1 / 3,
+    }
+    assert rank_shares((2, 1, 1, 1), 3) == [0.75, 0.25, 0] and rank_shares((), 4) is None
+    assert set(figures([DraftedRun([1, 2], 1.0, 2, 0, 0, ())]).values()) == {None}
 
 
 def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
@@ -104,12 +103,9 @@ def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
     """
     strict = (Counts(1, 1, 1, 2, (1,), False), Counts(2, 2, 2, 3, (1, 1), False))
     loose = (Counts(40, 8, 9, 4, (1, 2, 1), False), Counts(44, 8, 9, 6, (1, 1, 1, 3, 1), False))
-    runs = {
-        name: [rates.DraftedRun([1] * 9, 1.0, 3, 44, 8, counts)]
-        for name, counts in (("strict", strict), ("loose", loose))
-    }
-    assert rates.acceptance_rate(runs["strict"]) == 3 / 3 and rates.acceptance_rate(runs["loose"]) == 8 / 16
-    assert rates.acceptance_rate(runs["strict"] + runs["loose"]) == (3 / 3 + 8 / 16) / 2
+    runs = [DraftedRun([1] * 9, 1.0, 3, 44, 8, counts) for counts in (strict, loose)]
+    rates = [figures(some)["acceptance_rate"] for some in (runs[:1], runs[1:], runs)]
+    assert rates == [3 / 3, 8 / 16, (3 / 3 + 8 / 16) / 2]
 
 
 def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
@@ -119,14 +115,6 @@ def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
         assert preceding == rules_of(DecodeConfig("gsd", tau=tau + 1))
     assert rules_of(DecodeConfig("gsd", tau_reading="preceding")).tau == 3
     assert rules_of(DecodeConfig("tsd")).tau is None
-
-
-def test_nothing_drafted_has_no_rates() -> None:
-    runs = [rates.DraftedRun([1, 2], 1.0, 2, 0, 0, ())]
-    assert rates.acceptance_rate(runs) is None and rates.drafted_share(runs) is None
-    assert rates.accepted_per_step(runs) is None
-    assert rates.drafted_per_token(runs) is None and rates.fed_per_token(runs) is None
-    assert rates.graph_success(runs) is None and rates.rank_shares((), 4) is None
 
 
 def test_only_what_promised_the_same_tokens_is_lossy() -> None:
@@ -152,24 +140,23 @@ def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Mo
     assert divergences(found, tree_of((0, 50))) == []
 
 
+SIZE = ("rounds=1", "nodes=12")
+
+
 @pytest.fixture
 def given_settings(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model's first layer drafts for it, on two texts."""
-    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n"]
-    lines = [json.dumps({"text": text}) for text in texts]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n", "for line in lines:\n"]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    prompts = ["~prompts.humaneval", "prompts.held_out.key=text", "prompts.held_out.count=2"]
+    prompts += [f"prompts.held_out.path={tmp_path / 'texts.jsonl'}", "max_new_tokens=8"]
     return [
         f"model={model_dir}",
         "draft=self:1",
         f"out={tmp_path / 'study'}",
         "experiment=demo",
-        "~prompts.humaneval",
-        f"prompts.held_out.path={tmp_path / 'texts.jsonl'}",
-        "prompts.held_out.key=text",
-        "prompts.held_out.count=2",
-        "rounds=1",
-        "max_new_tokens=8",
-        "nodes=12",
+        *prompts,
+        *SIZE,
     ]
 
 
@@ -206,6 +193,8 @@ def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
         accepted = sum(len(one.ranks) for one in run.counts)
         assert accepted == sum(one.tokens - 1 for one in run.counts) <= run.accepted
         assert all(one.nodes >= one.rows > 0 for one in run.counts[1:])
+    with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
+        StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
 
 def test_a_lossy_method_fails_the_study_and_every_later_one(
@@ -245,17 +234,10 @@ def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: li
         settings("study", StudyConfig, [*given_settings, *overrides])
 
 
-def test_texts_beyond_the_context_are_told(given_settings: list[str]) -> None:
-    with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
-        StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
-
-
 def test_two_ranks_measure_what_one_process_does(given_settings: list[str], tmp_path: Path) -> None:
     """Every rank measured all prompts, and all of them wrote one folder. Of three prompts a rank has one. A
     target that one GPU does not hold could not be studied at all: two ranks of one model do.
     """
-    texts = ["def first(n):\n    return n", "import json\n\nclass Reader:\n", "for line in lines:\n"]
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     given = [*given_settings, "prompts.held_out.count=3", "parts=[sampling,recurrence,merging,ranks,time]"]
     main(settings("study", StudyConfig, given))
     single = json.loads((tmp_path / "study" / "report.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""python -m infer without a prompt: a session on a terminal, standard input elsewhere, a file."""
+"""Decoded text: coloured on a terminal, on a page and for eyes of every kind; a session of prompts."""
 
 import io
 import os
@@ -6,15 +6,71 @@ import pty
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from conf import UserError, settings
-from infer import DecodeConfig, Model
+from infer import DecodeConfig, Model, TextStep
+from infer import view as session
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view import live as session
-from infer.view.live import Session
+from infer.view import INKS, KINDS, Session, Summary, View, legend, meaning, write_page
+
+STEPS = [
+    TextStep(0, [1], 0, 0, False, ["x"]),
+    TextStep(0, [2, 3, 4, 5], 4, 3, False, ["  ", "=\n  ", "y", "z"], sources=("text", "ngrams", "ngrams")),
+    TextStep(0, [6, 7], 2, 1, True, ["a", "b"], sources=("adaptive",)),
+]
+LUMINANCE = np.array([0.2126, 0.7152, 0.0722])  # of linear red, green and blue
+
+
+def linear(colour: str) -> np.ndarray:
+    """Return linear RGB of #rrggbb."""
+    part = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(ink: str, paper: str) -> float:
+    """Return the contrast ratio of WCAG."""
+    dark, light = sorted(float(LUMINANCE @ linear(colour)) for colour in (ink, paper))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "strong"])
+def test_ink_on_every_colour_is_readable(scheme: str) -> None:
+    """With the contrast of 4.5 that WCAG asks for."""
+    ink = "#000000" if scheme == "strong" else INKS[scheme][0]
+    colours = {name: getattr(kind, scheme) for name, kind in KINDS.items()}
+    assert all(contrast(ink, colour) >= 4.5 for colour in colours.values())
+
+
+def test_a_terminal_paints_what_was_drafted_white_space_too() -> None:
+    """Letters alone had a colour, and spaces showed nothing. A painted line's end would paint the next line."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system="standard", width=120)
+    view, summary = View(console, ""), Summary(began=0.0)
+    for step in STEPS:
+        view.step(step)
+        summary.add(step)
+    view.close(summary)
+    text, ngrams = "\x1b[30;43m", "\x1b[4;30;46m"
+    shown = file.getvalue()
+    assert f"x{text}  \x1b[0m{ngrams}=\x1b[0m\n{ngrams}  \x1b[0m" in shown
+    assert meaning("ngrams") in shown and meaning("drafted") not in shown  # the legend has what was there
+    assert "67 % of 6 drafts accepted (adaptive 25 %, text 25 %, n-grams 50 %)" in " ".join(shown.split())
+
+
+def test_a_page_has_a_class_for_each_source(tmp_path: Path) -> None:
+    summary = Summary(began=0.0)
+    summary.add(STEPS[0])
+    write_page(tmp_path / "p.html", title="", before="", after="", steps=STEPS, summary=summary)
+    page = (tmp_path / "p.html").read_text()
+    assert '<span class="text">  </span><span class="ngrams">=\n  y</span>z' in page
+    assert '<span class="adaptive">a</span>b' in page and meaning("shared") not in page
+    assert page.count("<span") == page.count("</span>")
+    shown = legend({"own", "text"})
+    assert all(kind in shown for kind in ("given", "own", "text")) and "ngrams" not in shown
 
 
 def talk(model: Model, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> str:

@@ -1,7 +1,6 @@
-"""The study's plots, after the paper's figures and tables. Knows rows, not how they were measured."""
+"""The study's tables on a terminal and its plots, after the paper's. Knows rows, not how they were measured."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,9 +8,98 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from conf import console
+from infer.report.terminal import table_of
 from infer.study.measurements import CHILDREN
 
 Row = Mapping[str, Any]
+
+
+def print_study(report: Mapping[str, Any]) -> None:
+    """Print all parts that were measured."""
+    output, machine, settings = console.PlainConsole(), report["hardware"], report["settings"]
+    output.print(
+        f"{settings['draft']['model']} drafts for {settings['model']} in {settings['dtype']} on "
+        f"{machine['gpu'] or machine['cpu']}, {machine['threads']} thread(s), {report['date']}\n"
+    )
+    for part, (title, columns) in TABLES.items():
+        rows = report.get(part, [])
+        for name in dict.fromkeys(row.get("prompt_set", "") for row in rows):
+            output.print(f"{title}{name and f', {name}'}")
+            mine = [row for row in rows if row.get("prompt_set", "") == name]
+            cells = [[cell(row) for cell in columns.values()] for row in mine]
+            output.print(table_of(list(columns), cells, padding=1), "")
+
+
+def _number(name: str, form: str) -> Callable[[Row], str]:
+    """Return a figure of the row; nothing where there is none."""
+    return lambda row: "" if row[name] is None else format(row[name], form)
+
+
+def _way(row: Row) -> str:
+    parts = (row["decoding"], row["method"], row["budget"], row["verify"])
+    return " ".join(part for part in parts if part not in (None, "fixed", "pick"))
+
+
+def _rank(rank: int) -> Callable[[Row], str]:
+    return lambda row: "" if row["shares"] is None else f"{row['shares'][rank - 1]:.3f}"
+
+
+_RATES = {
+    "accept": _number("acceptance_rate", ".3f"),
+    "share": _number("drafted_share", ".3f"),
+    "drafted": _number("drafted_per_token", ".1f"),
+    "fed": _number("fed_per_token", ".1f"),
+}
+_OF_METHODS: dict[str, Callable[[Row], str]] = {
+    "": _way,
+    **_RATES,
+    "success": _number("graph_success", ".1%"),
+    "speedup": _number("speedup", ".2f"),
+    "same": lambda row: f"{row['identical']}/{row['prompts']}",
+}
+TABLES: dict[str, tuple[str, Mapping[str, Callable[[Row], str]]]] = {
+    "methods": (
+        "Methods; accept is by level drafted, share of the text; drafted and fed are by token (Table 1)",
+        _OF_METHODS,
+    ),
+    "sampling": ("Keyed draws and verification by ratio (Table 2)", _OF_METHODS),
+    "time": (
+        "Milliseconds of a step (Table 3)",
+        {
+            "": lambda row: f"{row['method']} k={row['k']}",
+            "draft": _number("draft", ".2f"),
+            "verification": _number("verification", ".2f"),
+            "others": _number("others", ".2f"),
+            "steps": _number("steps", "d"),
+        },
+    ),
+    "recurrence": (
+        "Tokens of TSD's trees in recurring n-grams (Figure 3)",
+        {"n": _number("n", "d"), "share": _number("share", ".1%"), "tokens": _number("tokens", ",d")},
+    ),
+    "ablation": (
+        "Settings, one at a time; columns as above (Figure 5)",
+        {"": lambda row: f"{row['method']} {row['setting']}={row['value']}", **_RATES},
+    ),
+    "merging": (
+        "KL divergence by merging, in nats; tau of the authors, k=16 is all (Table 5)",
+        {
+            "": lambda row: f"k={row['k']} tau={row['tau']}",
+            "mean": _number("mean_kl", ".2e"),
+            "median": _number("median_kl", ".2e"),
+            "merged": _number("merged", ",d"),
+        },
+    ),
+    "ranks": (
+        "Accepted drafts by the child's rank (Figures 7 and 8)",
+        {
+            "": lambda row: row["value"] if row["by"] == "method" else f"gsd {row['by']}={row['value']}",
+            **{str(rank): _rank(rank) for rank in (1, 2, 3, 4)},
+            "accepted": _number("accepted", ",d"),
+        },
+    ),
+}
+
 SHADES = {
     "greedy": "#1f77b4",
     "greedy measured": "#9ecae1",
@@ -26,17 +114,17 @@ METHODS = {"ssd": "SSD", "tsd": "TSD", "gsd": "GSD", "self-ssd": "Self-SSD"}
 SETTINGS = {"k": "k, children of a node", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
 
 
-def plot_methods(rows: Sequence[Row], path: Path) -> None:
+def plot_methods(rows: Sequence[Row]) -> Figure:
     """Plot acceptance rate and speedup, a panel for each set of prompts (Table 1)."""
-    _bars_by_set(rows, path, lambda row: row["decoding"] + BUDGETS.get(row["budget"], ""))
+    return _bars_by_set(rows, lambda row: row["decoding"] + BUDGETS.get(row["budget"], ""))
 
 
-def plot_sampling(rows: Sequence[Row], path: Path) -> None:
+def plot_sampling(rows: Sequence[Row]) -> Figure:
     """Return the same of keyed draws and of verification by ratio (Table 2)."""
-    _bars_by_set(rows, path, lambda row: "by ratio" if row["verify"] == "ratio" else "keyed draws")
+    return _bars_by_set(rows, lambda row: "by ratio" if row["verify"] == "ratio" else "keyed draws")
 
 
-def plot_time(rows: Sequence[Row], path: Path) -> None:
+def plot_time(rows: Sequence[Row]) -> Figure:
     """Plot one bar for each setting (Table 3)."""
     figure, ((axis,),) = _figure(1, 1, width=6.4)
     names = [f"{METHODS[row['method']]}, k={row['k']}" for row in rows]
@@ -49,19 +137,19 @@ def plot_time(rows: Sequence[Row], path: Path) -> None:
     axis.set(xlabel="milliseconds of a step, medians")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
     axis.grid(alpha=0.3, axis="x")
-    figure.savefig(path, dpi=150)
+    return figure
 
 
-def plot_recurrence(rows: Sequence[Row], path: Path) -> None:
+def plot_recurrence(rows: Sequence[Row]) -> Figure:
     """Plot Figure 3."""
     figure, ((axis,),) = _figure(1, 1)
     axis.bar([row["n"] for row in rows], [100 * (row["share"] or 0) for row in rows], width=0.6)
     axis.set(xlabel="n", ylabel="tokens in recurring n-grams, %", ylim=(0, 100))
     axis.grid(alpha=0.3, axis="y")
-    figure.savefig(path, dpi=150)
+    return figure
 
 
-def plot_ablation(rows: Sequence[Row], path: Path) -> None:
+def plot_ablation(rows: Sequence[Row]) -> Figure:
     """Plot acceptance rate and drafted tokens against each setting (Figure 5)."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     figure = Figure(figsize=(3.2 * len(settings), 5.6), layout="constrained")
@@ -81,10 +169,10 @@ def plot_ablation(rows: Sequence[Row], path: Path) -> None:
     axes[1][0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[1][0].yaxis.set_minor_locator(NullLocator())
     axes[0][0].legend()
-    figure.savefig(path, dpi=150)
+    return figure
 
 
-def plot_merging(rows: Sequence[Row], path: Path) -> None:
+def plot_merging(rows: Sequence[Row]) -> Figure:
     """Plot KL divergence against τ (Table 5)."""
     figure, ((axis,),) = _figure(1, 1)
     for color, k in zip(("C0", "C1", "C2"), dict.fromkeys(row["k"] for row in rows)):
@@ -96,10 +184,10 @@ def plot_merging(rows: Sequence[Row], path: Path) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(fontsize="small")
     axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
-def plot_ranks(rows: Sequence[Row], path: Path) -> None:
+def plot_ranks(rows: Sequence[Row]) -> Figure:
     """Plot shares of the accepted drafts by their rank (Figures 7 and 8)."""
     figure, axes = _figure(1, 2)
     for axis, by, title in zip(axes[0], ("method", "theta_sib"), ("by method", "GSD")):
@@ -111,10 +199,10 @@ def plot_ranks(rows: Sequence[Row], path: Path) -> None:
         axis.set(title=title, ylabel="accepted drafts, %", ylim=(0, 100))
     axes[0][1].set_xlabel("θ_sib")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
-PLOTS: dict[str, Callable[[Sequence[Row], Path], None]] = {
+PLOTS: dict[str, Callable[[Sequence[Row]], Figure]] = {
     "methods": plot_methods,
     "sampling": plot_sampling,
     "time": plot_time,
@@ -130,7 +218,7 @@ def _figure(rows: int, columns: int, width: float = 4.6) -> tuple[Figure, Any]:
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -> None:
+def _bars_by_set(rows: Sequence[Row], group: Callable[[Row], str]) -> Figure:
     sets = list(dict.fromkeys(row["prompt_set"] for row in rows))
     figure, axes = _figure(2, len(sets), width=5.4)
     for column, name in enumerate(sets):
@@ -148,7 +236,7 @@ def _bars_by_set(rows: Sequence[Row], path: Path, group: Callable[[Row], str]) -
         axes[1][column].axhline(1, color="black", linewidth=1, linestyle=":")
         axes[1][column].set_ylabel("speedup over plain decoding")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _bars(

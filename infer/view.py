@@ -1,11 +1,9 @@
-"""Decoded text on a terminal, as it comes, coloured by the source of each token.
+"""Decoded text for people, coloured by the source of each token: an HTML page, a terminal as it comes, and a
+session of prompts on a model that is loaded once (python -m infer without a prompt).
 
-After Figure 6 of GSD. Where the output is no terminal it is the new text alone and a line's end, without
-colours; the line of figures goes to standard error.
-
-What a decoding came to: counts and times, and one line of them.
-
-Prompts typed one after the other, on a model that is loaded once: python -m infer without a prompt.
+The hues are Okabe and Ito's, which the colour-blind tell apart. Backgrounds show white space that was drafted;
+underlines tell the sources apart where colours do not. Where the output is no terminal it is the new text alone
+and a line's end, without colours; the line of figures goes to standard error.
 """
 
 import re
@@ -13,9 +11,12 @@ import select
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from rich.console import Console
@@ -26,10 +27,124 @@ from rich.text import Text
 from conf import UserError
 from conf.clock import duration
 from conf.console import pictures
+from conf.files import write_bytes
 from infer.api import Model, TextStep, generate
 from infer.config import DecodeConfig
 from infer.loop import Step
-from infer.view.coloured import KINDS, OWN
+from infer.text import in_pieces
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How accepted drafts of one source look: backgrounds of a page in light and dark, and of a terminal."""
+
+    name: str
+    meaning: str
+    light: str
+    dark: str
+    strong: str  # behind black text, also in plots
+    line: str = "none"  # the underline of a page, as CSS spells it
+
+
+KINDS = {  # of accepted drafts, as in Step.kinds
+    "adaptive": Kind("adaptive", "adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
+    "text": Kind("text", "n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
+    "ngrams": Kind("n-grams", "n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
+    "drafted": Kind("drafted", "drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
+    "shared": Kind("shared", "behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
+}
+OWN = "the model's own"
+INKS = {
+    "light": ("#1f2328", "#ffffff", "#656d76", "#d1d9e0"),
+    "dark": ("#e6edf3", "#0d1117", "#8d96a0", "#30363d"),
+}
+
+
+def _variables(scheme: str) -> str:
+    """Return the colours of a scheme, "light" or "dark", as variables of CSS."""
+    names = dict(zip(("ink", "paper", "faint", "edge"), INKS[scheme]))
+    names |= {name: getattr(kind, scheme) for name, kind in KINDS.items()}
+    return " ".join(f"--{name}: {colour};" for name, colour in names.items())
+
+
+STYLE = "\n".join(
+    [
+        f":root {{ {_variables('light')} }}",
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables('dark')} }} }}",
+        "pre { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;",
+        "      overflow-wrap: anywhere; border: 1px solid var(--edge); border-radius: 6px; padding: 1rem; }",
+        ".given { color: var(--faint); }",
+        *(
+            f":is(pre, .legend, .parts) .{name} "
+            f"{{ background: var(--{name}); border-bottom: 1px {kind.line} currentColor; }}"
+            for name, kind in KINDS.items()
+        ),
+        ".legend span { display: inline-block; margin-right: 1rem; padding: 0 0.25rem; }",
+    ]
+)
+
+
+def span(kind: str, text: str, *, title: str = "") -> str:
+    """Return text of a kind as HTML, without a colour where the kind has none; nothing for no text."""
+    hover = f' title="{escape(title)}"' if title else ""
+    return f'<span class="{escape(kind)}"{hover}>{safe(text)}</span>' if text else ""
+
+
+def meaning(kind: str) -> str:
+    """Return what a kind of `Step.kinds` means."""
+    return KINDS[kind].meaning if kind in KINDS else OWN if kind == "own" else kind
+
+
+def safe(text: str) -> str:
+    """Return text that no page takes for markup, its control characters shown as their pictures."""
+    return escape(pictures(text))
+
+
+def legend(kinds: Collection[str]) -> str:
+    """Return what the colours of these kinds mean, as HTML."""
+    parts = [span(name, kind.meaning) for name, kind in KINDS.items() if name in kinds]
+    return f'<p class="legend">{"".join([span("given", "given"), span("own", OWN), *parts])}</p>'
+
+
+TEMPLATE = Template("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Decoded text</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<style>
+$style
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
+       color: var(--ink); background: var(--paper); }
+h1 { font-size: 1.25rem; }
+</style></head><body>
+<h1>$title</h1>
+$legend
+<pre>$text</pre>
+<p>$summary</p>
+</body></html>
+""")
+
+
+def write_page(
+    path: Path, *, title: str, before: str, after: str, steps: Sequence[TextStep], summary: object
+) -> None:
+    """Write the page; a reader sees the whole of it or none."""
+    body = "".join([span("given", before), *map(marked, steps), span("given", after)])
+    page = TEMPLATE.substitute(
+        style=STYLE,
+        title=escape(title),
+        legend=legend({kind for step in steps for kind in step.kinds}),
+        text=body,
+        summary=escape(str(summary)),
+    )
+    write_bytes(path, page.encode("utf-8", "replace"))
+
+
+def marked(step: TextStep) -> str:
+    """Return one forward's text, which says on hovering what it came to."""
+    hover = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
+    pieces = in_pieces(zip(step.kinds, step.texts, strict=True))
+    body = "".join(safe(text) if kind == "own" else span(kind, text) for kind, text in pieces)
+    return f'<span title="{hover}">{body}</span>'
 
 
 @dataclass
@@ -121,24 +236,18 @@ class View:
         """Show what follows the text, and a line of figures."""
         if self._console.is_terminal:
             self._write(pictures(self._after), GIVEN)
-            self._console.print("\n\n", self._legend(), sep="")
+            parts = [Text(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
+            legend = Text("  ").join([Text("given", GIVEN), Text(OWN), *parts])
+            self._console.print("\n\n", legend, sep="")
         else:
             self._write("\n")
         self._figures.print(str(summary), highlight=False, markup=False, soft_wrap=True)
-
-    def _legend(self) -> Text:
-        """Return what the colours of the text mean."""
-        parts = [(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
-        return Text("  ").join([Text("given", GIVEN), Text(OWN), *(Text(*part) for part in parts)])
 
     def _write(self, text: str, style: Style | None = None) -> None:
         # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
         parts = [Segment(part, None if part == "\n" else style) for part in re.split("(\n)", text) if part]
         self._console.print(Segments(parts), end="", soft_wrap=True)
 
-
-with suppress(ImportError):  # where Python has it, input() edits lines and takes a pasted text whole
-    import readline  # noqa: F401
 
 PASTED = 0.05  # seconds in which further lines belong to the same paste
 SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {  # command: setting of decode, its type
@@ -163,6 +272,8 @@ class Session:
 
     def run(self) -> None:
         """Run until the end of the input or /quit."""
+        with suppress(ImportError):  # where Python has it, input() edits lines and takes a pasted text whole
+            import readline  # noqa: F401
         self._say(HELP)
         while True:
             try:
@@ -193,9 +304,11 @@ class Session:
             self._set(command, value.strip())
         elif command.startswith("/") and "\n" not in line:
             raise UserError(f"a command must be one of {', '.join(COMMANDS)}, got {command}. Try /help.")
-
         else:
-            self._complete(line)
+            try:
+                complete(generate(self._model, line, self._decode), self._console, line)
+            except KeyboardInterrupt:
+                self._say("\n(ended)")
 
     def _set(self, command: str, value: str) -> None:
         field, parse = SETTINGS[command]
@@ -208,12 +321,6 @@ class Session:
         decode = replace(self._decode, **{field: parsed})
         self._model.methods.settled(decode)
         self._decode = decode
-
-    def _complete(self, prompt: str) -> None:
-        try:
-            complete(generate(self._model, prompt, self._decode), self._console, prompt)
-        except KeyboardInterrupt:
-            self._say("\n(ended)")
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
