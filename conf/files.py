@@ -160,34 +160,34 @@ def _remove_unless_locked(path: Path) -> None:
             os.close(descriptor)
 
 
-class Broken(Exception):
+class Corrupt(Exception):
     """What is wrong with a file, as the end of a sentence."""
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be written, with its checksum. Raises ValueError for what has one already."""
     if CHECKSUM in value:
         raise ValueError(f"{CHECKSUM} must be no key of the value")
     return {CHECKSUM: _checksum(json.loads(json.dumps(value))), **value}
 
 
-def unsealed(path: Path) -> dict[str, Any]:
-    """Read what was written, without the checksum. Raises Broken for anything else."""
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """Read what was written, without the checksum. Raises Corrupt for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         intact = value.pop(CHECKSUM) == _checksum(value)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise Broken("cannot be read") from error
+        raise Corrupt("cannot be read") from error
     if not intact:
-        raise Broken("has another checksum")
+        raise Corrupt("has another checksum")
     return value
 
 
-def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+def load_checksummed(path: Path, remedy: str) -> dict[str, Any]:
     """Read the same, for a user. Raises UserError, with what can be done."""
     try:
-        return unsealed(path)
-    except Broken as error:
+        return read_checksummed(path)
+    except Corrupt as error:
         raise UserError(f"{path} must be whole, got a file that {error}: {remedy}") from error
 
 

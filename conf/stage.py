@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import ANOTHER, UNFINISHED, UserError
-from conf.files import is_mount_point, read_result, sealed, write_json
+from conf.files import is_mount_point, read_result, with_checksum, write_json
 from conf.fingerprint import MANIFEST, fingerprint
 
 BEGUN = "begun.json"
@@ -149,7 +149,7 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
             for path in partial.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if facts is not None:
-            write_json(record, sealed(facts))
+            write_json(record, with_checksum(facts))
         yield partial
     finally:
         os.close(descriptor)
@@ -294,7 +294,7 @@ def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **fact
         "seconds": round(time.time() - psutil.Process().create_time(), 1),  # of this process
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_json(Path(out) / MANIFEST, sealed(value))
+    write_json(Path(out) / MANIFEST, with_checksum(value))
 
 
 def versions() -> dict[str, str]:

@@ -21,7 +21,7 @@ from PIL import Image, ImageChops
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.places import Places
-from infer.engine.reading import Candidates, Request
+from infer.engine.output import Candidates, Request
 from infer.engine.sampling import Sampling
 from infer.graph.picture import spelled
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
@@ -135,9 +135,9 @@ def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
     decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
     for _ in generate(model, PROMPT, decode, watch=seen.append):
         pass
-    steps = (one for one in seen if len(one.path) == k)  # all but the last draft were accepted
+    steps = (item for item in seen if len(item.path) == k)  # all but the last draft were accepted
     drawn = next(
-        one for one in steps if max(len(spelled(model.text, token)) for token in one.drafts.tokens) < 10
+        item for item in steps if max(len(spelled(model.text, token)) for token in item.drafts.tokens) < 10
     )
     tree = Tree.chain(drawn.drafts.tokens[0], drawn.drafts.tokens[1:])
     tree = tree.probe(range(1 + k), model.adaptive.ids[:1] * k)
@@ -251,7 +251,7 @@ def _draw_places(
     right: list[int],
     picture: Path,
     *,
-    shown: int = 3,
+    width: int = 3,
 ) -> None:
     """By source and place the likeliest candidates, given that the drafts before them are right."""
     figure = Figure(figsize=(10.0, 4.0), layout="constrained")
@@ -259,7 +259,7 @@ def _draw_places(
     both, node = Places(context, answers, ngrams, 16), 0
     for place, token in enumerate(right):
         both.expand(node)
-        alone = Places([*context, *right[:place]], None, ngrams, shown)
+        alone = Places([*context, *right[:place]], None, ngrams, width)
         alone.expand(0)
         rows = [
             list(zip(answers.ids[place], answers.weights[place])),
@@ -267,7 +267,7 @@ def _draw_places(
             [(both.graph.tokens[child], both.graph.chances[child]) for child in both.graph.children[node]],
         ]
         for axis, candidates, colour in zip(axes[:, place], rows, (KINDS["adaptive"], KINDS["ngrams"], None)):
-            _draw_candidates(axis, model, candidates[:shown], token, colour.strong if colour else REST, shown)
+            _draw_candidates(axis, model, candidates[:width], token, colour.strong if colour else REST, width)
         axes[0, place].set_title(f"place {place + 1}", fontsize=10)
         node = next(child for child in both.graph.children[node] if both.graph.tokens[child] == token)
     for axis, name in zip(axes[:, 0], ("adaptive\ntokens", "n-grams", "together")):
@@ -277,7 +277,7 @@ def _draw_places(
 
 
 def _draw_candidates(
-    axis: Axes, model: Model, candidates: Sequence[tuple[int, float]], right: int, colour: str, shown: int
+    axis: Axes, model: Model, candidates: Sequence[tuple[int, float]], right: int, colour: str, width: int
 ) -> None:
     """Bars of shares, the likeliest on top; the token that the text went on with is bold."""
     axis.barh(range(len(candidates)), [share for _, share in candidates], color=colour, height=0.8)
@@ -285,7 +285,7 @@ def _draw_candidates(
         weight = "bold" if token == right else "normal"
         label = f"{spelled(model.text, token)}  {share:.2f}"
         axis.text(0.03, row, label, va="center", fontsize=9, family="monospace", weight=weight)
-    axis.set(xlim=(0, 1), ylim=(shown - 0.5, -0.5), xticks=[], yticks=[])
+    axis.set(xlim=(0, 1), ylim=(width - 0.5, -0.5), xticks=[], yticks=[])
 
 
 if __name__ == "__main__":

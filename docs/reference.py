@@ -67,7 +67,7 @@ def _lines(entry: Entry) -> Iterator[str]:
         yield ""
     sections = [section for section in entry.sections if section.settings]
     # A group leads to the settings of its name where there are some.
-    named = {name for section in sections for name in (section.name, *(one.name for one in section.settings))}
+    named = {name for section in sections for name in (section.name, *(item.name for item in section.settings))}
     for group in entry.groups:
         yield from _group(group, anchored=group.name not in named)
     yield "## Settings"

@@ -23,7 +23,7 @@ from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
 from infer.engine.cache import shape
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights, enough_memory, gib
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner, Runners
 from infer.engine.static import fixed_shapes
 from infer.loop import Drafters, Limits, Step

@@ -6,7 +6,7 @@ Knows the order of the verbs; what they do is the drafter's, the runner's and th
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from infer.engine.reading import Candidates, Request
+from infer.engine.output import Candidates, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.tree import Tree, extent
@@ -197,15 +197,15 @@ def decode(
     while live:
         began = clock()
         trees = drafters.propose([sequence.context for sequence in live], [sequence.left for sequence in live])
-        reading = runner.forward(trees, [sequence.request for sequence in live], sampling)
-        walks = [tree.walk(reading.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
+        output = runner.forward(trees, [sequence.request for sequence in live], sampling)
+        walks = [tree.walk(output.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
         seconds = runner.agreed(clock() - began + observing)
         steps, rows, began = [], sum(extent(trees)), clock()
         for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
-                answers = reading.drafts(b, path[-1], drafters.width)
+                answers = output.drafts(b, path[-1], drafters.width)
                 drafters.observe(b, Verified(tree, path, choice, answers, rows, seconds))
         observing = clock() - began  # of this step: a part of the next one's time
         yield steps

@@ -35,7 +35,7 @@ class Command:
 
 def blocks(page: str, language: str = "bash") -> list[str]:
     """The fenced blocks of this language."""
-    return [text for found, text in FENCE.findall(page) if found == language]
+    return [text for result, text in FENCE.findall(page) if result == language]
 
 
 def prose(page: str) -> str:
@@ -60,8 +60,8 @@ def _commands_of(line: str) -> Iterator[Command]:
         if word not in SEPARATORS:
             words.append(word)
             continue
-        if (found := _command(words)) is not None:
-            yield found
+        if (result := _command(words)) is not None:
+            yield result
         words = []
 
 

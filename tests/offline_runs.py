@@ -25,22 +25,22 @@ def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
     runs = dict[str, dict[str, Any]]()
     for file in sorted(folder.rglob("offline-run-*/run-*.wandb")):
         parts = records(file)
-        (begun,) = (one["run"] for one in parts if one["type"] == "run")
+        (begun,) = (item["run"] for item in parts if item["type"] == "run")
         run = runs.setdefault(begun["run_id"], {"summary": {}, "history": [], "metrics": {}, "artifacts": []})
         run |= {name: begun.get(name) for name in ("run_group", "job_type", "tags", "entity", "project")}
-        run["summary"] |= _merged(one["summary"] for one in parts if one["type"] == "summary")
-        run["history"] += [one["history"] for one in parts if one["type"] == "history"]
+        run["summary"] |= _merged(item["summary"] for item in parts if item["type"] == "summary")
+        run["history"] += [item["history"] for item in parts if item["type"] == "history"]
         run["metrics"] |= {
-            one["metric"].get("name") or one["metric"]["glob_name"]: one["metric"]
-            for one in parts
-            if one["type"] == "metric"
+            item["metric"].get("name") or item["metric"]["glob_name"]: item["metric"]
+            for item in parts
+            if item["type"] == "metric"
         }
-        run["artifacts"] += [one["artifact"] for one in parts if one["type"] == "artifact"]
+        run["artifacts"] += [item["artifact"] for item in parts if item["type"] == "artifact"]
     return runs
 
 
 def _merged(updates: Any) -> dict[str, Any]:
-    found = dict[str, Any]()
-    for one in updates:
-        found |= one.get("update", {})
-    return found
+    result = dict[str, Any]()
+    for item in updates:
+        result |= item.get("update", {})
+    return result

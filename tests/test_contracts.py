@@ -16,7 +16,7 @@ from data_prep.encode import Encoder, Mode, document_segments
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.loop import Drafter, Drafters, Limits, decode
@@ -81,9 +81,9 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> None:
             # With an empty middle the document less its EOT is the prompt.
             for mode, order in {Mode.PSM: "psm", Mode.SPM: "spm"}.items():
                 cuts = (len(prompt), len(prompt))
-                asked = text.infill(Infill(prompt, suffix, order))
-                assert [*asked, vocab.eot] == document(prompt + suffix, mode, cuts)
-                assert text.ends(asked) == {vocab.eot}
+                requested = text.infill(Infill(prompt, suffix, order))
+                assert [*requested, vocab.eot] == document(prompt + suffix, mode, cuts)
+                assert text.ends(requested) == {vocab.eot}
 
 
 def test_a_prompt_at_inference_is_a_documents_prefix_in_training(data_folder: Path, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_an_infilling_prompt_is_metas(shared_data: Path, tmp_path: Path) -> None
 def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
     """(q, V) of a tree under a prefix, whose last token is the root."""
     runner.prefill([prefix[:-1]])
-    reading = runner.forward([tree], [Request(prefix)], GREEDY)
-    return reading.logits[[reading.flat.row(0, tree, node) for node in range(len(tree.tokens))]].whole()
+    output = runner.forward([tree], [Request(prefix)], GREEDY)
+    return output.logits[[output.flat.row(0, tree, node) for node in range(len(tree.tokens))]].whole()
 
 
 def probe_logits(prefix: list[int], probes: tuple[int, ...]) -> torch.Tensor:
@@ -245,9 +245,9 @@ def test_decoding_with_a_gated_adapter_is_the_base_models(
         steps = decode(runner, [Request(TOKENS[0, :9].tolist())], Drafters(new_drafter), Limits(60))
         return [token for (step,) in steps for token in step.tokens]
 
-    wanted = decoded(base, Drafter)
-    assert decoded(gated, Drafter) == wanted
+    expected = decoded(base, Drafter)
+    assert decoded(gated, Drafter) == expected
     if dtype == "float32":
         for probes in ("root", "all"):
             drafter = partial(AdaptiveDrafter, adaptive, FixedPolicy(WIDTH, probes))
-            assert decoded(gated, drafter) == wanted
+            assert decoded(gated, drafter) == expected

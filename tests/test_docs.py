@@ -32,7 +32,7 @@ SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | 
 EVALUATED = {"infer.speed": "speed.", "infer.quality": "quality."}  # their prefixes for launch/evaluate.sh
 
 
-def told(page: Path) -> str:
+def message(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
@@ -49,16 +49,16 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").is_file()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=told)
+@pytest.mark.parametrize("page", PAGES, ids=message)
 def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
     for link in links(page.read_text(encoding="utf-8")):
         if re.match(r"[a-z]+:", link):
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        assert target.exists(), f"{told(page)}: {link}"
+        assert target.exists(), f"{message(page)}: {link}"
         if anchor:
-            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{told(page)}: {link}"
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{message(page)}: {link}"
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
@@ -68,13 +68,13 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert pages <= set(listed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=told)
+@pytest.mark.parametrize("page", PAGES, ids=message)
 def test_no_page_is_unfinished(page: Path) -> None:
     """Five pages went out with a mark `<!-- check -->` for what was still to be looked at."""
     assert "<!-- check" not in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=told)
+@pytest.mark.parametrize("page", PAGES, ids=message)
 def test_every_table_has_a_header(page: Path) -> None:
     """Three rows of troubleshooting.md stood behind an empty line: a page showed their bars as text."""
     assert headless(page.read_text(encoding="utf-8")) == []
@@ -105,16 +105,16 @@ def test_what_the_tree_names_is_there() -> None:
 
 
 def test_pictures_are_small_and_shown() -> None:
-    shown = {Path(link).name for page in PAGES for link in links(page.read_text(encoding="utf-8"))}
+    printed = {Path(link).name for page in PAGES for link in links(page.read_text(encoding="utf-8"))}
     for picture in (ROOT / "docs" / "images").iterdir():
-        assert picture.name in shown and picture.stat().st_size < 200_000, picture.name
+        assert picture.name in printed and picture.stat().st_size < 200_000, picture.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=told)
+@pytest.mark.parametrize("page", PAGES, ids=message)
 def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
     for command in commands(page.read_text(encoding="utf-8")):
         problem = check(command)
-        assert problem is None, f"{told(page)}: {command.program} {' '.join(command.arguments)}: {problem}"
+        assert problem is None, f"{message(page)}: {command.program} {' '.join(command.arguments)}: {problem}"
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/codellama_7b.md"])
@@ -128,7 +128,7 @@ def test_the_documented_data_are_decontaminated_against_what_is_scored(name: str
     ]
     assert any(command.program == "launch/evaluate.sh" for command in commands(page))
     scored = settings("quality", QualityConfig, ["experiment=paper", "model=m", "out=o"]).benchmarks
-    kinds = {kind_of(name, one) for name, one in scored.items()}
+    kinds = {kind_of(name, item) for name, item in scored.items()}
     assert kinds <= prepared.decontaminate.benchmarks.keys()
 
 
@@ -152,10 +152,14 @@ def test_the_sweep_of_weights_and_biases_gives_commands_that_parse() -> None:
     command = sweep_utils.create_sweep_command(recipe["command"])
     outs = set()
     for end, bound in ((0, "min"), (-1, "max")):
-        found = recipe["parameters"].items()
-        values = {name: {"value": one["values"][end] if "values" in one else one[bound]} for name, one in found}
+        result = recipe["parameters"].items()
+        values = {
+            name: {"value": item["values"][end] if "values" in item else item[bound]} for name, item in result
+        }
         args = sweep_utils.create_sweep_command_args({"args": values})
-        words = [word for one in command for word in (args.get(one[2:-1], [one]) if one[:1] == "$" else [one])]
+        words = [
+            word for item in command for word in (args.get(item[2:-1], [item]) if item[:1] == "$" else [item])
+        ]
         assert words[2:4] == ["-m", recipe["program"]]
         config = settings("train", TrainConfig, words[4:])
         assert values["objective.L"]["value"] == config.objective.L
@@ -188,10 +192,10 @@ def _of_entry(module: str, given: list[str], *, swept: bool = False) -> str | No
     file = next((path for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file()), None)
     if file is None:
         return "no such entry"
-    found = RUN.search(file.read_text(encoding="utf-8"))
-    if found is None:
+    result = RUN.search(file.read_text(encoding="utf-8"))
+    if result is None:
         return "no entry with settings"
-    entry, schema = found.groups()
+    entry, schema = result.groups()
     name = f"{module}.__main__" if file.stem == "__main__" else module
     try:
         config = getattr(importlib.import_module(name), schema)
@@ -225,13 +229,13 @@ bash launch/evaluate.sh MODEL BASE speed.k=1,3 quality.samples=10 out=DIR
 bash launch/nothing.sh
 ```
 """
-    found = {command.program: command for command in commands(page)}
-    assert found["launch/train_multinode.sh"].settings == ["experiment=sdsat_34b_l7", "out=DIR"]
-    assert check(found["train"]) is None and check(found["launch/train_multinode.sh"]) is None
-    assert check(found["launch/evaluate.sh"]) is None
-    assert "oops" in str(check(found["infer.speed"]))
-    assert check(found["tests.drills.lossless"]) == "no flag --nonsense"
-    assert check(found["launch/nothing.sh"]) == "no such script"
+    result = {command.program: command for command in commands(page)}
+    assert result["launch/train_multinode.sh"].settings == ["experiment=sdsat_34b_l7", "out=DIR"]
+    assert check(result["train"]) is None and check(result["launch/train_multinode.sh"]) is None
+    assert check(result["launch/evaluate.sh"]) is None
+    assert "oops" in str(check(result["infer.speed"]))
+    assert check(result["tests.drills.lossless"]) == "no flag --nonsense"
+    assert check(result["launch/nothing.sh"]) == "no such script"
     assert blocks(page)[0].startswith("source")
 
 

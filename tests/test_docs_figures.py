@@ -20,8 +20,8 @@ PLANS = re.findall(
 def test_the_shown_plan() -> None:
     """Its lines, without the frame that a terminal draws around them."""
     lines = plan(settings("train", TrainConfig, ["experiment=sdsat_7b_l5", "plan=true"]))
-    shown = next(block for block in blocks(PAGE, "text") if block.startswith("model "))
-    assert [line.split() for line in shown.splitlines()] == [
+    printed = next(block for block in blocks(PAGE, "text") if block.startswith("model "))
+    assert [line.split() for line in printed.splitlines()] == [
         f"{name} {value}".split() for name, value in lines.items()
     ]
 
@@ -29,9 +29,9 @@ def test_the_shown_plan() -> None:
 @pytest.mark.parametrize("given, ranks, hours, gpu_hours, memory", PLANS, ids=[row[0] for row in PLANS])
 def test_the_table_of_plans(given: str, ranks: str, hours: str, gpu_hours: str, memory: str) -> None:
     lines = plan(settings("train", TrainConfig, given.split()))
-    found, machines = re.match(r"([\d.]+) on (\d+) x", lines["hours"]).groups()  # type: ignore[union-attr]
-    assert (found, machines) == (hours, ranks)
-    assert abs(float(found) * int(machines) - float(gpu_hours.replace(",", ""))) <= 0.05 * int(machines) + 0.5
+    result, machines = re.match(r"([\d.]+) on (\d+) x", lines["hours"]).groups()  # type: ignore[union-attr]
+    assert (result, machines) == (hours, ranks)
+    assert abs(float(result) * int(machines) - float(gpu_hours.replace(",", ""))) <= 0.05 * int(machines) + 0.5
     assert f" {memory} of " in lines["memory per GPU"]
 
 

@@ -57,14 +57,14 @@ def test_gated_lora_from_training_to_decoding(
     assert all(torch.equal(weights[name], theirs[name]) for name in weights)
 
     shutil.copy(model / "tokenizer.json", base_model)  # which came without one
-    told = []
+    message = []
     drafted = ["decode=sdsat", "decode.k=4", "decode.probes=root"]
     for folder, decode in [(base_model, ["decode=plain"]), (model, ["decode=plain"]), (model, drafted)]:
         capsys.readouterr()
         prompt = ["prompt=def f(x):", "decode.max_new_tokens=24", "dtype=float32"]
         infer(settings("infer", InferConfig, [f"model={folder}", *decode, *prompt]))
-        told.append(capsys.readouterr().out)
-    assert told[0].strip() and told[0] == told[1] == told[2]
+        message.append(capsys.readouterr().out)
+    assert message[0].strip() and message[0] == message[1] == message[2]
 
     (model / "adapter" / "adapter_model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(UserError, match="adapter: an adapter must be JSON and safetensors, got"):

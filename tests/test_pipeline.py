@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import warm
-from tests.told import error
+from tests.messages import error
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
 
 ROOT = Path(__file__).parents[1]
@@ -46,18 +46,18 @@ def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """Base, its export, tuned, the final model, and a draft model, each made by its command."""
     root = tmp_path_factory.mktemp("runs")
     names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
-    found = {name: root / name for name in names} | {"data": data_folder}
+    result = {name: root / name for name in names} | {"data": data_folder}
     data = f"data.path={data_folder}"
-    recipe = ["experiment=demo_base", data, f"out={found['base']}"]
+    recipe = ["experiment=demo_base", data, f"out={result['base']}"]
     command("train", *recipe, *TINY, *SHORT, *BATCH, ranks=2)
-    command("train.export", f"checkpoint={found['base']}", f"out={found['base_model']}", QUIET)
-    recipe = ["experiment=demo", data, f"model.path={found['base_model']}", f"out={found['tuned']}"]
+    command("train.export", f"checkpoint={result['base']}", f"out={result['base_model']}", QUIET)
+    recipe = ["experiment=demo", data, f"model.path={result['base_model']}", f"out={result['tuned']}"]
     command("train", *recipe, *SHORT, *BATCH, ranks=2)
-    command("train.export", f"checkpoint={found['tuned']}", f"out={found['model']}", "dtype=float32", QUIET)
-    command("train", "experiment=demo_draft", data, f"out={found['draft_training']}", *TINY, *SHORT, *BATCH)
-    draft = [f"checkpoint={found['draft_training']}", f"out={found['draft']}", "dtype=float32", QUIET]
+    command("train.export", f"checkpoint={result['tuned']}", f"out={result['model']}", "dtype=float32", QUIET)
+    command("train", "experiment=demo_draft", data, f"out={result['draft_training']}", *TINY, *SHORT, *BATCH)
+    draft = [f"checkpoint={result['draft_training']}", f"out={result['draft']}", "dtype=float32", QUIET]
     command("train.export", *draft, cold=True)
-    return found
+    return result
 
 
 def test_a_model_is_trained_on_its_own_text(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_training_leaves_validations_and_the_last_checkpoints(folders: dict[str,
     manifest = json.loads((folders["tuned"] / "manifest.json").read_text())
     assert [row["step"] for row in manifest["validation"]] == [0, 2, 4]
     assert all(f"accuracy_{j}" in manifest["validation"][0] for j in range(1, manifest["L"] + 1))
-    kept = sorted(p.name for p in (folders["tuned"] / "checkpoints").iterdir())
-    assert kept == ["step-000002", "step-000004"]
+    remaining = sorted(p.name for p in (folders["tuned"] / "checkpoints").iterdir())
+    assert remaining == ["step-000002", "step-000004"]
 
 
 def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[str, Path]) -> None:
@@ -178,8 +178,8 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path],
     whole = tmp_path / "whole"
     command("train", *recipe, f"out={out}")
     command("train", *recipe, f"out={whole}")
-    found = [json.loads((p / "manifest.json").read_text())["validation"] for p in (out, whole)]
-    assert found[0] == found[1]
+    result = [json.loads((p / "manifest.json").read_text())["validation"] for p in (out, whole)]
+    assert result[0] == result[1]
 
 
 def test_bad_inputs_are_one_sentence(

@@ -124,6 +124,6 @@ def test_from_a_hub(portable: Path, hub: str, tmp_path: Path) -> None:
     greedy = {"max_new_tokens": 20, "do_sample": False}
     ways = {by: {"by": by, **greedy} for by in ("library", "custom_generate", "loaded")}
     result = in_a_process(NAME, [{"prompts": PROMPTS[:1], "ways": ways}], tmp_path, hub)
-    wanted = by_infer(portable, PROMPTS[:1], DecodeConfig("plain", max_new_tokens=20), 0)
-    assert list(result["runs"][0].values()) == [wanted] * 3
+    goal = by_infer(portable, PROMPTS[:1], DecodeConfig("plain", max_new_tokens=20), 0)
+    assert list(result["runs"][0].values()) == [goal] * 3
     assert {path.name for path in (portable / "custom_generate").glob("*.py")} <= set(Hub.requested)

@@ -35,11 +35,11 @@ def test_the_rows_have_the_ratios_of_chosen_times(capsys: pytest.CaptureFixture[
         "ours, auto": decoder(2.0, 1, 3),
     }
     prompts = [TokenPrompt(str(index), (5,), frozenset(), "", "") for index in range(2)]
-    found = published_decoder.compare(decoders, prompts, rounds=2)
-    assert found["best"] == "published k=1"
+    result = published_decoder.compare(decoders, prompts, rounds=2)
+    assert result["best"] == "published k=1"
     ratios = {
         name: [row[base] and row[base]["ratio"] for base in (published_decoder.PLAIN, "published k=1")]
-        for name, row in found["rows"].items()
+        for name, row in result["rows"].items()
         if name != published_decoder.PLAIN
     }
     assert ratios == {
@@ -48,7 +48,7 @@ def test_the_rows_have_the_ratios_of_chosen_times(capsys: pytest.CaptureFixture[
         "ours, plain": [0.5, 0.25],
         "ours, auto": [4.0, 2.0],
     }
-    same = {name: row.get("identical") for name, row in found["rows"].items()}
+    same = {name: row.get("identical") for name, row in result["rows"].items()}
     assert same["ours, plain"] == 4 and same["ours, auto"] == 0
-    published_decoder.show(found, "float32")
+    published_decoder.show(result, "float32")
     assert "4.00 (4.00-4.00)" in capsys.readouterr().out

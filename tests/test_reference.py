@@ -27,9 +27,9 @@ def entries() -> dict[str, Entry]:
 def anchors(text: str) -> list[str]:
     """Of headings, as GitHub and MyST make them, and those that are written out."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    made = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    built = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
     written = re.findall(r'<a id="([^"]+)"', text) + re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE)
-    return made + written
+    return built + written
 
 
 def test_every_stage_has_a_page() -> None:
@@ -80,12 +80,12 @@ def test_every_example_is_a_command_that_composes(name: str, entries: dict[str, 
 def test_every_derived_link_leads_to_a_place_on_the_page(name: str, entries: dict[str, Entry]) -> None:
     entry, schema = entries[name], ENTRIES[name]
     chosen = tuple(group.name for group in groups(name))
-    told = [setting.name for section in entry.sections for setting in section.settings]
-    told += [*chosen, *(section.name for section in entry.sections if section.name)]
+    message = [setting.name for section in entry.sections for setting in section.settings]
+    message += [*chosen, *(section.name for section in entry.sections if section.name)]
     text = page(entry)
-    for setting in told:
-        found = link(f"{setting}: wanted this, found that", None, name, schema)
-        assert found and anchors(text).count(found.partition("#")[2]) == 1, setting
+    for setting in message:
+        result = link(f"{setting}: wanted this, found that", None, name, schema)
+        assert result and anchors(text).count(result.partition("#")[2]) == 1, setting
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.infer.report import report_fixture as fixture
 from tests.offline_runs import read_runs
 from tests.train.resume_worker import RECIPE
 
-TINY = [one for one in RECIPE if not one.startswith(("tracker", "steps", "save_every", "validate_every"))]
+TINY = [item for item in RECIPE if not item.startswith(("tracker", "steps", "save_every", "validate_every"))]
 TRACKED = ["tracker.tags=[tiny,test]", "tracker.entity=someone"]
 
 
@@ -91,7 +91,7 @@ def test_an_export_has_its_figures_and_the_model(runs: dict[str, dict[str, Any]]
     run = of(runs, "export")
     assert {"verified/standard_loss", "verified/agreement", "drafts/all", "step"} <= run["summary"].keys()
     (artifact,) = run["artifacts"]
-    files = {one["path"] for one in artifact["manifest"]["contents"]}
+    files = {item["path"] for item in artifact["manifest"]["contents"]}
     assert (
         artifact["type"] == "model"
         and {"model.safetensors", "README.md", "custom_generate/generate.py"} <= files

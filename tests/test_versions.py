@@ -20,14 +20,14 @@ PINS = {pin.name.lower().replace("_", "-"): pin for pin in LOCK}
 @pytest.mark.parametrize("dependency", RANGES, ids=lambda dependency: dependency.name)
 def test_the_lock_is_within_the_ranges(dependency: Requirement) -> None:
     """Every direct dependency has a floor and a pin, and the pin is allowed."""
-    assert [one for one in dependency.specifier if one.operator == ">="]
+    assert [item for item in dependency.specifier if item.operator == ">="]
     (pin,) = PINS[dependency.name.lower().replace("_", "-")].specifier
     assert pin.operator == "==" and dependency.specifier.contains(pin.version)
 
 
 def test_the_lock_installs_on_the_oldest_python() -> None:
     """soupsieve 4.1.2 in the lock needed Python 3.11.5, so launch/setup.sh failed on Debian 12's 3.11.2."""
-    (oldest,) = (one.version for one in SpecifierSet(PROJECT["requires-python"]) if one.operator == ">=")
+    (oldest,) = (item.version for item in SpecifierSet(PROJECT["requires-python"]) if item.operator == ">=")
     refused = {}
     for name, pin in PINS.items():
         try:

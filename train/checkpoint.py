@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 
 from conf import UserError
 from conf.errors import UNFINISHED, in_one_line
-from conf.files import Broken, sealed, unsealed, write_json
+from conf.files import Corrupt, read_checksummed, with_checksum, write_json
 
 DESCRIBED = "checkpoint.json"
 SHARD = "optim_states.pt"  # the end of the names of files with one rank's share of the optimizer
@@ -55,7 +55,7 @@ class Checkpoint:
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `checkpoint.json`, which has a checksum of its own."""
-    write_json(folder / DESCRIBED, sealed(asdict(checkpoint)))
+    write_json(folder / DESCRIBED, with_checksum(asdict(checkpoint)))
 
 
 def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoint:
@@ -81,9 +81,9 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
 def _described(folder: Path) -> Checkpoint:
     """Return what `checkpoint.json` says of its folder. Raise BrokenFile for what no save writes."""
     try:
-        checkpoint = Checkpoint(**unsealed(folder / DESCRIBED))
+        checkpoint = Checkpoint(**read_checksummed(folder / DESCRIBED))
         listed = all({"size", "crc32"} == facts.keys() for facts in checkpoint.files.values())
-    except Broken as error:
+    except Corrupt as error:
         raise BrokenFile(f"{DESCRIBED} {error}") from None
     except (TypeError, AttributeError):
         raise BrokenFile(f"{DESCRIBED} has other fields than this version's") from None

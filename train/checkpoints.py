@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from conf import UserError
 from conf.console import print_line
-from conf.files import read_result, sealed, write_json
+from conf.files import read_result, with_checksum, write_json
 from conf.stage import ROOT, check_same, create_folder, lock
 from train.checkpoint import (
     BrokenFile,
@@ -60,7 +60,7 @@ class Checkpoints:
         if broadcast(run.is_file()):
             check_same(read_result(run), provenance, out, finished=False)
         else:
-            self._on_rank_0(partial(write_json, run, sealed(provenance)))
+            self._on_rank_0(partial(write_json, run, with_checksum(provenance)))
 
     def _acquire(self) -> None:
         create_folder(Path(os.path.realpath(self.out)), self.out)  # also a link's target

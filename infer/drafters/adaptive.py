@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infer.drafters.places import Places
-from infer.engine.reading import Candidates, Request
+from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Verified
 from infer.ngrams import Ngrams, TextNgrams

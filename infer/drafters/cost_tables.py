@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from conf.files import Broken, sealed, unsealed, write_json
+from conf.files import Corrupt, read_checksummed, with_checksum, write_json
 from infer.drafters.costs import Costs, context_of, prior_costs, work
 from infer.engine.forward import agreed_value, shares
 from infer.engine.gate import GatedLinear
@@ -56,7 +56,7 @@ class CostTables:
             for table in tables
         ]
         with suppress(OSError):
-            write_json(self._path, sealed({"tables": written, "device": device_name(self._target)}))
+            write_json(self._path, with_checksum({"tables": written, "device": device_name(self._target)}))
 
     def _priors(self) -> list[Costs]:
         priors = [prior_costs(self._target.device.type)]
@@ -71,12 +71,12 @@ class CostTables:
     def _read(self) -> list[Costs] | None:
         """Return the saved tables; None where there are none, of another version, or broken ones."""
         try:
-            tables = unsealed(self._path)["tables"]
+            tables = read_checksummed(self._path)["tables"]
             costs = [
                 Costs(tuple(table["rows"]), tuple(table["ms"]), tuple(min(w, WEIGHT) for w in table["weights"]))
                 for table in tables
             ]
-        except (OSError, Broken, KeyError):
+        except (OSError, Corrupt, KeyError):
             return None
         known = len(costs) == 1 + (self._draft is not None)
         return costs if known and min(min(table.ms) for table in costs) > 0 else None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.engine.reading import Candidates, Reading, Request
+from infer.engine.output import Candidates, ForwardOutput, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Verified
@@ -188,7 +188,7 @@ class DraftModelDrafters(Drafters, ABC):
 
     def _forward(
         self, pending: Sequence[Pending | None], probes: Sequence[Sequence[int]] | None = None
-    ) -> Reading:
+    ) -> ForwardOutput:
         """Run one forward of all queued rows, and of each sequence's probes under the last. A sequence without
         any feeds its last row again.
         """
@@ -198,11 +198,11 @@ class DraftModelDrafters(Drafters, ABC):
                 trees[b] = trees[b].probe([trees[b].drafted], tokens)
         fed = [min(item.fed, len(item.tokens) - 1) if item else 0 for item in pending]
         self._forwards.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
-        reading = self.runner.forward(trees, self._requests, self._sampling, fed)
+        output = self.runner.forward(trees, self._requests, self._sampling, fed)
         for item in pending:
             if item:
                 item.fed = len(item.tokens)
-        return reading
+        return output
 
     def _proposed(self, b: int, root: int, left: int) -> Tree:
         pending = self._pending[b]
@@ -253,9 +253,9 @@ class LevelDrafters(DraftModelDrafters):
             if not growths or not self._deepens(level, growths.values(), len(pending)):
                 break
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
-            reading = self._forward(pending)
+            output = self._forward(pending)
             for b, growth in growths.items():
-                candidates = self._behind(b, growth.frontier, rows[b], reading)
+                candidates = self._behind(b, growth.frontier, rows[b], output)
                 growth.grow(candidates.ids, candidates.weights)
 
     def _growth(self, root: int) -> Growth:
@@ -267,9 +267,9 @@ class LevelDrafters(DraftModelDrafters):
             calibrated=self._budget.chance,
         )
 
-    def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
+    def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:
         """Return the candidates behind these nodes of graph b, whose rows are `rows`."""
-        return reading.following(b, rows, self._rules.k)
+        return output.next_candidates(b, rows, self._rules.k)
 
     def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
         """Decide for all sequences together: a forward of one's frontier is one of all."""
@@ -302,14 +302,14 @@ class ProbeDrafters(DraftModelDrafters):
         self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        reading = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
+        output = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
         for b, item in enumerate(pending):
             if item is None:
                 continue
             root = len(item.tokens) - 1
-            candidates = [reading.following(b, [root], self._k)]
+            candidates = [output.next_candidates(b, [root], self._k)]
             if depths[b] > 1:
-                candidates.append(reading.following(b, range(root + 1, root + depths[b]), self._k))
+                candidates.append(output.next_candidates(b, range(root + 1, root + depths[b]), self._k))
             ids = [row for part in candidates for row in part.ids]
             item.graph = lattice(
                 item.graph.tokens[0], ids, [row for part in candidates for row in part.weights]
@@ -345,8 +345,8 @@ class RatioDrafters(LevelDrafters):
                 item.drawn = {}
         super()._grow(pending, depths)
 
-    def _behind(self, b: int, nodes: Sequence[int], rows: range, reading: Reading) -> Candidates:
-        candidates, q_nV = reading.draws(b, rows, self._rules.k, self._generators[b])
+    def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:
+        candidates, q_nV = output.draws(b, rows, self._rules.k, self._generators[b])
         self._pending[b].drawn.update(zip(nodes, q_nV))  # type: ignore[union-attr]
         return candidates
 

@@ -13,8 +13,8 @@ The candidates for a place depend on the tokens before it, so a draft grows node
 from collections.abc import Callable, Sequence
 from math import exp
 
+from infer.engine.output import Candidates
 from infer.engine.pick import noise
-from infer.engine.reading import Candidates
 from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import LONGEST, TextNgrams
 from infer.trees.token_graph import Drafts, TokenGraph, unroll

@@ -15,7 +15,7 @@ from conf.errors import UserError
 from infer.engine.attention import is_alibi
 from infer.engine.forward import DynamicForward, Target
 from infer.engine.memory import is_out_of_memory
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 

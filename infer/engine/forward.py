@@ -21,8 +21,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.attention import ProbeGate, biased, is_alibi, leave_to_masks, view_of
 from infer.engine.cache import TreeCache
+from infer.engine.output import ForwardOutput, LazyOutput, Request
 from infer.engine.pick import Logits
-from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
 from infer.trees.tree import FlatTrees, Tree, flatten, key_positions, mask
 
@@ -106,7 +106,7 @@ class Forward(Protocol):
         requests: Sequence[Request],
         sampling: Sampling,
         fed: Sequence[int] | None = None,
-    ) -> Reading:
+    ) -> ForwardOutput:
         """Compute the trees' rows, which wait in the cache behind the committed ones."""
         ...
 
@@ -134,13 +134,13 @@ class DynamicForward:
         requests: Sequence[Request],
         sampling: Sampling,
         fed: Sequence[int] | None = None,
-    ) -> LazyReading:
+    ) -> LazyOutput:
         """See Forward."""
         target = self._target
         flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
         logits = Logits(target.head, hidden, target.head(hidden))
-        return LazyReading(logits, flat, trees, requests, sampling, target.agree)
+        return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
 
     def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[FlatTrees, Tensor]:
         """Return the rows, and (B, q, d) what the decoder makes of them."""

@@ -287,7 +287,7 @@ def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
     return F.pad(ids.masked_fill(speeds == 0, -1), (0, k - ids.shape[1]), value=-1)
 
 
-def law(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
+def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
     """Return (n, V) float64 distribution of the token after each node, given the candidates drawn for it.
 
     `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`: of the

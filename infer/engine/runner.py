@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from infer.engine.attention import band
 from infer.engine.forward import DynamicForward, Forward, Target, agreed_value
-from infer.engine.reading import Reading, Request
+from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward, fixed_shapes
 from infer.trees.tree import Tree
@@ -112,11 +112,11 @@ class Runner:
         requests: Sequence[Request],
         sampling: Sampling,
         fed: Sequence[int] | None = None,
-    ) -> Reading:
+    ) -> ForwardOutput:
         """Compute the trees' rows, which wait in the cache for `commit`.
 
         A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the output
-        has the candidates behind the others (`Reading.following`), no picks.
+        has the candidates behind the others (`ForwardOutput.next_candidates`), no picks.
         """
         return self._forward(trees, requests, sampling, fed)
 

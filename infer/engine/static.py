@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from infer.engine.attention import biased
 from infer.engine.forward import Target, shares
+from infer.engine.output import ForwardOutput, LazyOutput, Packed, PackedOutput, Request, on_host
 from infer.engine.pick import Logits, leaders, likeliest, pick
-from infer.engine.reading import LazyReading, Packed, PackedReading, Reading, Request, on_host
 from infer.engine.sampling import Sampling
 from infer.trees.tree import FlatTrees, Tree, extent, flatten
 
@@ -106,7 +106,7 @@ class StaticForward:
         requests: Sequence[Request],
         sampling: Sampling,
         fed: Sequence[int] | None = None,
-    ) -> Reading:
+    ) -> ForwardOutput:
         """See Forward."""
         target = self._target
         drafts, probes = map(bucket, extent(trees, fed))
@@ -135,9 +135,9 @@ class StaticForward:
         graph = graphs[shape]
         packed = graph.run(flat, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
-            return PackedReading(packed, flat, trees, requests)
-        lazy = LazyReading(graph.logits, flat, trees, requests, sampling, target.agree)
-        return PackedReading(packed, flat, trees, requests, lazy)
+            return PackedOutput(packed, flat, trees, requests)
+        lazy = LazyOutput(graph.logits, flat, trees, requests, sampling, target.agree)
+        return PackedOutput(packed, flat, trees, requests, lazy)
 
 
 class Graph:

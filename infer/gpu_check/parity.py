@@ -18,8 +18,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
+from infer.engine.output import Request
 from infer.engine.pick import Logits, gumbel
-from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.engine.static import CompileWarning

@@ -29,7 +29,7 @@ from conf.errors import NOT_IDENTICAL, in_one_line
 from conf.files import file_to_write, write_json
 from conf.stage import commit, versions
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.gpu_check import SHAPES, GpuCheckConfig, random_model

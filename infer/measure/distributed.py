@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from conf import RankLocalError, UserError
 from conf.console import print_line
-from conf.files import Broken, read_sealed, sealed, unsealed, write_json
+from conf.files import Corrupt, load_checksummed, read_checksummed, with_checksum, write_json
 from conf.stage import begun, partial_of, publish
 from infer.models import parallel
 
@@ -123,7 +123,7 @@ def rank_local_errors() -> Iterator[None]:
 
 
 class UnitStore:
-    """Results by name, a file each, sealed: one that was damaged since is done again."""
+    """Results by name, a file each, with a checksum: one that was damaged since is done again."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder, self._names = folder, names
@@ -136,7 +136,7 @@ class UnitStore:
 
     def save(self, name: str, value: Any) -> None:
         """Keep one; a reader sees the whole of it or none."""
-        write_json(self._file(name), sealed(value))
+        write_json(self._file(name), with_checksum(value))
 
     def read(self) -> dict[str, Any]:
         """Read the units that are done, in the order of the names. Raises UserError for a damaged one."""
@@ -148,8 +148,8 @@ class UnitStore:
         if not file.is_file():
             return False
         try:
-            unsealed(file)
-        except Broken as error:
+            read_checksummed(file)
+        except Corrupt as error:
             if workers.first:
                 print_line(f"{file} {error}: it is done again")
             return False
@@ -161,7 +161,7 @@ class UnitStore:
 
 def read_unit(file: Path) -> dict[str, Any]:
     """Read a unit of a run. Raises UserError for a damaged one."""
-    return read_sealed(file, "the run does it again when it is started again")
+    return load_checksummed(file, "the run does it again when it is started again")
 
 
 def read_units(folder: Path) -> dict[str, Any]:
@@ -171,4 +171,4 @@ def read_units(folder: Path) -> dict[str, Any]:
 
 def read_header(file: Path) -> dict[str, Any]:
     """Return the header that all units of a run share. Raises UserError for a damaged one."""
-    return read_sealed(file, f"remove {file.parent} to begin anew")
+    return load_checksummed(file, f"remove {file.parent} to begin anew")

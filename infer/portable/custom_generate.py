@@ -39,7 +39,7 @@ from infer.drafters.places import SOURCES
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
 from infer.engine.forward import context_length, places_of, shares
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Drafters, Limits, decode

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from conf import UserError
 from conf.console import print_line
 from conf.errors import NOT_IDENTICAL
-from conf.files import sealed, write_json
+from conf.files import with_checksum, write_json
 from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import load
 from infer.benchmarks.rows import Problem
@@ -76,13 +76,13 @@ def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path
     }
     with distributed.folder(out, {**facts, **place}, workers) as partial:
         if workers.first and not (partial / HEADER).is_file():
-            write_json(partial / HEADER, sealed(_header(config, work, sandbox)))
+            write_json(partial / HEADER, with_checksum(_header(config, work, sandbox)))
         answers = UnitStore(partial / UNITS, [batch.name for batch in work.batches])
         _answer(config, work, answers, workers)
         verdicts = _judge(config, work, answers.read(), sandbox, partial / UNITS, workers)
         if workers.first:
             header = read_header(partial / HEADER)
-            write_json(partial / RESULT, sealed(result(header, answers.read() | verdicts)))
+            write_json(partial / RESULT, with_checksum(result(header, answers.read() | verdicts)))
             write_manifest(partial, "quality", facts)
 
 

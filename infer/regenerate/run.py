@@ -36,7 +36,7 @@ from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.api import Model, load
 from infer.engine.memory import enough_memory
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.sampling import seed_from
 from infer.loop import Limits, decode
 from infer.measure import distributed

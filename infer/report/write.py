@@ -15,7 +15,7 @@ import wandb
 
 from conf import UserError
 from conf.console import print_line
-from conf.files import read_json, read_result, sealed, write_bytes, write_json
+from conf.files import read_json, read_result, with_checksum, write_bytes, write_json
 from conf.stage import MANIFEST, commit, partial_of, read_manifest
 from conf.tracker import TrackerConfig, begin_run, run_file
 from infer.measure.distributed import HEADER
@@ -175,7 +175,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None, training: Path | N
     """
     if training:
         build(folder)  # refuses before anything is written
-        write_json(folder / FILE, sealed(read_training(training)))  # where later reports find it
+        write_json(folder / FILE, with_checksum(read_training(training)))  # where later reports find it
     report = build(folder)
     drawings = draw(report)
     for name in PLOTS:
@@ -188,7 +188,7 @@ def write(folder: Path, tracker: TrackerConfig | None = None, training: Path | N
         if report[kind]:
             write_bytes(folder / f"{kind}.csv", sheet(report[kind]["rows"]))
     write_bytes(folder / "index.html", report_page(report, drawings).encode("utf-8", "replace"))
-    write_json(folder / "report.json", sealed(report))
+    write_json(folder / "report.json", with_checksum(report))
     if tracker:
         log(tracker, folder, report, sorted(drawings))
     return report

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs
 from infer.engine.forward import agreed_value, context_length
-from infer.engine.reading import Reading, Request
+from infer.engine.output import ForwardOutput, Request
 from infer.engine.runner import FINE, Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, Step, Verified, decode
@@ -114,7 +114,7 @@ class ClockedRunner(Runner):
         vars(self).update(vars(runner))
         self._clock, self.asked, self.chosen = clock, 0.0, 0.0
 
-    def forward(self, *args: Any, **kwargs: Any) -> Reading:
+    def forward(self, *args: Any, **kwargs: Any) -> ForwardOutput:
         """See Runner. The draft is made."""
         self.asked = self._clock()
         return super().forward(*args, **kwargs)
@@ -198,20 +198,20 @@ class StepTimer:
         """
         token, probes, began = self._token, min(q - 1, PROBES), self._clock()
         tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
-        reading = self._runner.forward([tree] * self._batch, self._requests, self._sampling)
-        walks, walked = self._walks(tree, reading)
+        output = self._runner.forward([tree] * self._batch, self._requests, self._sampling)
+        walks, walked = self._walks(tree, output)
         for b, (path, choice) in enumerate(walks if probes else ()):
-            answers = reading.drafts(b, tree.drafted, WIDTH)
+            answers = output.drafts(b, tree.drafted, WIDTH)
             self._drafter.observe(Verified(tree, path, choice, answers, q, 0.0))
             self._drafter.propose([choice], left=ROWS[-1])
         took = self._clock() - began
-        _, again = self._walks(tree, reading)  # what was made with the forward is looked up
+        _, again = self._walks(tree, output)  # what was made with the forward is looked up
         return took - min(walked, again)
 
-    def _walks(self, tree: Tree, reading: Reading) -> tuple[list[tuple[list[int], int]], float]:
+    def _walks(self, tree: Tree, output: ForwardOutput) -> tuple[list[tuple[list[int], int]], float]:
         """Return every sequence's path and choice, and the seconds that they took."""
         began = self._clock()
-        walks = [tree.walk(reading.chooser(b, ())) for b in range(self._batch)]
+        walks = [tree.walk(output.chooser(b, ())) for b in range(self._batch)]
         return walks, self._clock() - began
 
 

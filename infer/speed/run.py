@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from conf import RankLocalError, UserError
 from conf.console import print_line
 from conf.errors import ANOTHER, NOT_IDENTICAL
-from conf.files import read_result, sealed, write_json
+from conf.files import read_result, with_checksum, write_json
 from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_of, write_manifest
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import GREEDY
@@ -152,12 +152,12 @@ def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], w
         if workers.first and not (partial / HEADER).is_file():
             shared = header(config, prepared.prompts, bench.lms, ranks=workers.world, all_=len(units_by_name))
             left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
-            write_json(partial / HEADER, sealed({**shared, "skipped": skipped, "left_out": left_out}))
+            write_json(partial / HEADER, with_checksum({**shared, "skipped": skipped, "left_out": left_out}))
         units, worker = UnitStore(partial / UNITS, list(units_by_name)), Worker(config, prepared, bench)
         _do(units, units_by_name, worker, workers)
         workers.wait()
         if workers.first:
-            write_json(partial / RESULT, sealed(read(partial)))
+            write_json(partial / RESULT, with_checksum(read(partial)))
             write_manifest(partial, KIND, facts)
 
 

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.loop import decode
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.speed import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig

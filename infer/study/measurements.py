@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.config import BY_DRAFT_MODEL
-from infer.engine.reading import LazyReading, Request
+from infer.engine.output import LazyOutput, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.measure.runs import Measured, measure
@@ -285,9 +285,9 @@ def log_q(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Ten
     runner = Runner(lm, capacity=len(context), max_rows=n, static=False)
     runner.prefill([context[:-1]])
     tree = Tree((context[-1], *graph.tokens[1:]), tuple(graph.parents), n)
-    reading = runner.forward([tree], [Request(context)], GREEDY)
-    assert isinstance(reading, LazyReading)
-    return reading.logits[:n].whole().double().log_softmax(-1)
+    output = runner.forward([tree], [Request(context)], GREEDY)
+    assert isinstance(output, LazyOutput)
+    return output.logits[:n].whole().double().log_softmax(-1)
 
 
 MEASUREMENTS: dict[str, Callable[[StudyModels], list[dict[str, Any]]]] = {

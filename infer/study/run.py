@@ -11,7 +11,7 @@ from rich.progress import Progress
 from conf import RankLocalError
 from conf.console import print_line
 from conf.errors import NOT_IDENTICAL
-from conf.files import read_result, sealed, write_json
+from conf.files import read_result, with_checksum, write_json
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
 from infer.hardware import circumstances
@@ -66,7 +66,7 @@ def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -
                     PLOTS[part](report[part]).savefig(out / f"{part}.png", dpi=150)
                 progress.advance(task)
         if out:
-            write_json(out / "report.json", sealed(report))
+            write_json(out / "report.json", with_checksum(report))
             write_manifest(out, "study", facts)
 
 

@@ -133,18 +133,18 @@ def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> 
     texts = [METADATA.sub("", text, count=1) for text in batch["content"]]
     good = [reason_to_drop(Document("", text, ""), config.filters) is None for text in texts]
     clean = [match is None for match in index.search(texts)]
-    found: dict[str, list[Any]] = {"ids": [], "mode": []}
+    result: dict[str, list[Any]] = {"ids": [], "mode": []}
     for id, text, keep in zip(batch["id"], texts, map(all, zip(good, clean))):
         if keep:
             mode = choose_mode(generator(0, "mode", id), fim_rate=0.5, spm_rate=0.5)
             cuts = choose_cuts(generator(0, "cuts", id), len(text))
             segments = document_segments(text, mode, cuts, vocab=vocab, lead=lambda text: text)
             encoded = iter(encode([segment for segment in segments if isinstance(segment, str)]))
-            found["ids"].append(
+            result["ids"].append(
                 [i for s in segments for i in (next(encoded).ids if isinstance(s, str) else [s])]
             )
-            found["mode"].append(int(mode))
-    return found
+            result["mode"].append(int(mode))
+    return result
 
 
 def plain_pack(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
@@ -275,8 +275,8 @@ def main() -> None:
         f"{size:.1f} MB of text, {given.workers} processes, {given.rounds} rounds; MB/s, median (least, most)"
     )
     speeds = {name: sorted(size / value for value in values) for name, values in seconds.items()}
-    for name, found in speeds.items():
-        print(f"  {name:14} {statistics.median(found):6.2f} ({found[0]:.2f}, {found[-1]:.2f})")
+    for name, result in speeds.items():
+        print(f"  {name:14} {statistics.median(result):6.2f} ({result[0]:.2f}, {result[-1]:.2f})")
     ratios = {
         f"data_prep / {name}": round(
             statistics.median(other / own for other, own in zip(seconds[name], seconds["data_prep"])), 3
@@ -284,7 +284,7 @@ def main() -> None:
         for name in seconds
         if name != "data_prep"
     }
-    medians = {name: round(statistics.median(found), 3) for name, found in speeds.items()}
+    medians = {name: round(statistics.median(result), 3) for name, result in speeds.items()}
     print(json.dumps({"mb_per_s": medians, "ratios": ratios, "largest_process_gb": round(memory, 3)}))
 
 

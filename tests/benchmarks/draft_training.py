@@ -103,7 +103,7 @@ def accepted_drafts(args: argparse.Namespace, trainer: Any, config: Any) -> dict
 
     from data_prep.vocab import TOKENIZER, load_tokenizer
     from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-    from infer.engine.reading import Request
+    from infer.engine.output import Request
     from infer.engine.runner import Runner
     from infer.loop import Drafters, Limits, decode
 

@@ -22,7 +22,7 @@ import torch
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, decode

@@ -170,7 +170,7 @@ def main(numbers: list[int]) -> None:
     from train.memory import estimate_memory
     from train.pretrained import model_config
 
-    found = []
+    result = []
     titles = ("model", "tokens", "ranks", "ZeRO", "type", "ckpt", "measured", "plan", "ratio")
     print(LINE.format("", *titles, "fullest moment"))
     for number in numbers:
@@ -182,12 +182,12 @@ def main(numbers: list[int]) -> None:
         peak, total = measure(number)["peak"], plan.total
         if not torch.cuda.is_available():
             total += plan.host  # the same memory here
-        found.append({"row": ROWS[number], "measured": peak, "plan": total, "moment": plan.moment})
+        result.append({"row": ROWS[number], "measured": peak, "plan": total, "moment": plan.moment})
         figures = (f"{peak / MIB:.0f}", f"{total / MIB:.0f}", f"{total / peak:.2f}")
-        kept = "yes" if checkpointing else "no"
-        told = " ".join([plan.moment, *more])
-        print(LINE.format(number, name, tokens, ranks, stage, kind, kept, *figures, told), flush=True)
-    print(json.dumps(found))
+        remaining = "yes" if checkpointing else "no"
+        message = " ".join([plan.moment, *more])
+        print(LINE.format(number, name, tokens, ranks, stage, kind, remaining, *figures, message), flush=True)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -70,14 +70,14 @@ def times(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each objective's steps, round by round."""
     dtype = getattr(torch, arguments.dtype)
     steps = {name: step_of(name, dtype, arguments.attention) for name in OBJECTIVES}
-    found: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
+    result: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
     for round_ in range(-1, arguments.rounds):
         for name, step in steps.items():
             began = time.perf_counter()
             step(round_ + 1)
             if round_ >= 0:  # the first round warms up
-                found[name].append(time.perf_counter() - began)
-    return found
+                result[name].append(time.perf_counter() - began)
+    return result
 
 
 def peak(name: str, arguments: argparse.Namespace) -> float:
@@ -119,14 +119,14 @@ def main() -> None:
     if arguments.peak_of:
         print_peak(arguments)
         return
-    found, rows = times(arguments), {}
-    for name, seconds in found.items():
-        ratio = statistics.median(own / base for own, base in zip(seconds, found["causal"], strict=True))
+    result, rows = times(arguments), {}
+    for name, seconds in result.items():
+        ratio = statistics.median(own / base for own, base in zip(seconds, result["causal"], strict=True))
         rows[name] = {"seconds": statistics.median(seconds), "ratio": ratio, "peak_mib": peak(name, arguments)}
         print(
             f"{name:8} {rows[name]['seconds']:6.2f} s a step  {ratio:.2f} x causal "
-            f"(rounds {min(a / b for a, b in zip(seconds, found['causal'])):.2f} to "
-            f"{max(a / b for a, b in zip(seconds, found['causal'])):.2f})  "
+            f"(rounds {min(a / b for a, b in zip(seconds, result['causal'])):.2f} to "
+            f"{max(a / b for a, b in zip(seconds, result['causal'])):.2f})  "
             f"activations at most {rows[name]['peak_mib']:.0f} MiB"
         )
     print(json.dumps({"dtype": arguments.dtype, "attention": arguments.attention, "objectives": rows}))

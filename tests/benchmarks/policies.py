@@ -60,9 +60,9 @@ def compare(
     chosen = {name: new for name, new in makers.items() if name.startswith(tuple(args.only or ("",)))}
     runner = Runner(lm, capacity=capacity, max_rows=96)
     limits = Limits(args.new, eos_ids(lm))
-    told = time.thread_time if lm.device.type == "cpu" else clock
+    message = time.thread_time if lm.device.type == "cpu" else clock
     decoders = {
-        name: loop_decoder(runner, Drafters(new), limits, sampling, clock=told)
+        name: loop_decoder(runner, Drafters(new), limits, sampling, clock=message)
         for name, new in {PLAIN: Drafter, **chosen}.items()
     }
     return pairs(decoders, prompts, rounds=args.rounds)
@@ -102,15 +102,15 @@ def pairs(
     for decoder in decoders.values():
         decoder(prompts[0])
     names = [name for name in decoders if name != baseline]
-    found: dict[str, Pairs] = {name: [[] for _ in prompts] for name in names}
+    result: dict[str, Pairs] = {name: [[] for _ in prompts] for name in names}
     for turn in range(rounds):
         for index, prompt in enumerate(prompts):
             for block in blocks(names, baseline, turn):
                 runs = {name: decoders[name](prompt) for name in block}
                 plain = runs.pop(baseline)
                 for name, run in runs.items():
-                    found[name][index].append((run, plain))
-    return found
+                    result[name][index].append((run, plain))
+    return result
 
 
 def rate(run: Run) -> float:
@@ -118,16 +118,18 @@ def rate(run: Run) -> float:
     return len(run.tokens) / run.seconds
 
 
-def table(found: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
+def table(result: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
     """Print and return the speedups."""
     speedups = {
-        name: estimate([[Weighed(plain.seconds, rate(run) / rate(plain)) for run, plain in one] for one in by])
-        for name, by in found.items()
+        name: estimate(
+            [[Weighed(plain.seconds, rate(run) / rate(plain)) for run, plain in item] for item in by]
+        )
+        for name, by in result.items()
     }
-    papers = [one.value for name, one in speedups.items() if name.startswith("two-forward")]
+    papers = [item.value for name, item in speedups.items() if name.startswith("two-forward")]
     rows = {}
     print(f"{title}\n{'':24} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
-    for name, by in found.items():
+    for name, by in result.items():
         runs = [pair for prompt in by for pair in prompt]
         same = sum(run.tokens == plain.tokens for run, plain in runs)
         rows[name] = {
@@ -178,8 +180,8 @@ def main() -> None:
         }
         models |= {size: partial(random_llama, size, getattr(torch, dtype)) for size in args.shape}
         for name, load in models.items():
-            found = compare(load(), ids, ngrams, prompts, dtype, args)
-            results[f"{name} {dtype}"] = table(found, f"{name} model, {dtype}, {len(prompts)} prompts")
+            result = compare(load(), ids, ngrams, prompts, dtype, args)
+            results[f"{name} {dtype}"] = table(result, f"{name} model, {dtype}, {len(prompts)} prompts")
     print(json.dumps(results))
 
 

@@ -126,7 +126,7 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
 
 def ratio(pairs_of: Pairs) -> dict[str, Any]:
     """Tokens per second over the baseline's, with the 95 % interval."""
-    weighed = [[Weighed(base.seconds, rate(run) / rate(base)) for run, base in one] for one in pairs_of]
+    weighed = [[Weighed(base.seconds, rate(run) / rate(base)) for run, base in item] for item in pairs_of]
     value = estimate(weighed)
     assert value is not None
     return {"ratio": value.value, "interval": value.interval}
@@ -138,14 +138,14 @@ def compare(decoders: Mapping[str, Decoder], prompts: list[TokenPrompt], rounds:
     baselines = [base for by in next(iter(first.values())) for _, base in by]
     rates = {PLAIN: statistics.median(map(rate, baselines))}
     for name, by in first.items():
-        rates[name] = statistics.median(rate(run) for one in by for run, _ in one)
+        rates[name] = statistics.median(rate(run) for item in by for run, _ in item)
     published = [name for name in decoders if name.startswith("published") and name != PLAIN]
     best = max(published, key=rates.__getitem__)
-    ours = {name: one for name, one in decoders.items() if name.startswith("ours") or name == best}
+    ours = {name: item for name, item in decoders.items() if name.startswith("ours") or name == best}
     second = pairs(ours, prompts, rounds=rounds, baseline=best)
     rows: dict[str, Any] = {PLAIN: {"tokens_per_second": rates[PLAIN], PLAIN: {"ratio": 1.0, "interval": None}}}
     for name, by in first.items():
-        runs = [pair for one in by for pair in one]
+        runs = [pair for item in by for pair in item]
         rows[name] = {
             "tokens_per_second": rates[name],
             "tokens_per_forward": statistics.fmean(len(run.tokens) / run.forwards for run, _ in runs),
@@ -157,18 +157,18 @@ def compare(decoders: Mapping[str, Decoder], prompts: list[TokenPrompt], rounds:
     return {"best": best, "rows": rows}
 
 
-def show(found: Mapping[str, Any], title: str) -> None:
+def show(result: Mapping[str, Any], title: str) -> None:
     """A table."""
-    best = found["best"]
+    best = result["best"]
     print(f"{title}\n{'':24} {'tok/s':>7} {'tok/fwd':>8} {'x ' + PLAIN:>24} {'x ' + best:>24} {'same':>8}")
-    for name, row in found["rows"].items():
+    for name, row in result["rows"].items():
         cells = [f"{row['tokens_per_second']:7.0f}", f"{row.get('tokens_per_forward', 1.0):8.2f}"]
         for baseline in (PLAIN, best):
-            one = row.get(baseline)
+            item = row.get(baseline)
             interval = (
-                f" ({one['interval'][0]:.2f}-{one['interval'][1]:.2f})" if one and one["interval"] else ""
+                f" ({item['interval'][0]:.2f}-{item['interval'][1]:.2f})" if item and item["interval"] else ""
             )
-            cells.append(f"{one['ratio']:.2f}{interval}".rjust(24) if one else " " * 24)
+            cells.append(f"{item['ratio']:.2f}{interval}".rjust(24) if item else " " * 24)
         same = f"{row['identical']}/{row['compared']}" if "compared" in row else ""
         print(f"{name:24}", *cells, f"{same:>8}")
 

@@ -59,7 +59,7 @@ def ask(api: openai.OpenAI, model: str, prompt: str, new: int, arguments: dict[s
 def ratio(ours: list[list[Answer]], plain: list[list[Answer]]) -> dict[str, Any]:
     """Return the median tokens/s of both, and the mean ratio with its interval; lists are by prompt."""
     rates = [
-        np.array([[one.tokens / one.seconds for one in rounds] for rounds in side]) for side in (ours, plain)
+        np.array([[item.tokens / item.seconds for item in rounds] for rounds in side]) for side in (ours, plain)
     ]
     logs, rng = np.log(rates[0] / rates[1]), np.random.default_rng(0)
     prompts, rounds = logs.shape
@@ -72,9 +72,9 @@ def ratio(ours: list[list[Answer]], plain: list[list[Answer]]) -> dict[str, Any]
     return {
         "ratio": round(float(np.exp(logs.mean())), 3),
         "interval": [round(float(low), 3), round(float(high), 3)],
-        "tokens_per_second": [round(one) for one in medians],
+        "tokens_per_second": [round(item) for item in medians],
         "first_text_ms": [
-            round(1e3 * float(np.median([one.first for rounds in side for one in rounds])))
+            round(1e3 * float(np.median([item.first for rounds in side for item in rounds])))
             for side in (ours, plain)
         ],
     }
@@ -112,8 +112,8 @@ def twice(
         answers = list(pool.map(lambda prompt: ask(apis[0], model, prompt, new, ASKED["greedy"]), prompts))
     seconds = time.perf_counter() - began
     return {
-        "same_texts": f"{sum(one.text == text for one, text in zip(answers, plain))} of {len(prompts)}",
-        "tokens_per_second": round(sum(one.tokens for one in answers) / seconds),
+        "same_texts": f"{sum(item.text == text for item, text in zip(answers, plain))} of {len(prompts)}",
+        "tokens_per_second": round(sum(item.tokens for item in answers) / seconds),
     }
 
 

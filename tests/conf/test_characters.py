@@ -34,8 +34,8 @@ def test_a_plot_draws_names_letter_by_letter() -> None:
     for name in NAMES:
         text = axis.set_title(label(name))
         figure.savefig(io.BytesIO(), format="png")
-        shown, math = text._preprocess_math(text.get_text())
-        assert not math and shown == label(name).replace(r"\$", "$")
+        output, math = text._preprocess_math(text.get_text())
+        assert not math and output == label(name).replace(r"\$", "$")
 
 
 def test_a_cell_of_a_card_holds_names_letter_by_letter() -> None:

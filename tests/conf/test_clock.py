@@ -44,17 +44,17 @@ def test_a_thread_clock_of_10_ms_measures_nothing(monkeypatch: pytest.MonkeyPatc
     assert fine_clock(time.perf_counter, coarse) is time.perf_counter
     monkeypatch.setattr(time, "thread_time", coarse)
     monkeypatch.setattr(row_times, "SECONDS", 0.05)
-    found = measure_costs(tiny_llama(), batch=1, context=128, sampling=GREEDY)
-    assert 0 < found(1) <= found(4)
-    assert AutoPolicy(found, 5).most >= 1
+    result = measure_costs(tiny_llama(), batch=1, context=128, sampling=GREEDY)
+    assert 0 < result(1) <= result(4)
+    assert AutoPolicy(result, 5).most >= 1
 
 
 def test_a_clock_that_stands_divides_nothing_by_zero(standing: None) -> None:
     """Rates, costs, bandwidths and tokens per second were divided by the difference of two readings."""
     lm = tiny_llama()
     assert duration(5.0, 5.0) == duration(5.0, 4.0) == TICK
-    found = measure_costs(lm, batch=1, context=128, sampling=GREEDY)
-    AutoPolicy(found, 5)
+    result = measure_costs(lm, batch=1, context=128, sampling=GREEDY)
+    AutoPolicy(result, 5)
     summary = Summary()
     for _ in range(2):
         summary.add(Step(0, [1, 2], 1, 1, False))

@@ -16,13 +16,13 @@ from conf.cli import COMMANDS, main
 from docs.reference import ENTRIES
 from infer.config import InferConfig
 from tests.full_disk import largest_file
-from tests.told import error
+from tests.messages import error
 
 INFER = ("infer", "model=m", "prompt=x")
 
 
 def test_of_a_copy_the_file_that_has_no_place_is_named(tmp_path: Path, failed: Callable) -> None:
-    """A full disk was told of the file that was read: "/data/tokenizer.json: No space left on device"."""
+    """A full disk was blamed on the file that was read: "/data/tokenizer.json: No space left on device"."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(bytes(2000))
     with largest_file(1000):
@@ -69,7 +69,7 @@ def test_cfg_prints_the_settings_and_does_nothing(
         (["--model=X"], "Write model=X"),
     ],
 )
-def test_what_is_no_setting_is_told_in_one_sentence(
+def test_what_is_no_setting_is_reported_in_one_sentence(
     arguments: list[str], advice: str, failed: Callable
 ) -> None:
     """Hydra's: "LexerNoViableAltException: --local_rank=0" and "missing EQUAL at '<EOF>'"."""

@@ -24,7 +24,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError
-from conf.files import Broken, file_to_write, read_result, sealed, unsealed, write_bytes, write_json
+from conf.files import (
+    Corrupt,
+    file_to_write,
+    read_checksummed,
+    read_result,
+    with_checksum,
+    write_bytes,
+    write_json,
+)
 from conf.stage import read_manifest, write_manifest
 from tests.full_disk import largest_file
 
@@ -60,13 +68,13 @@ def test_what_is_no_regular_file_is_refused_before_any_work(
         if linked:
             Path("link").symlink_to(path)
             path = Path("link")
-        told = f"must be a regular file or a new one, got a {kind}. Give another file."
+        message = f"must be a regular file or a new one, got a {kind}. Give another file."
         with pytest.raises(UserError) as early:
             file_to_write("html", str(path))
-        assert str(early.value) == f"html={path} {told}"
+        assert str(early.value) == f"html={path} {message}"
         with pytest.raises(UserError) as late:
             write_bytes(path, b"page")
-        assert str(late.value) == f"{path} {told}"
+        assert str(late.value) == f"{path} {message}"
         assert Path("special").stat().st_mode == mode
         assert len(list(tmp_path.iterdir())) == 1 + linked
 
@@ -92,7 +100,7 @@ def test_a_link_stays_and_its_target_is_written(exists: bool, tmp_path: Path) ->
     assert path == link
     write_bytes(path, b"new")
     assert link.is_symlink() and target.read_bytes() == b"new"
-    assert [one.name for one in target.parent.iterdir()] == ["page.html"]
+    assert [item.name for item in target.parent.iterdir()] == ["page.html"]
 
 
 def test_a_file_that_is_mounted_is_refused_before_any_work(
@@ -107,7 +115,7 @@ def test_a_file_that_is_mounted_is_refused_before_any_work(
 
 
 def test_a_name_without_room_for_the_unfinished_file_is_refused_before_any_work(tmp_path: Path) -> None:
-    """A name of 250 bytes was told as too long when the text had been decoded."""
+    """A name of 250 bytes was refused as too long only when the text had been decoded."""
     with pytest.raises(
         UserError, match="^html=.* must be a file in a folder that can be written, got 'File name too long'"
     ):
@@ -169,17 +177,17 @@ def test_writers_of_the_same_process_number_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> None:
-    """A full disk left .run.json.4711 behind, and was told of no file: "out=: No space left on device"."""
+    """A full disk left .run.json.4711 behind, and the error named no file: "out=: No space left on device"."""
     path = tmp_path / "run.json"
     write_json(path, "old")
     with largest_file(1000), pytest.raises(OSError) as error:
         write_json(path, "x" * 2000)
     assert error.value.filename == str(path) and error.value.errno == errno.EFBIG
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"] and path.read_text() == '"old"\n'
+    assert [item.name for item in tmp_path.iterdir()] == ["run.json"] and path.read_text() == '"old"\n'
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_the_work(tmp_path: Path) -> None:
     """A text was decoded, and then its page found no place."""
     tmp_path.chmod(0o555)
     with pytest.raises(UserError, match=f"^html={tmp_path}/x.html must be a file in a folder that can be"):
@@ -195,28 +203,32 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     """Half of a surrogate pair, as a benchmark's id may have, was a UnicodeEncodeError; that of a file's name
     was written as bytes that no reader took.
     """
-    write_json(tmp_path / "x.json", sealed(VALUE))
-    assert unsealed(tmp_path / "x.json") == read_result(tmp_path / "x.json") == json.loads(json.dumps(VALUE))
+    write_json(tmp_path / "x.json", with_checksum(VALUE))
+    assert (
+        read_checksummed(tmp_path / "x.json")
+        == read_result(tmp_path / "x.json")
+        == json.loads(json.dumps(VALUE))
+    )
 
 
 @given(st.data())
 def test_no_change_of_a_byte_goes_unseen(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    path = tmp_path_factory.mktemp("sealed") / "x.json"
-    write_json(path, sealed(VALUE))
-    whole, wanted = path.read_bytes(), unsealed(path)
+    path = tmp_path_factory.mktemp("files") / "x.json"
+    write_json(path, with_checksum(VALUE))
+    whole, expected = path.read_bytes(), read_checksummed(path)
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = bytearray(whole)
     changed[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(changed)
-    with contextlib.suppress(Broken):
-        assert unsealed(path) == wanted  # a space, or a letter of an escape
+    with contextlib.suppress(Corrupt):
+        assert read_checksummed(path) == expected  # a space, or a letter of an escape
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": 1}', '{"crc32": 1}', "[" * 100_000, "\ufeff{}"])
 def test_what_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
-    with pytest.raises(Broken, match="cannot be read|has another checksum"):
-        unsealed(tmp_path / "x.json")
+    with pytest.raises(Corrupt, match="cannot be read|has another checksum"):
+        read_checksummed(tmp_path / "x.json")
 
 
 def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:

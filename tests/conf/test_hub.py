@@ -70,10 +70,10 @@ def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path, files: t
 
 def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface_hub tries again for half a minute, and tells of it in many lines."""
-    asked = []
+    requested = []
 
     def fail(api: Any, name: str, **options: Any) -> None:
-        asked.append((name, options["timeout"]))
+        requested.append((name, options["timeout"]))
         raise ConnectionError("many\nlines")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -82,7 +82,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pyte
         UserError, match=r"^draft=owner/draft must .* did not answer \(ConnectionError\). Check"
     ):
         find_folder("owner/draft", setting="draft")
-    assert asked == [("owner/draft", 10.0)]
+    assert requested == [("owner/draft", 10.0)]
 
 
 @pytest.mark.parametrize("path", ["../owner/model", "/owner", "runs/demo/model", "model", "runs/model/"])

@@ -169,7 +169,7 @@ def test_a_wrong_setting_is_named_in_one_sentence(override: str, message: str) -
 
 
 @pytest.mark.parametrize("name", ["objective@x", "steps.x", "steps@x", "out.", "x" * 300])
-def test_what_is_no_name_of_a_setting_is_told_so(name: str) -> None:
+def test_what_is_no_name_of_a_setting_is_reported_so(name: str) -> None:
     """`objective@x=3` was a ValueError of Hydra's, and a long name an OSError: it looked for a file of it."""
     assert refusal("train", "experiment=demo", f"{name}=3").startswith(f"unknown setting '{name}': ")
 

@@ -47,14 +47,14 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path
     write_manifest(first, "shards", {})
     second.mkdir()
     (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
-    made = [made_from(Settings(data=Inner(str(p))), {"data.path": p}) for p in (first, second)]
-    assert made[0] == made[1]
-    assert made[0]["inputs"] == {"data.path": fingerprint(first)}
-    assert made[0]["settings"] == {"steps": 5, "data": {"size": 3}}
-    write_manifest(tmp_path / "out", "thing", made[0])
-    assert is_finished(tmp_path / "out", "thing", made[1])
+    built = [made_from(Settings(data=Inner(str(p))), {"data.path": p}) for p in (first, second)]
+    assert built[0] == built[1]
+    assert built[0]["inputs"] == {"data.path": fingerprint(first)}
+    assert built[0]["settings"] == {"steps": 5, "data": {"size": 3}}
+    write_manifest(tmp_path / "out", "thing", built[0])
+    assert is_finished(tmp_path / "out", "thing", built[1])
     with pytest.raises(UserError, match=r"with data\.size=3; requested data\.size=4"):
-        is_finished(tmp_path / "out", "thing", {**made[1], "settings": {"steps": 5, "data": {"size": 4}}})
+        is_finished(tmp_path / "out", "thing", {**built[1], "settings": {"steps": 5, "data": {"size": 4}}})
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_a_folder_without_a_name_is_refused(out: str) -> None:
         pass
 
 
-def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
-    """It was told after all else had been read, where the writing begins."""
+def test_a_file_in_the_folders_place_is_reported_at_once(tmp_path: Path) -> None:
+    """It was refused after all else had been read, where the writing begins."""
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "speed"):
-        told = f"^out={out} must be a new or empty folder, got the file {file}. Use"
-        with pytest.raises(UserError, match=told):
+        printed = f"^out={out} must be a new or empty folder, got the file {file}. Use"
+        with pytest.raises(UserError, match=printed):
             is_finished(out, "shards", {})
         with pytest.raises(UserError, match="got the file"), staged(out):
             pass
@@ -192,13 +192,13 @@ def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its begun.json stayed for ever in a result of infer.speed or infer.quality."""
-    out, made = tmp_path / "out", {"settings": {"steps": 5}}
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError), begun(out, made) as partial:
-        write_manifest(partial, "thing", made)
+    out, built = tmp_path / "out", {"settings": {"steps": 5}}
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError), begun(out, built) as partial:
+        write_manifest(partial, "thing", built)
         patch.setattr(Path, "unlink", Mock(side_effect=RuntimeError))
         publish(partial)
     assert (out / BEGUN).is_file()
-    assert is_finished(out, "thing", made)
+    assert is_finished(out, "thing", built)
     assert [path.name for path in out.iterdir()] == [MANIFEST]
 
 

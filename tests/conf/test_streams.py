@@ -10,14 +10,14 @@ import pytest
 
 from docs.reference import ENTRIES
 from infer.report.__main__ import ReportConfig
-from tests.told import error
+from tests.messages import error
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_an_output_that_is_full_is_named_and_one_that_nobody_reads_ends_quietly(
     entry: str, monkeypatch: pytest.MonkeyPatch, failed: Callable
 ) -> None:
-    """`> /dev/full` was told as "out=runs/demo/data: No space left on device", or not at all with code 120;
+    """`> /dev/full` was reported as "out=runs/demo/data: No space left on device", or not at all with code 120;
     `| head -1` was a traceback of BrokenPipeError.
     """
     with open("/dev/full", "w") as full:
@@ -31,7 +31,7 @@ def test_an_output_that_is_full_is_named_and_one_that_nobody_reads_ends_quietly(
         assert failed(entry, "--help") == (1, "")
 
 
-def test_a_result_that_cannot_be_written_is_still_told_by_its_setting(failed: Callable) -> None:
+def test_a_result_that_cannot_be_written_is_still_reported_by_its_setting(failed: Callable) -> None:
     def fill(config: ReportConfig) -> None:
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"x")

@@ -63,7 +63,7 @@ def test_a_sweep_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_job_runs_with_its_own_settings() -> None:
-    """`-m objective.L=3,5` was told to be no setting."""
+    """`-m objective.L=3,5` was refused as no setting."""
     out = "out=x/${objective.L}"
     ended = run_sweep("-m", "plan=true", "objective=branch", "objective.L=3,5", out)
     assert ended.returncode == 0, ended.stderr

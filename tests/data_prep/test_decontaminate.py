@@ -50,8 +50,8 @@ def test_the_index_finds_what_the_reference_finds(
     if tasks and documents:  # a part of a task within a document
         documents[0] = documents[0] + tasks[0][cut:] + documents[-1]
     texts = ["".join(word + data.draw(GAPS) for word in words) for words in documents]
-    found = Index(**index_entries(listed)).search([text.upper() for text in texts])
-    assert [match is not None for match in found] == [slow_search(listed, text) for text in texts]
+    result = Index(**index_entries(listed)).search([text.upper() for text in texts])
+    assert [match is not None for match in result] == [slow_search(listed, text) for text in texts]
 
 
 @given(st.lists(st.text(), max_size=4))
@@ -60,7 +60,7 @@ def test_the_stream_is_the_words_of_each_text(texts: list[str]) -> None:
     assert word_stream(texts).decode() == expected
 
 
-def test_of_a_match_the_task_and_the_words_are_told() -> None:
+def test_of_a_match_the_task_and_the_words_are_reported() -> None:
     index = Index(**index_entries([("HumanEval/0", TEXT), ("short/1", "def find_rect_num(n): return n*(n+1)")]))
     long, short, none = index.search([f"# {TEXT}", "def find_rect_num(n):\n  return n*(n + 1)", "x = 1"])
     assert none is None
@@ -123,8 +123,8 @@ def test_every_planted_benchmark_item_is_caught(benchmarks: list[tuple[str, str]
         str.upper,
         lambda text: padding + text + padding,
     ):
-        found = index.search([change(text) for text in items.values()])
-        assert [task for task, match in zip(items, found, strict=True) if match is None] == []
+        result = index.search([change(text) for text in items.values()])
+        assert [task for task, match in zip(items, result, strict=True) if match is None] == []
 
 
 def test_no_file_of_the_standard_library_is_dropped(index: Index) -> None:
@@ -169,12 +169,12 @@ def test_benchmarks_all_are_those_that_evaluation_scores() -> None:
 def test_of_an_infilling_the_program_is_caught_and_not_its_line(shared_data: Path) -> None:
     """A line such as `for i in range(len(numbers)):` by itself would have dropped half of all Python files."""
     file = shared_data / "humaneval_infilling" / "HumanEval-SingleLineInfilling.jsonl.gz"
-    found = list(entries(DecontaminateConfig(infilling=str(file))))
-    assert len(found) == len({text for _, text in found}) < 600
-    index = Index(**index_entries(found))
+    result = list(entries(DecontaminateConfig(infilling=str(file))))
+    assert len(result) == len({text for _, text in result}) < 600
+    index = Index(**index_entries(result))
     with gzip.open(file, "rt", encoding="utf-8") as rows:
         tasks = [json.loads(row) for row in rows]
-    programs = [f"{one['prompt']}{one['canonical_solution']}{one['suffix']}" for one in tasks]
+    programs = [f"{item['prompt']}{item['canonical_solution']}{item['suffix']}" for item in tasks]
     assert None not in index.search(programs)
-    lines = [one["canonical_solution"] for one in tasks if len(words_of(one["canonical_solution"])) < NGRAM]
+    lines = [item["canonical_solution"] for item in tasks if len(words_of(item["canonical_solution"])) < NGRAM]
     assert len(lines) > 1000 and set(index.search(lines)) == {None}

@@ -29,7 +29,7 @@ def test_ray_makes_the_same_bytes(args: Args, expected: dict[str, bytes], tmp_pa
 
 
 @needs_ray
-def test_a_task_that_fails_on_ray_is_told(args: Args, tmp_path: Path) -> None:
+def test_a_task_that_fails_on_ray_is_reported(args: Args, tmp_path: Path) -> None:
     """datatrove keeps a task's error in its log and goes on."""
     pytest.importorskip("ray")
     with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed. See .*out\.logs"):
@@ -107,8 +107,8 @@ def test_slurm_jobs_make_the_same_bytes(
     encode = next(text for text in scripts.values() if "job-name=data_prep-encode" in text)
     for line in ("--array=0-1\n", "--partition=cpu", "--mem-per-cpu=2G", "export SET_UP=1"):
         assert line in encode
-    told = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
-    after = [args for text, args in told.items() if "job-name=data_prep-finish" in text]
+    message = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
+    after = [args for text, args in message.items() if "job-name=data_prep-finish" in text]
     assert any("--dependency=afterok:" in args for args in after)
 
 

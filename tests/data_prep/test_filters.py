@@ -47,9 +47,9 @@ def test_letters_and_digits_of_every_script_count(text: str, least: float) -> No
 @given(st.lists(st.integers(0, 3000), max_size=600))
 def test_batches_keep_the_order(sizes: list[int]) -> None:
     rows = [Document(str(i), "x" * n, "py") if n else Drop("empty", "f", i) for i, n in enumerate(sizes)]
-    found = list(batches(rows))
-    assert [row for batch in found for row in batch] == rows
-    assert all(len(batch) <= BATCH for batch in found)
+    result = list(batches(rows))
+    assert [row for batch in result for row in batch] == rows
+    assert all(len(batch) <= BATCH for batch in result)
 
 
 def test_the_screen_answers_every_row_in_order() -> None:
@@ -58,12 +58,12 @@ def test_the_screen_answers_every_row_in_order() -> None:
     texts = ["def f(): pass", benchmark, "", " <PRE>x", "y = 2"]
     rows: list[Document | Drop] = [Document(str(i), text, "py", "f", i) for i, text in enumerate(texts)]
     rows.insert(2, Drop("malformed row", "f", 9))
-    found = list(screen(rows, FilterConfig(control="drop"), NoControl(), index))  # type: ignore[arg-type]
+    result = list(screen(rows, FilterConfig(control="drop"), NoControl(), index))  # type: ignore[arg-type]
     answers = ["def f(): pass", "contaminated", "malformed row", "empty", "control pieces", "y = 2"]
-    assert [row.reason if isinstance(row, Drop) else row.text for row in found] == answers
-    assert isinstance(found[1], Drop)
-    assert found[1].detail == f"task/1: {' '.join(benchmark.split()[:13])}"
-    assert np.array_equal([row.row for row in found], [0, 1, 9, 2, 3, 4])
+    assert [row.reason if isinstance(row, Drop) else row.text for row in result] == answers
+    assert isinstance(result[1], Drop)
+    assert result[1].detail == f"task/1: {' '.join(benchmark.split()[:13])}"
+    assert np.array_equal([row.row for row in result], [0, 1, 9, 2, 3, 4])
 
 
 @given(st.text(), st.integers(1, 50), st.booleans())

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.stage import read_manifest
-from tests.told import error
+from tests.messages import error
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/code"
@@ -55,11 +55,11 @@ class Hub(BaseHTTPRequestHandler):
         elif path.startswith(f"/datasets/{NAME}/resolve/"):
             data = (self.root / path.split("/", 6)[6]).read_bytes()
             first, last = 0, len(data) - 1
-            if asked := self.headers.get("Range"):
-                first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
+            if requested := self.headers.get("Range"):
+                first, last = (int(part) for part in requested.removeprefix("bytes=").split("-"))
             extra = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
             extra["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
-            self.answer(data[first : last + 1], 206 if asked else 200, **extra)
+            self.answer(data[first : last + 1], 206 if requested else 200, **extra)
         elif path.startswith(f"/api/datasets/{NAME}/tree/"):
             self.answer(json.dumps(self.entries()).encode(), Content_Type="application/json")
         elif path == f"/api/datasets/{NAME}" or path.startswith(f"/api/datasets/{NAME}/revision/"):
@@ -73,10 +73,10 @@ class Hub(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        paths = json.loads(asked)["paths"] if asked.startswith("{") else asked
-        found = [entry for entry in self.entries() if str(entry["path"]) in paths]
-        self.answer(json.dumps(found).encode(), Content_Type="application/json")
+        requested = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        paths = json.loads(requested)["paths"] if requested.startswith("{") else requested
+        result = [entry for entry in self.entries() if str(entry["path"]) in paths]
+        self.answer(json.dumps(result).encode(), Content_Type="application/json")
 
 
 @pytest.fixture
@@ -111,8 +111,8 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(run_on_hub: Run, tmp_path: Path) -> None:
-    found = run_on_hub()
-    assert found.returncode == 0, found.stderr
+    result = run_on_hub()
+    assert result.returncode == 0, result.stderr
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     languages = manifest["train"]["languages"]
     assert {name: sums["documents"] for name, sums in languages.items()} == {"go": 5, "python": 12}
@@ -122,8 +122,8 @@ def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(run_on_hub: Run, tm
 
 def test_a_file_that_the_hub_does_not_give_is_not_passed_over(run_on_hub: Run, tmp_path: Path) -> None:
     Hub.broken = "/python/"
-    found = run_on_hub()
-    assert found.returncode == 2 and "python/train-00000-of-00001.parquet must be readable" in found.stderr
+    result = run_on_hub()
+    assert result.returncode == 2 and "python/train-00000-of-00001.parquet must be readable" in result.stderr
     assert not (tmp_path / "out").exists()
     Hub.broken = "none"
     assert run_on_hub().returncode == 0
@@ -137,8 +137,8 @@ def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(run_on_hub: Run,
     (Hub.root / "c" / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     (Hub.root / "c" / "b.jsonl.gz").write_bytes(b"no archive")
     (Hub.root / "c" / "c.jsonl.gz").write_bytes(whole)
-    found = run_on_hub(NAME, "data=jsonl", "max_unreadable=0.9")
-    assert found.returncode == 0, found.stderr
+    result = run_on_hub(NAME, "data=jsonl", "max_unreadable=0.9")
+    assert result.returncode == 0, result.stderr
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["drops"]["unreadable file"] == 2 and manifest["counts"]["documents"] >= 500
 
@@ -148,6 +148,6 @@ def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(run_on_hub: Run,
     [("someone/gated", "asks for sign-in"), ("someone/absent", "the hub has no such dataset")],
 )
 def test_what_the_hub_refuses_is_one_sentence(run_on_hub: Run, name: str, message: str) -> None:
-    found = run_on_hub(name)
-    assert found.returncode == 2
-    assert f"data.path={name}" in error(found.stderr) and message in error(found.stderr)
+    result = run_on_hub(name)
+    assert result.returncode == 2
+    assert f"data.path={name}" in error(result.stderr) and message in error(result.stderr)

@@ -21,10 +21,10 @@ def inspect(out: Path, *more: str) -> None:
 
 def test_the_tables_and_sequences_are_shown(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inspect(data_folder, "inspect.sequences=3")
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for text in ("Languages", "filled", "PSM", "<BOS>", "span replacement, L=5", "document 1 of", "after '"):
-        assert text in shown
-    assert shown.count("train sequence") == 3
+        assert text in printed
+    assert printed.count("train sequence") == 3
 
 
 def test_the_page_holds_the_same_and_histograms_and_is_whole_or_as_before(
@@ -64,8 +64,8 @@ def test_sentinels_are_marked_and_replaced_tokens_numbered(tools: tuple[Vocab, E
     offsets = np.zeros(len(ids), dtype=int)
     offsets[2:4] = [1, 2]
     first, second = (encoder.decode(ids[place : place + 1]) for place in (2, 3))
-    shown = replacement_line(ids, offsets, vocab, encoder).plain
-    assert shown.startswith(f"<BOS><PRE>a1{first}a2{second}")
+    printed = replacement_line(ids, offsets, vocab, encoder).plain
+    assert printed.startswith(f"<BOS><PRE>a1{first}a2{second}")
 
 
 def test_long_texts_keep_their_ends() -> None:
@@ -78,8 +78,8 @@ def test_a_language_that_had_too_little_is_marked(data_folder: Path) -> None:
     manifest["chosen"] = {"py": {"share": 0.5, "exhausted": True}}
     console = Console(record=True, width=80)
     print_summary(manifest, console)
-    shown = console.export_text()
-    assert "50.00%*" in shown and "all of it is taken" in shown
+    printed = console.export_text()
+    assert "50.00%*" in printed and "all of it is taken" in printed
 
 
 def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
@@ -96,7 +96,7 @@ def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
     given += ["vocab.train_size=400", "seq_len=64", "workers=1", "held_out=0.1", f"out={out}"]
     prepare(settings("data_prep", DataPrepConfig, given))
     inspect(out, "inspect.html=true")
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown and "␛]0;title␇" in shown and "$x_$" in shown and "[/b]x" in shown
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "␛]0;title␇" in printed and "$x_$" in printed and "[/b]x" in printed
     page = (out / PAGE).read_text()
     assert "\x1b" not in page and "<svg" in page

@@ -43,11 +43,11 @@ from tests.conftest import data_settings
 
 def slow_counts(sequences: Sequence[Sequence[int]], order: int) -> dict[tuple[int, ...], Counter[int]]:
     """Successors of each context of order - 1 tokens, the oldest first."""
-    found: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    result: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for tokens in sequences:
         for last in range(order - 1, len(tokens)):
-            found[tuple(tokens[last - order + 1 : last])][tokens[last]] += 1
-    return found
+            result[tuple(tokens[last - order + 1 : last])][tokens[last]] += 1
+    return result
 
 
 def slow_key(context: Sequence[int]) -> int:
@@ -94,12 +94,12 @@ def slow_table(sequences: Sequence[Sequence[int]], order: int, vocabulary: int, 
 
 def as_dictionary(ngrams: Ngrams) -> dict[tuple[int, ...], Counter[int]]:
     """The contexts without padding."""
-    order, found = ngrams.packing.order, defaultdict[tuple[int, ...], Counter[int]](Counter)
+    order, result = ngrams.packing.order, defaultdict[tuple[int, ...], Counter[int]](Counter)
     columns = [ngrams.token(place).tolist() for place in (*reversed(range(order - 1)), order - 1)]
     for *context, token, count in zip(*columns, ngrams.counts.tolist(), strict=True):
         if ngrams.packing.vocabulary not in context:
-            found[tuple(context)][token] += count
-    return found
+            result[tuple(context)][token] += count
+    return result
 
 
 @given(st.data(), st.integers(2, 8), st.sampled_from([3, 511, 32016, 65536, 152064]))

@@ -23,7 +23,7 @@ def test_nothing_is_lost_and_no_infilling_document_is_cut(
     shapes: list[tuple[Mode, int]], patience: int
 ) -> None:
     documents = [Encoded(str(i), 0, mode, np.arange(n) + 1000 * i) for i, (mode, n) in enumerate(shapes)]
-    found: dict[str, list[tuple[int, np.ndarray]]] = {}
+    result: dict[str, list[tuple[int, np.ndarray]]] = {}
     for packed in pack(documents, 16, patience=patience):
         tokens = packed.tokens(16, -1)
         assert len(tokens) == 16
@@ -31,9 +31,9 @@ def test_nothing_is_lost_and_no_infilling_document_is_cut(
         assert (tokens[packed.used :] == -1).all()
         for span in packed.spans:
             assert span.stop > span.start
-            found.setdefault(span.document.id, []).append((span.offset, tokens[span.start : span.stop]))
+            result.setdefault(span.document.id, []).append((span.offset, tokens[span.start : span.stop]))
     for document in documents:
-        parts = found[document.id]
+        parts = result[document.id]
         assert np.array_equal(np.concatenate([part for _, part in parts]), document.ids)
         assert [offset for offset, _ in parts] == list(np.cumsum([0] + [len(p) for _, p in parts[:-1]]))
         if document.mode is not Mode.PLAIN:
@@ -80,14 +80,14 @@ def test_the_ranges_of_keys_hold_every_document_once(
         for key, document in documents:
             writer.add(key, document)
         bounds = writer.close()
-        found = []
+        result = []
         for index in range(ranges):
             low, high = (2**64 * bound // ranges for bound in (index, index + 1))
             part = list(read_runs(stem, bounds, dtype, low, high))
             assert all(low <= key < high for key, _ in part)
-            found += part
+            result += part
     rows, expected = (
         sorted((key, d.language, d.id, d.mode, d.ids.tolist()) for key, d in listed)
-        for listed in (found, documents)
+        for listed in (result, documents)
     )
     assert rows == expected

@@ -27,7 +27,7 @@ from data_prep.shards import Shards
 from tests.conftest import data_arguments, data_settings
 from tests.data_prep.conftest import content, run, texts_of
 from tests.full_disk import largest_file
-from tests.told import error
+from tests.messages import error
 
 ROOT = Path(__file__).parents[2]
 Args = Callable[..., list[str]]
@@ -60,7 +60,7 @@ def test_what_was_killed_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("size", [1000, 200_000])
-def test_a_full_disk_is_told_in_a_sentence_and_gone_on_with(
+def test_a_full_disk_is_reported_in_a_sentence_and_gone_on_with(
     size: int,
     tmp_path: Path,
     data_folder: Path,
@@ -220,16 +220,16 @@ def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None
 
 def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
     """Plain documents and both infilling modes, whole and cut, held out or not."""
-    found = texts_of(data_folder)
+    result = texts_of(data_folder)
     files: dict[str, dict[int, str]] = {}
-    for id, text in found.items():
+    for id, text in result.items():
         file, _, piece = id.rpartition("#")
         files.setdefault(file, {})[int(piece)] = text
     root = Path(sysconfig.get_path("stdlib"))
     sources = [p for name in ("json", "email", "logging") for p in (root / name).glob("*.py")]
-    kept = [path for path in sources if path.read_text().strip()]
-    assert len(files) == len(kept) > 20
-    for path in kept:
+    remaining = [path for path in sources if path.read_text().strip()]
+    assert len(files) == len(remaining) > 20
+    for path in remaining:
         pieces = files[path.relative_to(root).as_posix()]
         assert "".join(pieces[index] for index in sorted(pieces)) == path.read_text()
 
@@ -265,9 +265,9 @@ def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
         assert manifest[name]["modes"] == {"PLAIN": manifest[name]["documents"]}
 
 
-def test_a_wrong_out_is_told_before_the_input_is_listed(tmp_path: Path) -> None:
-    """A large input was listed, or the hub asked, before a folder that could not be written was told; a result
-    within the data became input of the next run.
+def test_a_wrong_out_is_reported_before_the_input_is_listed(tmp_path: Path) -> None:
+    """A large input was listed, or the hub asked, before a folder that could not be written was refused; a
+    result within the data became input of the next run.
     """
     (tmp_path / "mine").write_text("x")
     for out, source, message in (
@@ -297,7 +297,7 @@ def repository(tmp_path: Path) -> Path:
     ("more", "warned"),
     [
         (["data.split_chars=700"], []),
-        # An empty split was first told of by training.
+        # An empty split was first refused by training.
         (["seq_len=65536", "shard_tokens=65536"], ["train", "held_out"]),
     ],
 )

@@ -58,14 +58,14 @@ def test_languages_are_within_one_percent_of_the_target(shared_data: Path, tmp_p
     assert tokens == pytest.approx(2_000_000, rel=0.03)
     column = {"bytes": "characters", "files": "documents"}[by]
     with table.open() as file:
-        wanted = {row["data_dir"]: float(row[column]) for row in csv.DictReader(file)}
+        expected = {row["data_dir"]: float(row[column]) for row in csv.DictReader(file)}
     chosen = {name: part for name, part in manifest["chosen"].items() if not part["exhausted"]}
     assert len(chosen) >= 10
     total = sum(part[by] for part in chosen.values())
-    known = sum(wanted[name] for name in chosen)
+    known = sum(expected[name] for name in chosen)
     limit = 1 if by == "files" else manifest["settings"]["data"]["max_bytes"]
     for name, part in chosen.items():
-        target = wanted[name] / known * total
+        target = expected[name] / known * total
         largest = 1 if by == "files" else _largest_file(shared_data / "starcoder_sample" / name)
         assert abs(part[by] - target) <= max(0.01 * target, min(largest, limit) / 2 + 0.01 * target)
 

@@ -55,7 +55,7 @@ def test_shards_are_those_of_the_manifest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (" + 106 * b" "])
-def test_a_file_that_is_none_of_numpys_is_told(folder: Path, data: bytes) -> None:
+def test_a_file_that_is_none_of_numpys_is_reported(folder: Path, data: bytes) -> None:
     """It was an EOFError, or an error of the tokenizer of Python's own source."""
     (folder / "train-00000.spans.npy").write_bytes(data)
     with pytest.raises(UserError, match=r"train-00000\.spans\.npy must be a readable shard, got "):

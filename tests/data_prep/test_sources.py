@@ -75,7 +75,7 @@ def test_starcoder_parquet_is_read_and_its_metadata_stripped_once(tmp_path: Path
     assert (first.id, first.language, first.row) == ("python/p/p/p", "python", 0)
 
 
-def test_parquet_that_cannot_be_read_is_told_with_its_file(tmp_path: Path) -> None:
+def test_parquet_that_cannot_be_read_is_reported_with_its_file(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", content=["x = 1\n", None], id=["1", "2"])
     whole = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "b.parquet").write_bytes(whole[: len(whole) // 2])
@@ -150,7 +150,7 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     assert parts[0].files == ("c/b.c", "c/more/d.c", "e.py", "python/a.py")
 
 
-def test_links_to_nothing_and_closed_folders_are_told(
+def test_links_to_nothing_and_closed_folders_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They were left out without a word."""
@@ -187,10 +187,10 @@ def test_links_to_nothing_and_closed_folders_are_told(
         ("[!a]/?/*.[ch]", ["x/y/c.c"]),
     ],
 )
-def test_globs_are_those_of_pathlib(tmp_path: Path, pattern: str, wanted: list[str]) -> None:
+def test_globs_are_those_of_pathlib(tmp_path: Path, pattern: str, target: list[str]) -> None:
     write(tmp_path, "a.py", "x/b.py", "x/y/c.c")
-    assert seen(DataConfig(path=str(tmp_path), include=[pattern])) == wanted
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(pattern) if p.is_file()) == wanted
+    assert seen(DataConfig(path=str(tmp_path), include=[pattern])) == target
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(pattern) if p.is_file()) == target
 
 
 def test_sizes_are_in_bytes_and_a_byte_order_mark_belongs_to_no_row(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ REASONS += ["undecodable", "malformed row", "y = 2"]
         (".json.xz", lzma.compress),
     ],
 )
-def test_json_lines_are_read_and_bad_ones_told_with_their_row(
+def test_json_lines_are_read_and_bad_ones_reported_with_their_row(
     tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
 ) -> None:
     (tmp_path / f"a{suffix}").write_bytes(pack(b"\n".join(LINES)))
@@ -258,9 +258,9 @@ def test_what_comes_before_the_broken_place_of_an_archive_is_kept(tmp_path: Path
     lines = [json.dumps({"content": f"x = {i}"}) for i in range(2000)]
     whole = gzip.compress("\n".join(lines).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    found = seen(DataConfig(path=str(tmp_path), kind="jsonl"))
-    assert found[:2] == ["x = 0", "x = 1"] and found[-1] == "unreadable file"
-    assert set(found[:-1]) < {f"x = {i}" for i in range(2000)} | {"malformed row"}
+    result = seen(DataConfig(path=str(tmp_path), kind="jsonl"))
+    assert result[:2] == ["x = 0", "x = 1"] and result[-1] == "unreadable file"
+    assert set(result[:-1]) < {f"x = {i}" for i in range(2000)} | {"malformed row"}
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

@@ -177,10 +177,10 @@ def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
         ('{"vocab_size": 1e30}', "vocab_size must be a number of embedding rows, got 1e[+]30"),
     ],
 )
-def test_a_config_json_that_is_no_models_is_told(tmp_path: Path, text: str, found: str) -> None:
+def test_a_config_json_that_is_no_models_is_reported(tmp_path: Path, text: str, result: str) -> None:
     """It was a traceback: what JSON holds is not always an object, nor a size a number."""
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UserError, match=rf"config\.json:? {found}"):
+    with pytest.raises(UserError, match=rf"config\.json:? {result}"):
         find_vocab(TOKENIZER, CONFIG, model=str(tmp_path))
 
 
@@ -199,16 +199,16 @@ def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
 
 def test_a_full_cache_forgets_and_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.encode.CACHE_CHARS", 60)
-    asked: list[str] = []
+    requested: list[str] = []
 
     def encode(word: str) -> list[int]:
-        asked.append(word)
+        requested.append(word)
         return [len(word)]
 
     cache = WordCache(encode)
     for text in ("a bb", "a bb", "ccc dddd", "a bb"):
         assert cache([text])[0].tolist() == [len(text.split()[0]), len(text.split()[1]) + 1]
-    assert asked == ["a", " bb", "ccc", " dddd", "a", " bb"]
+    assert requested == ["a", " bb", "ccc", " dddd", "a", " bb"]
 
 
 def test_only_vocabularies_without_pieces_across_words_qualify() -> None:

@@ -119,15 +119,15 @@ class Command:
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of this run, whoever started them."""
-        found = []
+        got = []
         for process in psutil.process_iter():
             try:
                 ours = process.environ().get("KILL_COUNT") == str(self.count)
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    got.append(process)
             except psutil.Error:
                 continue
-        return found
+        return got
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
@@ -151,11 +151,11 @@ def reference(name: str, folder: Path) -> Reference:
         if error := command.finish(1800):
             raise SystemExit(f"{name}: the undisturbed run ended with {error}")
         seconds = time.monotonic() - start
-        found = Reference(seconds, command.count.stat().st_size, hashes(command.stage, command.run))
+        got = Reference(seconds, command.count.stat().st_size, hashes(command.stage, command.run))
         shutil.rmtree(whole, ignore_errors=True)
         whole.parent.mkdir(exist_ok=True)
         shutil.copytree(command.run, whole)
-        record.write_text(json.dumps(vars(found)))
+        record.write_text(json.dumps(vars(got)))
     return Reference(**json.loads(record.read_text()))
 
 
@@ -171,8 +171,8 @@ def strike(command: Command, whole: Reference, rng: random.Random, outcome: Outc
         return False
     ours, others, direct = command.processes(), children(run), children(run, recursive=False)
     # No program under judgement, whose death would be a verdict.
-    one = [process for process in others if process in ours or process in direct]
-    victims = {"all": [run, *ours, *others], "main": [run], "one": [rng.choice(one)] if one else [run]}[victim]
+    own = [process for process in others if process in ours or process in direct]
+    victims = {"all": [run, *ours, *others], "main": [run], "one": [rng.choice(own)] if own else [run]}[victim]
     kill(victims if victim == "all" or not at else [])  # at a write its process is dead
     outcome.kills[f"{when} {victim}"] += 1
     start = time.monotonic()
@@ -215,7 +215,7 @@ def drill(command: Command, whole: Reference, kills: int, rng: random.Random) ->
         if error := command.finish(whole.patience):
             outcome.faults.append(f"the last run: {error}")
         actual = hashes(command.stage, command.run)
-        outcome.faults += [f"in the end: {one}" for one in differences(actual, whole.hashes)]
+        outcome.faults += [f"in the end: {item}" for item in differences(actual, whole.hashes)]
         if len(outcome.faults) > before:
             shutil.copytree(command.run, command.folder / "wrong" / f"{command.stage.name}-{outcome.runs}")
     outcome.temporary = sorted(path.name for path in command.temporary.iterdir())

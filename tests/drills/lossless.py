@@ -29,8 +29,8 @@ from infer.drafters.auto import AutoPolicy
 from infer.drafters.budget import AutoBudget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters
+from infer.engine.output import Request
 from infer.engine.pick import gumbel, warped
-from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
@@ -201,7 +201,7 @@ def main() -> None:
                 results[f"{dtype} {kind} {name}"] = {"prompts": len(requests), "gaps": differ}
                 print(
                     f"{dtype} {kind:8} {name:40} {len(requests) - len(differ)} of {len(requests)} identical, "
-                    f"{time.perf_counter() - began:.0f} s {[f'{one:.1e}' for one in differ] or ''}",
+                    f"{time.perf_counter() - began:.0f} s {[f'{item:.1e}' for item in differ] or ''}",
                     flush=True,
                 )
         results[f"{dtype} tokens"] = sum(map(len, plain))

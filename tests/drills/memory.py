@@ -57,13 +57,13 @@ def verdict(samples: list[Sample]) -> dict[str, Any]:
     """Return the slopes after the warm-up, each with its interval, and what `grows`: of fewer than ten samples
     nothing.
     """
-    warm = [one for one in samples if one.seconds >= WARM * samples[-1].seconds]
+    warm = [item for item in samples if item.seconds >= WARM * samples[-1].seconds]
     if len(warm) < LEAST:
         return {"samples": len(warm), "slopes": {}, "grows": []}
-    slopes, requests = {}, [one.requests for one in warm]
+    slopes, requests = {}, [item.requests for item in warm]
     for name in BOUNDS:
-        slope = theilslopes([getattr(one, name) for one in warm], requests, 0.95)
+        slope = theilslopes([getattr(item, name) for item in warm], requests, 0.95)
         slopes[name] = (float(slope.slope), float(slope.low_slope), float(slope.high_slope))
     grows = [name for name, bound in BOUNDS.items() if slopes[name][1] > 0 and slopes[name][2] > bound]
-    grows += [name for name in ("files", "threads") if len({getattr(one, name) for one in warm}) > 1]
+    grows += [name for name in ("files", "threads") if len({getattr(item, name) for item in warm}) > 1]
     return {"samples": len(warm), "kib": [warm[0].kib, warm[-1].kib], "slopes": slopes, "grows": grows}

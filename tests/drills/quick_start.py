@@ -71,7 +71,7 @@ def main() -> None:
             ["bash", "-c", script(page, demo=demo)], cwd=folder, env=environment(os.environ), check=False
         ).returncode
         results = folder / "adaptive-tokens" / "runs"
-        missing = [one for one in PROMISED if not (results / one).is_file()]
+        missing = [item for item in PROMISED if not (results / item).is_file()]
         result = {
             "blocks": len(blocks(page)),
             "code": code,

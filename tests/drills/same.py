@@ -68,10 +68,10 @@ def _unmarked(value: Any) -> Any:
     """Return texts in `pieces` whole: which of their tokens were drafted hangs on times."""
     if isinstance(value, Mapping):
         return {
-            name: "".join(text for _, text in one) if name == "pieces" else _unmarked(one)
-            for name, one in value.items()
+            name: "".join(text for _, text in entry) if name == "pieces" else _unmarked(entry)
+            for name, entry in value.items()
         }
-    return [_unmarked(one) for one in value] if isinstance(value, list) else value
+    return [_unmarked(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _texts(path: Path) -> Iterator[tuple[str, Any]]:
@@ -114,13 +114,13 @@ def main() -> None:
     args = parser.parse_args()
     counts = dict[str, Any]()
     for part, facts in PARTS.items():
-        one, other = facts(args.demo), facts(args.other)
-        if not one:
+        entry, other = facts(args.demo), facts(args.other)
+        if not entry:
             sys.exit(f"error: {args.demo} must be a finished demo, got no {part}")
-        differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-        counts[part] = {"compared": len(one), "differ": len(differ)}
+        differ = sorted(name for name in entry.keys() | other.keys() if entry.get(name) != other.get(name))
+        counts[part] = {"compared": len(entry), "differ": len(differ)}
         print(
-            f"{part:<40} {len(one) - len(differ):>6} of {len(one)} the same"
+            f"{part:<40} {len(entry) - len(differ):>6} of {len(entry)} the same"
             + f"  first: {differ[:1]}" * bool(differ)
         )
     print(json.dumps(counts))

@@ -47,7 +47,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from conf import UserError
 from infer import DecodeConfig, DraftConfig, Infill, Model, TextStep, generate, load, ngrams
 from infer.drafters.auto import MOST
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.methods import library_processors
 from infer.models.checkpoint import load_model
@@ -253,17 +253,17 @@ def outputs(model: Model, case: Case, decode: DecodeConfig, ending: str) -> Iter
             steps.throw(Stopped())
     except Stopped:
         assert ending in ("processor raises", "thrown")
-    assert ending not in ("whole", "beside") or all(one.whole for one in heard)
+    assert ending not in ("whole", "beside") or all(item.whole for item in heard)
     yield heard
 
 
 def alone(model: Model, case: Case, decode: DecodeConfig) -> list[Output]:
     """Decode each prompt by itself."""
-    found = [Output([]) for _ in case.prompts]
-    for output, prompt, seed in zip(found, case.prompts, case.seeds):
+    result = [Output([]) for _ in case.prompts]
+    for output, prompt, seed in zip(result, case.prompts, case.seeds):
         for step in generate(model, prompt, decode, seeds=[seed]):
             output.add(step)
-    return found
+    return result
 
 
 def invalid_requests(model: Model, base: Model) -> list[Callable[[], Any]]:
@@ -337,28 +337,28 @@ class Soak:
     def _compare(
         self, number: int, case: Case, model: Model, name: str, heard: list[Output], reference: list[Output]
     ) -> None:
-        for prompt, seed, output, wanted in zip(case.prompts, case.seeds, heard, reference):
+        for prompt, seed, output, expected in zip(case.prompts, case.seeds, heard, reference):
             self.counts["texts"] += 1
             self.counts["tokens"] += len(output.tokens)
-            if output.begins(wanted):
+            if output.begins(expected):
                 continue
             if case.slot == "bfloat16":
                 self.counts["other in bfloat16"] += 1
                 continue
-            distance = self._gap(case, model, ids_of(prompt, model.text), seed, output.tokens, wanted.tokens)
+            distance = self._gap(case, model, ids_of(prompt, model.text), seed, output.tokens, expected.tokens)
             if distance < NEAR_TIE and "ratio" not in name:
                 self.near_ties.append(distance)
             else:
-                self.fail(number, f"{name}: gap {distance:.1e}: {output.tokens}, plain {wanted.tokens}")
+                self.fail(number, f"{name}: gap {distance:.1e}: {output.tokens}, plain {expected.tokens}")
 
     def _gap(
-        self, case: Case, model: Model, ids: list[int], seed: int, tokens: list[int], wanted: list[int]
+        self, case: Case, model: Model, ids: list[int], seed: int, tokens: list[int], expected: list[int]
     ) -> float:
-        if all(a == b for a, b in zip(tokens, wanted)):
+        if all(a == b for a, b in zip(tokens, expected)):
             return float("inf")  # one ends where the other goes on, or texts of the same tokens differ
         ends = model.eos | model.text.ends(ids)
         processors = library_processors(case.plain, prompt=len(ids), ends=ends, device=self._exact.device)
-        return gap(self._exact, Request(ids, seed, processors), wanted, tokens, case.plain.sampling)
+        return gap(self._exact, Request(ids, seed, processors), expected, tokens, case.plain.sampling)
 
     def between(self, number: int) -> None:
         """Refuse a request now and then, free a model, sample the memory."""

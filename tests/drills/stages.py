@@ -99,7 +99,7 @@ def _speed_json(path: Path) -> Any:
         rows.append({name: row[name] for name in names})
     return (
         rows,
-        [{**one, "pieces": _text_of(one)} for one in speed["samples"]],
+        [{**item, "pieces": _text_of(item)} for item in speed["samples"]],
         speed["units"],
         speed["settings"],
     )

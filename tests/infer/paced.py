@@ -28,8 +28,8 @@ from torch import nn
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.engine.output import ForwardOutput, LazyOutput, Request
 from infer.engine.pick import Logits
-from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Clock, Decoder, loop_decoder
@@ -55,7 +55,7 @@ class PacedRunner:
         self._wait(self._prompt)
         self._lengths = [len(prompt) for prompt in prompts]
 
-    def forward(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+    def forward(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> ForwardOutput:
         (tree,) = trees
         right = next(self._fates) if tree.probed else 0
         logits = torch.zeros(len(tree.tokens), VOCABULARY)
@@ -67,7 +67,7 @@ class PacedRunner:
             logits[node, following] = 1.0
         self._wait(self._seconds(len(tree.tokens)))
         head = Logits(nn.Identity(), logits, logits)
-        return LazyReading(head, flatten(trees, self._lengths), trees, requests, sampling)
+        return LazyOutput(head, flatten(trees, self._lengths), trees, requests, sampling)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self._lengths = [length + len(path) for length, path in zip(self._lengths, paths)]
@@ -104,12 +104,12 @@ def decoders(
     return {
         way: loop_decoder(
             PacedRunner(wait, seconds, prompt),  # type: ignore[arg-type]
-            one,
+            item,
             Limits(new_tokens),
             clock=clock,
             stamp=clock,
         )
-        for way, one in drafters.items()
+        for way, item in drafters.items()
     }
 
 

@@ -38,15 +38,15 @@ def outcomes(
 ) -> list[tuple[list[int], str]]:
     """The tokens and the text of every prompt."""
     steps = list(generate(model, prompts, decode, **more))  # type: ignore[arg-type]
-    found = []
+    result = []
     for index in range(1 + max(step.sequence for step in steps)):
         mine = [step for step in steps if step.sequence == index]
         assert [step.finished for step in mine] == [False] * (len(mine) - 1) + [True]
         assert all(len(step.texts) == len(step.tokens) > 0 for step in mine)
         assert all(0 <= step.accepted <= min(step.drafted, len(step.tokens)) for step in mine)
         tokens = [token for step in mine for token in step.tokens]
-        found.append((tokens, "".join(step.text for step in mine)))
-    return found
+        result.append((tokens, "".join(step.text for step in mine)))
+    return result
 
 
 @settings(max_examples=15)
@@ -70,10 +70,10 @@ def test_every_method_ends_and_chooses_as_plain_decoding_does(model: Model, data
         plain = replace(plain, stop=[text[start : start + data.draw(st.integers(1, 4))], "never there"])
     if data.draw(st.booleans()):
         model = replace(model, eos=frozenset([1, data.draw(st.sampled_from(tokens))]))
-    wanted = [outcomes(model, prompt, plain)[0] for prompt in prompts]
+    target = [outcomes(model, prompt, plain)[0] for prompt in prompts]
     for settings_ in [{"method": "plain"}, *METHODS.values()]:
-        assert outcomes(model, prompts, replace(plain, **settings_)) == wanted, settings_
-    for tokens, _ in wanted:
+        assert outcomes(model, prompts, replace(plain, **settings_)) == target, settings_
+    for tokens, _ in target:
         assert plain.min_new_tokens <= len(tokens) <= new or plain.stop
         assert not model.eos & set(tokens[:-1])
         stream = model.text.stream(opens=False)
@@ -87,7 +87,7 @@ def test_a_stop_string_within_an_accepted_draft_ends_the_text(
 ) -> None:
     """Drafts come true in these tests, and what was accepted behind the end is not emitted.
 
-    On a busy machine the clock told `auto` that drafts cost more than they bring: it drafted next to nothing.
+    On a busy machine `auto` measured that drafts cost more than they bring, and drafted next to nothing.
     """
     monkeypatch.setattr(LoopCosts, "observe", lambda self, q, ms, answered=False: self(q) / self(1))
     monkeypatch.setattr(CostTables, "load", lambda self: [Costs((1, 64), (10.0, 11.0))] * 2)
@@ -98,12 +98,12 @@ def test_a_stop_string_within_an_accepted_draft_ends_the_text(
     at = next(i for i, step in enumerate(steps) if step.accepted and step.texts[0] and step.texts[1])
     before = [token for step in steps[:at] for token in step.tokens]
     stop = "".join(step.text for step in steps[:at]) + steps[at].texts[0]
-    found = list(generate(model, [20, 30], replace(decode, stop=[stop])))
-    assert [token for step in found for token in step.tokens] == [*before, steps[at].tokens[0]]
-    assert "".join(step.text for step in found) == stop
+    result = list(generate(model, [20, 30], replace(decode, stop=[stop])))
+    assert [token for step in result for token in step.tokens] == [*before, steps[at].tokens[0]]
+    assert "".join(step.text for step in result) == stop
     if decode.method in (None, "sdsat", "ngrams") and decode.probes == "auto":
         return  # it drafts by the clock, not the same in every run
-    assert found[-1].accepted == 1
+    assert result[-1].accepted == 1
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,13 @@ def test_it_is_what_the_librarys_generate_gives(model: Model, chosen: dict, monk
     bad = LogitsProcessorList([NoBadWordsLogitsProcessor([[77], [20, 30]], sorted(model.eos))])
     if "stop" in chosen:
         free = DecodeConfig(max_new_tokens=40, **{**chosen, "stop": []})
-        told = outcomes(model, prompt, free, processors=bad)[0][0]
+        tokens = outcomes(model, prompt, free, processors=bad)[0][0]
         chosen = {
             **chosen,
-            "stop": ["never there", next(filter(str.isascii, (model.text.decode([id]) for id in told[12:30])))],
+            "stop": [
+                "never there",
+                next(filter(str.isascii, (model.text.decode([id]) for id in tokens[12:30]))),
+            ],
         }
     words = {name: value for name, value in chosen.items() if name != "stop"}
     tokens = lm.generate(
@@ -165,8 +168,8 @@ def test_eot_ends_a_middle_and_nothing_else(model: Model) -> None:
     always = LogitsProcessorList([lambda ids, scores: scores.index_fill(1, torch.tensor([5]), 1e4)])
     decode = DecodeConfig(max_new_tokens=6)
     rows: list[Prompt] = ["x = ", Infill("x = ", "\n"), Infill("x = ", "\n", "spm")]
-    found = outcomes(model, rows, decode, processors=always)
-    assert found == [([5] * 6, ""), ([5], ""), ([5], "")]
+    result = outcomes(model, rows, decode, processors=always)
+    assert result == [([5] * 6, ""), ([5], ""), ([5], "")]
     # min_new_tokens holds EOT back, as it does EOS. (A caller's processor comes after it.)
     (tokens, _), *_ = outcomes(model, [Infill("x = ", "\n")], replace(decode, min_new_tokens=6))
     assert 5 not in tokens[:5]
@@ -181,9 +184,9 @@ def test_the_policy_goes_on_learning(model: Model) -> None:
 def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) -> None:
     base = load(base_dir, "float32")
     assert base.adaptive is None
-    wanted = outcomes(model, "import os\n", DecodeConfig("plain", max_new_tokens=30))
+    target = outcomes(model, "import os\n", DecodeConfig("plain", max_new_tokens=30))
     for decode in (DecodeConfig(), DecodeConfig("plain"), DecodeConfig("prompt_lookup")):
-        assert outcomes(base, "import os\n", replace(decode, max_new_tokens=30)) == wanted
+        assert outcomes(base, "import os\n", replace(decode, max_new_tokens=30)) == target
     with pytest.raises(UserError, match="decode.method=sdsat .* got no adaptive.json"):
         generate(base, "x", DecodeConfig("sdsat"))
     with pytest.raises(UserError, match="needs a model trained for infilling"):
@@ -341,9 +344,9 @@ def test_another_runtime_error_is_not_taken_for_want_of_memory(model: Model, mon
 
 
 def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> None:
-    """Special pieces are no part of the text that is told: with stop=["<|im_end|>"] it went on."""
+    """Special pieces are no part of the text that is returned: with stop=["<|im_end|>"] it went on."""
     special, id = next(
-        (one.content, id) for id, one in model.text._tokenizer.get_added_tokens_decoder().items()
+        (item.content, id) for id, item in model.text._tokenizer.get_added_tokens_decoder().items()
     )
     decode = DecodeConfig("plain", max_new_tokens=6, stop=[special[1:]])
     always = LogitsProcessorList([lambda ids, scores: scores.index_fill(1, torch.tensor([id]), 1e4)])
@@ -354,9 +357,9 @@ def test_k_that_was_not_given_fits_the_context(model: Model) -> None:
     """Of one prompt near the longest length a whole batch was refused, for a k that nobody had asked for."""
     left = 2
     near = [13 + id % 300 for id in range(context_length(model.lm.config) - left)]
-    wanted = outcomes(model, [near, [20, 30]], DecodeConfig("plain", max_new_tokens=left))
+    target = outcomes(model, [near, [20, 30]], DecodeConfig("plain", max_new_tokens=left))
     for chosen in ({"method": "prompt_lookup"}, {"method": "sdsat", "probes": "root"}, {"method": "sdsat"}):
-        assert outcomes(model, [near, [20, 30]], DecodeConfig(max_new_tokens=left, **chosen)) == wanted  # type: ignore[arg-type]
+        assert outcomes(model, [near, [20, 30]], DecodeConfig(max_new_tokens=left, **chosen)) == target  # type: ignore[arg-type]
     with pytest.raises(
         UserError, match=f"decode.k must be at most the {left} tokens that the context has left, got 3"
     ):

@@ -39,9 +39,9 @@ def finishing(kind: str) -> Callable[..., Any]:
     """In place of what measures: leave a finished result of the same `made`."""
 
     def measure(config: Any, *args: Any) -> Any:
-        made = next(one for one in args if isinstance(one, dict) and "inputs" in one)
+        built = next(item for item in args if isinstance(item, dict) and "inputs" in item)
         out = Path(config.out)
-        write_manifest(out if kind == "study" else out / kind, kind, made)
+        write_manifest(out if kind == "study" else out / kind, kind, built)
         raise KeyboardInterrupt
 
     return measure
@@ -52,7 +52,7 @@ def test_a_result_of_other_weights_or_texts_is_not_finished(
     stage: str, name: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models without a manifest were known by their paths, the study's prompts by their file's name: with other
-    weights or texts in the same place the old figures were told as theirs.
+    weights or texts in the same place the old figures were given as theirs.
     """
     module, schema, measures, models, more = STAGES[stage]
     folders = {setting: tmp_path / setting for setting in models}
@@ -61,7 +61,7 @@ def test_a_result_of_other_weights_or_texts_is_not_finished(
     texts = tmp_path / "texts.jsonl"
     texts.write_text(json.dumps({"text": "def f(x):\n    return x\n    pass\n"}) + "\n")
     given = [f"{setting}={folder}" for setting, folder in folders.items()]
-    given += [one.format(texts) for one in more]
+    given += [item.format(texts) for item in more]
     if stage != "study":
         given.append("tracker.mode=disabled")
     config = settings(

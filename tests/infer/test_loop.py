@@ -14,8 +14,8 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
+from infer.engine.output import ForwardOutput, LazyOutput, Request
 from infer.engine.pick import Logits
-from infer.engine.reading import LazyReading, Reading, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, Step, decode
@@ -39,7 +39,7 @@ class ScriptedRunner:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         self.lengths = [len(prompt) for prompt in prompts]
 
-    def forward(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> Reading:
+    def forward(self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling) -> ForwardOutput:
         self.forwards += 1
         (tree,) = trees
         logits = torch.zeros(len(tree.tokens), 400)
@@ -49,7 +49,7 @@ class ScriptedRunner:
                 j = node - tree.probes_of(under)[0] + 1
                 token = tree.tokens[under] + j if self.right(j) else 197
             logits[node, token + 1] = 1.0
-        return LazyReading(
+        return LazyOutput(
             Logits(nn.Identity(), logits, logits), flatten(trees, self.lengths), trees, requests, sampling
         )
 
@@ -146,9 +146,9 @@ def test_no_row_lies_beyond_the_last_token() -> None:
 
     class Watched(ScriptedRunner):
         def forward(self, trees, requests, sampling):
-            reading = super().forward(trees, requests, sampling)
-            assert reading.flat.positions.max() < 2 + 9 - 1
-            return reading
+            output = super().forward(trees, requests, sampling)
+            assert output.flat.positions.max() < 2 + 9 - 1
+            return output
 
     for new in (sdsat(7), sdsat(5, "all"), lookup(5)):
         assert len(tokens_of(run(Watched(lambda j: True), new, [1, 2], 9))) == 9
@@ -200,11 +200,11 @@ def test_drafting_changes_no_token(prompts, k, model, kv_heads, sampling, method
     new = MAKERS[method](k)
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     runner = Runner(lm, capacity=52, max_rows=new().max_rows, batch=4)
-    found: list[list[int]] = [[] for _ in prompts]
+    result: list[list[int]] = [[] for _ in prompts]
     for steps in decode(runner, requests, Drafters(new), Limits(n, [1]), sampling):
         for step in steps:
-            found[step.sequence] += step.tokens
-    for request, tokens in zip(requests, found):
+            result[step.sequence] += step.tokens
+    for request, tokens in zip(requests, result):
         alone = decode(runner, [request], Drafters(Drafter), Limits(n, [1]), sampling)
         assert tokens_of([step for (step,) in alone]) == tokens
 
@@ -241,11 +241,11 @@ def test_the_librarys_processors_act_as_in_plain_decoding(prompt, k, method, pen
 
 def test_sampled_text_depends_on_the_seed() -> None:
     runner = Runner(tiny_llama(), capacity=60, max_rows=1)
-    found = set()
+    result = set()
     for seed in (1, 2, 1, 3):
         steps = decode(runner, [Request([5, 6], seed)], Drafters(Drafter), Limits(20), Sampling(1.0))
-        found.add(tuple(token for (step,) in steps for token in step.tokens))
-    assert len(found) == 3
+        result.add(tuple(token for (step,) in steps for token in step.tokens))
+    assert len(result) == 3
 
 
 def test_k_beyond_the_diverse_ids_is_refused() -> None:

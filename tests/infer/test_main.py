@@ -14,7 +14,7 @@ from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
 from infer.view import Summary, View, write_page
-from tests.told import error
+from tests.messages import error
 
 STEPS = [
     TextStep(0, [1], 0, 0, False, ["<b>\n"]),
@@ -31,7 +31,7 @@ def summary_of(steps: list[TextStep]) -> Summary:
     return summary
 
 
-def shown(*, terminal: bool) -> str:
+def output(*, terminal: bool) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, color_system="standard" if terminal else None)
     view = View(console, "given [bold]", "after")
@@ -48,11 +48,11 @@ def test_the_summary_leaves_the_prompts_time_out_of_the_rate() -> None:
 
 
 def test_on_a_terminal_drafts_have_a_colour_and_nothing_steers_it() -> None:
-    found = shown(terminal=True)
+    result = output(terminal=True)
     drafted = "\x1b[30;103m"
-    assert f"{drafted} &amp;\x1b[0m{drafted}\t</pre>\x1b[0m x" in found
-    assert "\x1b[90mgiven [bold]\x1b[0m<b>\n" in found and "\x1b[90mafter\x1b[0m" in found
-    assert "\x1b[2J" not in found and "␛[2J�" in found
+    assert f"{drafted} &amp;\x1b[0m{drafted}\t</pre>\x1b[0m x" in result
+    assert "\x1b[90mgiven [bold]\x1b[0m<b>\n" in result and "\x1b[90mafter\x1b[0m" in result
+    assert "\x1b[2J" not in result and "␛[2J�" in result
 
 
 def test_what_was_drafted_behind_a_merged_node_has_a_colour_of_its_own(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_what_was_drafted_behind_a_merged_node_has_a_colour_of_its_own(tmp_path:
 def test_in_a_pipe_it_is_the_new_text_alone(capsys) -> None:
     """The line of figures went to stdout too, into whatever read the text."""
     text = "".join(step.text for step in STEPS)
-    assert shown(terminal=False) == f"{text}\n"
-    told = capsys.readouterr()
-    assert told.err == f"{summary_of(STEPS)}\n" and not told.out
+    assert output(terminal=False) == f"{text}\n"
+    message = capsys.readouterr()
+    assert message.err == f"{summary_of(STEPS)}\n" and not message.out
 
 
 class Page(HTMLParser):
@@ -104,8 +104,8 @@ def test_the_page_holds_the_text_whatever_it_spells(tmp_path: Path) -> None:
     path = tmp_path / "out.html"
     write_page(path, title="<m>", before="given\n", after="</span>", steps=STEPS, summary=summary_of(STEPS))
     page = path.read_text()
-    found = Page(page).text
-    assert found == [
+    result = Page(page).text
+    assert result == [
         ("given", "given\n"),
         ("", "<b>\n"),
         ("drafted", " &amp;\t</pre>"),
@@ -140,7 +140,7 @@ def test_settings_are_read_without_torch() -> None:
     assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr
 
 
-def test_a_mistaken_model_is_told_without_torch() -> None:
+def test_a_mistaken_model_is_reported_without_torch() -> None:
     """The sentence on a path that does not exist came behind seven to nine seconds of imports."""
     calls = {
         "infer": ["prompt=x"],
@@ -153,9 +153,9 @@ def test_a_mistaken_model_is_told_without_torch() -> None:
         name = entry if entry == "infer" else f"infer.{entry}"
         code += f"sys.argv = {[name, 'model=absent', *given]}\n"
         code += f"try: runpy.run_module({name!r}, run_name='__main__')\n"
-        code += "except SystemExit as ended: told.append(ended.code)\n"
+        code += "except SystemExit as ended: reported.append(ended.code)\n"
     answer = subprocess.run(
-        [sys.executable, "-c", f"{code}print(told, 'torch' in sys.modules)"], capture_output=True, text=True
+        [sys.executable, "-c", f"{code}print(reported, 'torch' in sys.modules)"], capture_output=True, text=True
     )
     assert answer.stdout.strip() == "[2, 2, 2, 2, 2, 2] False", answer.stderr
     assert answer.stderr.count("error: model=absent must be a Transformers model directory, got no such") == 6
@@ -229,8 +229,8 @@ def test_a_mistake_is_one_line_and_code_2(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         infer(monkeypatch, f"model={model_dir}", FLOAT, *arguments)
-    told = capsys.readouterr()
-    assert ended.value.code == 2 and sentence in error(told.err) and not told.out
+    message = capsys.readouterr()
+    assert ended.value.code == 2 and sentence in error(message.err) and not message.out
 
 
 def test_sdsat_without_adaptive_json_says_what_is_missing(base_dir: Path, monkeypatch, capsys) -> None:

@@ -43,10 +43,10 @@ def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def tokens_of(model: Model, prompts: list, decode: DecodeConfig) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in prompts]
+    result: list[list[int]] = [[] for _ in prompts]
     for step in generate(model, prompts, decode):
-        found[step.sequence] += step.tokens
-    return found
+        result[step.sequence] += step.tokens
+    return result
 
 
 def accepted(model: Model, prompts: list, decode: DecodeConfig) -> set[str]:

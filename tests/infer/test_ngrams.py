@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infer.drafters.places import UNREAD, Places
+from infer.engine.output import Candidates
 from infer.engine.pick import gumbel, noise
-from infer.engine.reading import Candidates
 from infer.engine.sampling import Sampling
 from infer.ngrams import LONGEST, RECENT, TEXT_CONTEXTS, Ngrams, NgramTable, NgramWeights, TextNgrams
 from tests.infer.ngram_tables import count_ngrams, make_table, save, slow_successors, smoothed
@@ -99,21 +99,21 @@ def answers(draw: st.DrawFn) -> Candidates:
     st.integers(0, 99),
     st.sampled_from([1, 2, V]),
 )
-def test_the_combination_is_log_linear(data, text, found, weights, temperature, seed, width) -> None:
+def test_the_combination_is_log_linear(data, text, result, weights, temperature, seed, width) -> None:
     """Every place of the likeliest chain against the formulas over the whole vocabulary, and every source."""
     ngrams = TextNgrams(ngrams_of(data, weights))
     ngrams.extend(text)
-    places = Places(text, found, ngrams, width, Sampling(temperature), seed)
+    places = Places(text, result, ngrams, width, Sampling(temperature), seed)
     u_V = smoothed(data, V) if data else np.full(V, 1 / V)
     counts, table = count_ngrams([text], TEXT_CONTEXTS), count_ngrams(data, range(1, ORDER))
     before, node = list(text), 0
-    for place in range(len(found.ids) + 2):
+    for place in range(len(result.ids) + 2):
         p_V = slow_successors(
             data, text, before, order=ORDER, vocabulary=V, weights=weights, text_contexts=TEXT_CONTEXTS
         )
-        ids, sharpness = found.ids[place] if place < len(found.ids) else [], 1 / (temperature or 1)
+        ids, sharpness = result.ids[place] if place < len(result.ids) else [], 1 / (temperature or 1)
         if ids:
-            shares = dict(zip(ids, found.weights[place]))
+            shares = dict(zip(ids, result.weights[place]))
             known_V = np.array([shares.get(token, UNREAD * min(shares.values())) for token in range(V)])
             score_V = np.log(known_V) + sharpness * weights.place(place) * np.log(p_V / u_V)
         else:
@@ -147,8 +147,8 @@ def test_a_temperature_near_0_overflows_nowhere(temperature: float) -> None:
     ngrams = TextNgrams(Ngrams(None, 10**6, weights=NgramWeights(0.1, 0.01, (4.0,))))
     text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
     ngrams.extend(text)
-    found = Candidates([[3, 9]], [[1.0, 0.0]])
-    for answers_ in (found, None):
+    result = Candidates([[3, 9]], [[1.0, 0.0]])
+    for answers_ in (result, None):
         places = Places(text, answers_, ngrams, 4, Sampling(temperature))
         assert len(places.grow([0.0] * 6, depth=4).tokens) > 1
 

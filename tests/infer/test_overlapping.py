@@ -24,7 +24,7 @@ from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy, Policies
 from infer.drafters.costs import Costs
 from infer.engine.families import check_tree
-from infer.engine.reading import Candidates
+from infer.engine.output import Candidates
 from infer.engine.sampling import Sampling
 from infer.loop import Verified
 from infer.portable.custom_generate import state_of
@@ -57,18 +57,18 @@ def test_custom_generate_beside_the_librarys_padded_batches(lm: PreTrainedModel,
     """custom_generate set the model's attention while it ran: batches of the library's that were filled up on
     the left came out wrong in other threads (30 of 30), and after two calls at once the model stayed so.
     """
-    asked = [
+    requested = [
         left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False} for prompts in (PROMPTS, PROMPTS[1:])
     ]
     ways: list[dict[str, Any]] = [{"probes": "root"}, {"probes": "all", "k": 2}, {}]
-    calls = [partial(lm.generate, **one) for one in asked]
+    calls = [partial(lm.generate, **item) for item in requested]
     expected = [call().tolist() for call in calls]
     for index, way in enumerate(ways * 2):
-        calls.append(partial(ours, **asked[index % 2], **way))
+        calls.append(partial(ours, **requested[index % 2], **way))
         expected.append(expected[index % 2])
     before = lm.config.to_dict()
-    found = in_threads(calls * 5)
-    assert [one.tolist() for one in found] == expected * 5
+    result = in_threads(calls * 5)
+    assert [item.tolist() for item in result] == expected * 5
     assert lm.config._attn_implementation == "sdpa" and lm.config.to_dict() == before
 
 
@@ -132,8 +132,8 @@ def test_texts_that_begin_together_share_one_policy() -> None:
         together.wait()
         return policies.auto(3, frozenset(), batch=1, capacity=100, sampling=Sampling(), load=load)
 
-    found = in_threads([begin] * THREADS)
-    assert len(loaded) == 1 and len(set(map(id, found))) == 1
+    result = in_threads([begin] * THREADS)
+    assert len(loaded) == 1 and len(set(map(id, result))) == 1
 
 
 def test_first_calls_that_overlap_keep_one_state_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_the_librarys_verbosity_survives_overlapping_loads(
 ) -> None:
     """The second of two loads took the first one's silence for the user's, and restored that."""
     before = logging.get_verbosity()
-    expected = torch.cat([one.flatten() for one in load(model_dir, "float32").lm.parameters()])
+    expected = torch.cat([item.flatten() for item in load(model_dir, "float32").lm.parameters()])
     models = in_threads([partial(load, model_dir, "float32")] * THREADS)
     assert logging.get_verbosity() == before
-    assert all(torch.equal(torch.cat([one.flatten() for one in m.lm.parameters()]), expected) for m in models)
+    assert all(torch.equal(torch.cat([item.flatten() for item in m.lm.parameters()]), expected) for m in models)

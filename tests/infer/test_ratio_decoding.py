@@ -19,7 +19,7 @@ from infer.api import generate
 from infer.config import DecodeConfig, DraftConfig
 from infer.drafters.budget import FamilyBudget
 from infer.drafters.draft_model import RatioDrafters
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Limits, Step, decode
@@ -62,30 +62,30 @@ def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
 
 def the_law(lm: PreTrainedModel, suppressed: Sequence[int]) -> Tensor:
     """(V^3,) the probability of every text, by the library's own attention."""
-    found, texts = torch.ones(1, dtype=torch.float64), torch.tensor([PROMPT])
+    result, texts = torch.ones(1, dtype=torch.float64), torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(LENGTH):
             logits = lm(texts).logits[:, -1].double() / SAMPLING.temperature
             logits[:, suppressed] = float("-inf")
-            found = (found[:, None] * logits.softmax(-1)).flatten()
+            result = (result[:, None] * logits.softmax(-1)).flatten()
             texts = torch.cat([texts.repeat_interleave(V, 0), torch.arange(V).repeat(len(texts))[:, None]], 1)
-    return found
+    return result
 
 
 def texts(target: PreTrainedModel, new: Callable[[], RatioDrafters], requests: Sequence[Request]):
     """(n,) the three tokens behind each prompt in base V, and all steps."""
     runner = Runner(target, capacity=12, max_rows=31, batch=100)
-    found, steps = torch.zeros(len(requests), dtype=torch.int64), list[Step]()
+    result, steps = torch.zeros(len(requests), dtype=torch.int64), list[Step]()
     for first in range(0, len(requests), 100):
         tokens: list[list[int]] = [[] for _ in requests[first : first + 100]]
         # One more, so that a draft has levels enough for the last to lie behind merged nodes.
-        for some in decode(runner, requests[first : first + 100], new(), Limits(LENGTH + 1), SAMPLING):
-            for step in some:
+        for subset in decode(runner, requests[first : first + 100], new(), Limits(LENGTH + 1), SAMPLING):
+            for step in subset:
                 tokens[step.sequence] += step.tokens
-            steps += some
+            steps += subset
         digits = torch.tensor(tokens)[:, :LENGTH] * V ** torch.arange(LENGTH - 1, -1, -1)
-        found[first : first + 100] = digits.sum(1)
-    return found, steps
+        result[first : first + 100] = digits.sum(1)
+    return result, steps
 
 
 @pytest.mark.parametrize("suppressed", [[], [2]])
@@ -96,11 +96,11 @@ def test_texts_are_distributed_as_the_targets(suppressed: list[int]) -> None:
     target, draft = tiny(1), tiny(2)
     processors = LogitsProcessorList([SuppressTokensLogitsProcessor(suppressed)]) if suppressed else None
     requests, before = [Request(PROMPT, seed, processors) for seed in range(1000)], Watched.shared
-    found, steps = texts(target, lambda: drafters(draft, 30), requests)
+    result, steps = texts(target, lambda: drafters(draft, 30), requests)
     assert sum(step.accepted for step in steps) > 0.2 * LENGTH * len(requests)
     assert Watched.shared - before > 300
     law = the_law(target, suppressed)
-    counts, expected = torch.bincount(found, minlength=V**LENGTH), len(requests) * law
+    counts, expected = torch.bincount(result, minlength=V**LENGTH), len(requests) * law
     assert counts[expected == 0].sum() == 0
     rare = expected < 5  # counted together
     counts = [*counts[~rare].tolist(), int(counts[rare].sum())]
@@ -113,14 +113,14 @@ def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
     target, draft = tiny(1, vocab=9).double(), tiny(2).double()  # a draft model that lacks tokens
     requests = [Request(PROMPT[: 1 + seed % 3], seed) for seed in range(6)]
 
-    def decoded(some: Sequence[Request], **way: bool) -> list[list[int]]:
+    def decoded(subset: Sequence[Request], **way: bool) -> list[list[int]]:
         runner = Runner(target, capacity=40, max_rows=16, batch=6, **way)
-        found: list[list[int]] = [[] for _ in some]
+        result: list[list[int]] = [[] for _ in subset]
         new = drafters(draft, 14, capacity=40, **way)
-        for steps in decode(runner, some, new, Limits(30, [1]), SAMPLING):
+        for steps in decode(runner, subset, new, Limits(30, [1]), SAMPLING):
             for step in steps:
-                found[step.sequence] += step.tokens
-        return found
+                result[step.sequence] += step.tokens
+        return result
 
     together = decoded(requests)
     assert together == [decoded([request])[0] for request in requests] == decoded(requests, static=True)
@@ -164,9 +164,9 @@ def test_families_stay_together(grown: tuple[TokenGraph, Rules], most: int, dept
     assert drafts.depths == sorted(drafts.depths)
     count = len(drafts.tokens)
     for node in range(count):
-        found = [drafts.nodes[child] for child in range(count) if drafts.parents[child] == node]
-        assert found in ([], graph.children[drafts.nodes[node]])
-        if not found and drafts.depths[node] < depth:
+        result = [drafts.nodes[child] for child in range(count) if drafts.parents[child] == node]
+        assert result in ([], graph.children[drafts.nodes[node]])
+        if not result and drafts.depths[node] < depth:
             assert (
                 count + len(graph.children[drafts.nodes[node]]) > 1 + most
                 or not graph.children[drafts.nodes[node]]

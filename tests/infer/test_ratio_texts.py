@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer.engine.pick import draw, law
+from infer.engine.pick import conditional_distribution, draw
 
 V, DEPTH, N = 6, 3, 100_000
 
@@ -86,7 +86,7 @@ Verify = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
 
 
 def by_ratio(p: Tensor, q: Tensor, children: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.multinomial(law(p, q, children), 1, generator=generator)
+    return torch.multinomial(conditional_distribution(p, q, children), 1, generator=generator)
 
 
 def walked(levels: list[Level], verify: Verify, generator: torch.Generator) -> Tensor:
@@ -109,8 +109,8 @@ def walked(levels: list[Level], verify: Verify, generator: torch.Generator) -> T
 
 def the_law() -> Tensor:
     """(V^3,) the target's probability of every text of three tokens."""
-    one, two, three = models()[0]
-    return (one[0][:, None, None] * two[:, :, None] * three.view(V, V, V)).flatten()
+    item, two, three = models()[0]
+    return (item[0][:, None, None] * two[:, :, None] * three.view(V, V, V)).flatten()
 
 
 def variation(texts: Tensor) -> float:
@@ -184,7 +184,7 @@ def test_the_test_has_teeth() -> None:
         return torch.where(likeliest < level.q.amax(2, keepdim=True), -1, level.children)
 
     several = [chain, *(drafted(SHAPES["chain"], generator) for _ in range(2))]
-    found = {
+    result = {
         "no residual": walked(chain, no_residual, generator),
         "longest of several": longest_of_several(several, generator),
         "no residual, several": walked(tree, no_residual, generator),
@@ -193,4 +193,4 @@ def test_the_test_has_teeth() -> None:
         "thinned by chance": walked(with_other_children(tree, thinned), by_ratio, generator),
         "families by chance": walked(with_other_children(tree, chosen), by_ratio, generator),
     }
-    assert all(variation(texts) > 1.5 * noise_level() for texts in found.values())
+    assert all(variation(texts) > 1.5 * noise_level() for texts in result.values())

@@ -31,9 +31,9 @@ MISTAKES: list[tuple[Prompt | Sequence[Prompt], dict, str]] = [
 def test_a_mistake_is_one_sentence_before_anything_is_decoded(
     model: Model, prompts: Prompt | Sequence[Prompt], chosen: dict, sentence: str
 ) -> None:
-    with pytest.raises(UserError, match=sentence) as told:
+    with pytest.raises(UserError, match=sentence) as message:
         generate(model, prompts, DecodeConfig(**chosen))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
@@ -41,12 +41,12 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
     looked at; numbers, None and ids that are none ended in a TypeError; a seed of 1.5 was taken.
     """
     decode = DecodeConfig(max_new_tokens=4)
-    one = outcomes(model, [20, 30], decode)
+    item = outcomes(model, [20, 30], decode)
     for prompt in (torch.tensor([20, 30]), np.array([20, 30]), (20, 30), iter([20, 30]), [np.int64(20), 30]):
-        assert outcomes(model, prompt, decode, seeds=np.array([0])) == one
+        assert outcomes(model, prompt, decode, seeds=np.array([0])) == item
     two = outcomes(model, ["a", "b"], decode)
     assert outcomes(model, (text for text in "ab"), decode, seeds=(seed for seed in (0, 0))) == two
-    assert outcomes(model, torch.tensor([[20, 30], [20, 30]]), decode) == one * 2
+    assert outcomes(model, torch.tensor([[20, 30], [20, 30]]), decode) == item * 2
     for wrong, sentence in [
         (3, "prompt must be a text, an Infill or token ids, got int"),
         (None, "prompt .* got NoneType"),

@@ -25,7 +25,7 @@ def test_a_case_depends_on_its_number_alone(model: Model) -> None:
     [(0.0, 0.0, 0, []), (3.0, 0.0, 0, ["kib"]), (0.0, 1.5, 0, ["objects"]), (0.0, 0.0, 1, ["files"])],
     ids=["flat", "a text each", "an object each time", "a file once"],
 )
-def test_growth_is_told_from_noise(kib: float, objects: float, files: int, grows: list[str]) -> None:
+def test_growth_is_reported_from_noise(kib: float, objects: float, files: int, grows: list[str]) -> None:
     """Over 300 samples of a run: noise of 10 MiB, and 60 MiB more at once while it warms up."""
     rng, samples = random.Random(0), list[Sample]()
     for n in range(300):

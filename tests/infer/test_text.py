@@ -57,12 +57,12 @@ def test_bytes_that_are_no_text_end_no_stream(text: Text, ids: list[int]) -> Non
     breath for half a character at the end: every id's text comes out, broken bytes as a mark.
     """
     stream = text.stream(opens=False)
-    found = "".join(map(stream, ids)) + stream.rest()
+    result = "".join(map(stream, ids)) + stream.rest()
     if "�" not in text.decode(ids):
         shield = text.encode("\n")
-        assert found == text.decode([*shield, *ids]).removeprefix(text.decode(shield))
+        assert result == text.decode([*shield, *ids]).removeprefix(text.decode(shield))
     else:
-        assert found
+        assert result
 
 
 @given(st.lists(st.integers(0, 398), max_size=20))
@@ -127,15 +127,15 @@ def test_a_tokenizer_that_makes_the_library_panic_is_refused(
 
 def output(pieces: list[str], *stop: str) -> int | None:
     """The index of the piece that ends the text."""
-    told = Output(lambda id: pieces[id], stop=stop)  # type: ignore[arg-type]
-    return next((index for index in range(len(pieces)) if told(index)), None)
+    message = Output(lambda id: pieces[id], stop=stop)  # type: ignore[arg-type]
+    return next((index for index in range(len(pieces)) if message(index)), None)
 
 
 @given(st.lists(st.text("abc", max_size=4), max_size=12), st.lists(st.text("abc", min_size=1, max_size=5)))
 def test_a_text_ends_where_a_stop_string_is_first_whole(pieces: list[str], stop: list[str]) -> None:
     joined = ("".join(pieces[: index + 1]) for index in range(len(pieces)))
-    found = next((index for index, text in enumerate(joined) if any(s in text for s in stop)), None)
-    assert output(pieces, *stop) == found
+    result = next((index for index, text in enumerate(joined) if any(s in text for s in stop)), None)
+    assert output(pieces, *stop) == result
 
 
 def test_a_stop_string_over_many_tokens() -> None:
@@ -174,7 +174,7 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(shared_data: Path,
     assert max(load_text(tmp_path).encode("ো 한국")) < 31000
 
 
-def test_a_tokenizer_that_cannot_spell_within_the_rows_is_told(base_dir: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_spell_within_the_rows_is_reported(base_dir: Path, tmp_path: Path) -> None:
     shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
     (tmp_path / "config.json").write_text('{"vocab_size": 280}')
     with pytest.raises(UserError, match="must spell .* within the model's rows"):
@@ -187,7 +187,7 @@ def test_behind_one_token_a_text_goes_on(text: Text) -> None:
     assert text.is_empty(text.encode("")) and not text.is_empty([first])
 
 
-def test_a_text_of_no_token_is_told() -> None:
+def test_a_text_of_no_token_is_reported() -> None:
     """It was an IndexError."""
     words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     words.pre_tokenizer = WhitespaceSplit()

@@ -55,10 +55,10 @@ def test_a_terminal_paints_what_was_drafted_white_space_too() -> None:
         summary.add(step)
     view.close(summary)
     text, ngrams = "\x1b[30;43m", "\x1b[4;30;46m"
-    shown = file.getvalue()
-    assert f"x{text}  \x1b[0m{ngrams}=\x1b[0m\n{ngrams}  \x1b[0m" in shown
-    assert meaning("ngrams") in shown and meaning("drafted") not in shown  # the legend has what was there
-    assert "67 % of 6 drafts accepted (adaptive 25 %, text 25 %, n-grams 50 %)" in " ".join(shown.split())
+    printed = file.getvalue()
+    assert f"x{text}  \x1b[0m{ngrams}=\x1b[0m\n{ngrams}  \x1b[0m" in printed
+    assert meaning("ngrams") in printed and meaning("drafted") not in printed  # the legend has what was there
+    assert "67 % of 6 drafts accepted (adaptive 25 %, text 25 %, n-grams 50 %)" in " ".join(printed.split())
 
 
 def test_a_page_has_a_class_for_each_source(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_page_has_a_class_for_each_source(tmp_path: Path) -> None:
     assert '<span class="text">  </span><span class="ngrams">=\n  y</span>z' in page
     assert '<span class="adaptive">a</span>b' in page and meaning("shared") not in page
     assert page.count("<span") == page.count("</span>")
-    shown = legend({"own", "text"})
-    assert all(kind in shown for kind in ("given", "own", "text")) and "ngrams" not in shown
+    printed = legend({"own", "text"})
+    assert all(kind in printed for kind in ("given", "own", "text")) and "ngrams" not in printed
 
 
 def talk(model: Model, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> str:

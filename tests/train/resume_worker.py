@@ -1,7 +1,7 @@
 """What every rank does for test_resume.py: `torchrun -m tests.train.resume_worker CASES FOLDER DATA`.
 
 Starting PyTorch and DeepSpeed costs more than all of it, so many runs share one start. A run
-leaves its folder; what it raised is in <folder>/<run>.told.
+leaves its folder; what it raised is in <folder>/<run>.reported.
 """
 
 import os
@@ -64,13 +64,13 @@ class Run:
         chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
         arguments = [*RECIPE, *chosen, f"data.path={self.data}", *overrides]
         config = settings("train", TrainConfig, [*arguments, f"out={self.folder / name}"])
-        made = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
+        built = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
         trainer = None
         try:
-            trainer = Trainer(config, made, read_manifest(self.data, "shards", "data.path"))
+            trainer = Trainer(config, built, read_manifest(self.data, "shards", "data.path"))
             trainer.run()
-        except (UserError, Stopped) as told:
-            (self.folder / f"{name}.told.{self.rank}").write_text(str(told))
+        except (UserError, Stopped) as message:
+            (self.folder / f"{name}.reported.{self.rank}").write_text(str(message))
         torch.distributed.barrier()
         return trainer
 

@@ -88,9 +88,9 @@ def test_value_and_gradient_are_those_of_every_window_alone(
     loss, *_ = module(**to_tensors(layout, torch.device("cpu")))
     names, parameters = zip(*module.lm.named_parameters(), strict=True)
     ours = torch.autograd.grad(loss, parameters)
-    wanted = slow_loss(module.lm, layout)
-    theirs = torch.autograd.grad(wanted, parameters)
-    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    expected = slow_loss(module.lm, layout)
+    theirs = torch.autograd.grad(expected, parameters)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     for name, a, b in zip(names, ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -98,8 +98,8 @@ def test_value_and_gradient_are_those_of_every_window_alone(
 def test_the_dense_mask_is_the_layouts_picture() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 3]])
     offsets = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 1]])
-    wanted = [[1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 1]]
-    assert dense_mask(positions, offsets, 5)[0, 0].int().tolist() == wanted
+    expected = [[1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 1]]
+    assert dense_mask(positions, offsets, 5)[0, 0].int().tolist() == expected
 
 
 def test_the_block_mask_is_the_dense_mask() -> None:
@@ -112,9 +112,9 @@ def test_the_block_mask_is_the_dense_mask() -> None:
     query, key, value = torch.randn(r, 2, m, 16), torch.randn(r, 2, c, 16), torch.randn(r, 2, c, 16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # uncompiled, as it warns
-        found = flex_attention(query, key, value, block_mask=block)
-    wanted = F.scaled_dot_product_attention(query, key, value, dense)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        result = flex_attention(query, key, value, block_mask=block)
+    expected = F.scaled_dot_product_attention(query, key, value, dense)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("n", "m", "rows"), [(40, 16, 2), (300, 200, 2), (384, 128, 1), (1000, 256, 1)])
@@ -130,15 +130,15 @@ def test_the_block_mask_is_built_without_any_mask_of_all_pairs(n: int, m: int, r
             offsets[row, column : column + width] = 1 + np.arange(width)
             start, column = int(generator.integers(start, n - 8)), column + width
         positions[row, column:] = 0
-    found = block_mask(torch.from_numpy(positions), torch.from_numpy(offsets), n)
-    wanted = create_block_mask(found.mask_mod, rows, None, m, n + m, device="cpu")
-    assert found.seq_lengths == wanted.seq_lengths and found.shape == wanted.shape
-    assert torch.equal(found.to_dense(), wanted.to_dense())
+    result = block_mask(torch.from_numpy(positions), torch.from_numpy(offsets), n)
+    expected = create_block_mask(result.mask_mod, rows, None, m, n + m, device="cpu")
+    assert result.seq_lengths == expected.seq_lengths and result.shape == expected.shape
+    assert torch.equal(result.to_dense(), expected.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
-        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+        assert torch.equal(getattr(result, name), getattr(expected, name)), name
     for count, places in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
-        valid = torch.arange(getattr(found, places).shape[-1]) < getattr(found, count)[..., None]
-        assert torch.equal(getattr(found, places)[valid], getattr(wanted, places)[valid]), places
+        valid = torch.arange(getattr(result, places).shape[-1]) < getattr(result, count)[..., None]
+        assert torch.equal(getattr(result, places)[valid], getattr(expected, places)[valid]), places
 
 
 def test_the_fused_kernel_is_the_dense_one(module: AdaptiveLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +146,11 @@ def test_the_fused_kernel_is_the_dense_one(module: AdaptiveLM, monkeypatch: pyte
     batch = to_tensors(a_layout(), torch.device("cpu"))
     parameters = list(module.lm.parameters())
     loss, *_ = module(**batch)
-    wanted = torch.autograd.grad(loss, parameters)
+    expected = torch.autograd.grad(loss, parameters)
     monkeypatch.setattr(attention, "_dense", attention._fused)
     again, *_ = module(**batch)
     torch.testing.assert_close(again, loss, rtol=1e-5, atol=1e-6)
-    for a, b in zip(torch.autograd.grad(again, parameters), wanted, strict=True):
+    for a, b in zip(torch.autograd.grad(again, parameters), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
@@ -195,14 +195,14 @@ def test_a_gpus_attention_has_the_cpus_gradient(kernel: str, kv_heads: int) -> N
     """Heads are 16 wide: Inductor refuses narrower ones, and this test's own had 8."""
     assert flex_failure("cuda", torch.float32, **HEADS) is None
     module, layout = model("sdpa", kv_heads=kv_heads, hidden=64), a_layout()
-    found = []
+    result = []
     for device in ("cpu", "cuda"):
         module.to(device)
         module._attention = kernel if device == "cuda" else "dense"
         parameters = list(module.lm.parameters())
         loss, *_ = module(**to_tensors(layout, torch.device(device)))
-        found.append([x.cpu() for x in (loss, *torch.autograd.grad(loss, parameters))])
-    for a, b in zip(*found, strict=True):
+        result.append([x.cpu() for x in (loss, *torch.autograd.grad(loss, parameters))])
+    for a, b in zip(*result, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
@@ -210,12 +210,12 @@ def test_checkpointed_layers_give_the_same(module: AdaptiveLM) -> None:
     batch = to_tensors(a_layout(), torch.device("cpu"))
     parameters = list(module.lm.parameters())
     loss, *_ = module(**batch)
-    wanted = torch.autograd.grad(loss, parameters)
+    expected = torch.autograd.grad(loss, parameters)
     module.lm.gradient_checkpointing_enable({"use_reentrant": False})
     module.lm.train()
     again, *_ = module(**batch)
     assert again.item() == loss.item()
-    for a, b in zip(torch.autograd.grad(again, parameters), wanted, strict=True):
+    for a, b in zip(torch.autograd.grad(again, parameters), expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -236,6 +236,6 @@ def test_flash_attention_runs_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_func=flash_attn_func))
     monkeypatch.setattr("train.attention.is_flash_attn_2_available", lambda: True)
     batch = to_tensors(a_layout(), torch.device("cpu"))
-    wanted, *_ = model("sdpa")(**batch)
-    found, *_ = model("flash_attention_2")(**batch)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    expected, *_ = model("sdpa")(**batch)
+    result, *_ = model("flash_attention_2")(**batch)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conf import UserError, settings
-from conf.files import sealed, unsealed, write_json
+from conf.files import read_checksummed, with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.__main__ import main
 from train.checkpoint import (
@@ -51,12 +51,12 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_a_checkpoint_says_what_was_saved(tmp_path: Path) -> None:
-    found = read_checkpoint(make(tmp_path, 7))
-    assert (found.name, found.ranks, found.stage) == ("step-000007", 2, 1)
-    assert found.state == {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}
-    assert found.fits(2) and not found.fits(1)
-    del found.files["b_optim_states.pt"]
-    assert found.fits(1)  # nothing in it is a rank's own
+    result = read_checkpoint(make(tmp_path, 7))
+    assert (result.name, result.ranks, result.stage) == ("step-000007", 2, 1)
+    assert result.state == {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}
+    assert result.fits(2) and not result.fits(1)
+    del result.files["b_optim_states.pt"]
+    assert result.fits(1)  # nothing in it is a rank's own
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str
 def test_a_list_that_no_save_wrote_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     """A list by anybody, with a sum that fits, named files anywhere, or the folder of another step to load."""
     path = make(tmp_path, 1)
-    write_json(path / DESCRIBED, sealed(unsealed(path / DESCRIBED) | change))
+    write_json(path / DESCRIBED, with_checksum(read_checksummed(path / DESCRIBED) | change))
     if "files" in change:
         for file in path.glob("*.pt"):
             file.unlink()
@@ -133,8 +133,8 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     (tmp_path / ".step-000008.partial").mkdir()
     assert find_whole([]) == (None, {})
     flip(paths[2] / "a.pt", 50)
-    found, broken = find_whole(list_checkpoints(tmp_path))
-    assert found is not None and found.step == 4
+    result, broken = find_whole(list_checkpoints(tmp_path))
+    assert result is not None and result.step == 4
     assert broken == {paths[2]: "a.pt has a checksum mismatch: the file is corrupt"}
     for path in paths[:2]:
         (path / DESCRIBED).unlink()
@@ -145,11 +145,11 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("last", "every", "kept"), [(1, 0, [10]), (2, 0, [8, 10]), (1, 4, [4, 8, 10]), (9, 0, [2, 4, 6, 8, 10])]
 )
-def test_old_checkpoints_go(tmp_path: Path, last: int, every: int, kept: list[int]) -> None:
+def test_old_checkpoints_go(tmp_path: Path, last: int, every: int, remaining: list[int]) -> None:
     for step in (2, 4, 6, 8, 10):
         make(tmp_path, step)
     prune(tmp_path, keep_last=last, keep_every=every)
-    assert sorted(int(path.name[-6:]) for path in tmp_path.iterdir()) == kept
+    assert sorted(int(path.name[-6:]) for path in tmp_path.iterdir()) == remaining
 
 
 def test_a_checkpoint_that_is_being_removed_no_longer_looks_like_one(
@@ -226,9 +226,9 @@ def test_a_record_with_other_fields(tmp_path: Path) -> None:
     """One of another version, with the right sum, was a TypeError; now an earlier checkpoint is taken."""
     make(tmp_path, 2)
     path = make(tmp_path, 4)
-    write_json(path / DESCRIBED, sealed({"step": 4, "files": {}}))
-    found, broken = find_whole(list_checkpoints(tmp_path))
-    assert found is not None and found.step == 2
+    write_json(path / DESCRIBED, with_checksum({"step": 4, "files": {}}))
+    result, broken = find_whole(list_checkpoints(tmp_path))
+    assert result is not None and result.step == 2
     assert broken == {path: "checkpoint.json has other fields than this version's"}
 
 

@@ -47,7 +47,7 @@ def test_own_text_must_have_the_tokenizer_of_the_data(data_folder: Path, tmp_pat
         check_own(str(other), str(data_folder), data)
 
 
-def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_gpu_is_reported_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight processes on four GPUs, and the demo's two on one: a traceback of PyTorch's."""
     monkeypatch.setenv("LOCAL_RANK", "4")
     check_devices()  # no GPU at all: ranks share the processor
@@ -97,7 +97,7 @@ def test_settings_beside_zero_are_checked_first(name: str, value: object, senten
         ("tracker.project=a/b", "tracker.project must be a name .* without any of / .*, got a/b"),
     ],
 )
-def test_settings_of_the_optimizer_that_cannot_be(override: str, told: str) -> None:
+def test_settings_of_the_optimizer_that_cannot_be(override: str, message: str) -> None:
     """Tracebacks, and a plan that fitted; of DeepSpeed's optimizer AdamW was trained, without a word."""
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         settings("train", TrainConfig, ["experiment=sdsat_7b_l5", "plan=true", override])

@@ -87,8 +87,8 @@ def test_own_text_counts_for_drafts_alone(data_folder: Path, vocab: Vocab) -> No
         assert np.array_equal(layout.labels[~own, n:both], plain.labels[~own, n:both])
         assert np.allclose(layout.weights[:, n:], plain.weights[0, n])
         totals[rows] = layout.weights[:, :n].sum(1)
-    wanted = [8 / 5 / 2 / 2] * 5 + [0] * 3  # of eq. 9's half, for each of a micro-batch's two rows
-    assert totals == pytest.approx(wanted)
+    expected = [8 / 5 / 2 / 2] * 5 + [0] * 3  # of eq. 9's half, for each of a micro-batch's two rows
+    assert totals == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_windows_stay_off_control_tokens_padding_and_borders(
     assert not np.isin(Y[offsets > 0], list(vocab.control)).any()
     assert (documents[offsets > 0] >= 0).all()
     assert ((labels != IGNORE) <= (offsets > 0)).all()
-    wanted = np.array(objective.adaptive_ids(vocab.adaptive))
+    expected = np.array(objective.adaptive_ids(vocab.adaptive))
     if diverse:
         assert offsets.max() == objective.L
-        assert (M[offsets > 0] == wanted[offsets[offsets > 0] - 1]).all()
+        assert (M[offsets > 0] == expected[offsets[offsets > 0] - 1]).all()
     else:
-        assert (M[offsets > 0] == wanted[0]).all()
+        assert (M[offsets > 0] == expected[0]).all()
 
 
 def test_wide_windows_change_no_draw_where_they_are_off() -> None:
@@ -176,7 +176,7 @@ def test_branches_on_a_gpu_have_few_widths(
         assert (rounded.ids.shape[1] - n) % 128 == 0 and width <= rounded.ids.shape[1]
         assert np.array_equal(rounded.labels[:, :width], narrow.labels)
         assert (rounded.labels[:, width:] == IGNORE).all()
-    widths = [{layout.ids.shape[1] for layout in some} for some in (seen[::2], seen[1::2])]
+    widths = [{layout.ids.shape[1] for layout in subset} for subset in (seen[::2], seen[1::2])]
     assert len(widths[1]) < len(widths[0])
 
 
@@ -197,7 +197,7 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     assert all(a >= b for a, b in zip(rates[400:], rates[401:]))
 
 
-def test_a_sequence_with_an_adaptive_id_is_told_by_the_rank_that_meets_it(
+def test_a_sequence_with_an_adaptive_id_is_reported_by_the_rank_that_meets_it(
     data_folder: Path, vocab: Vocab
 ) -> None:
     """One rank met it, and rank 0 said that another rank was lost; nobody said why."""

@@ -139,15 +139,15 @@ def test_types_that_gradients_cannot_be_added_up_in(preset: str, bf16: bool, dty
 
 def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
     """DeepSpeed's stage 0 took a step on zero gradients first: after one step the loss was off by 0.02 in 7."""
-    found = []
+    result = []
     for stage in (0, 1):
         setup = Setup(data_folder, f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=true")
         module = setup.module()
         engine = Engine(module, setup.config)
         setup.train(engine, steps=1)
-        found.append(torch.cat([p.detach().float().flatten() for p in module.parameters()]))
+        result.append(torch.cat([p.detach().float().flatten() for p in module.parameters()]))
     # Adam's first step moves every weight by the learning rate.
-    assert (found[0] - found[1]).abs().max() < LR / 2
+    assert (result[0] - result[1]).abs().max() < LR / 2
 
 
 def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
@@ -264,10 +264,10 @@ def test_a_step_that_is_abandoned_changes_nothing(data_folder: Path, tmp_path: P
     """A signal was looked at between steps alone: before the end of a long one the scheduler killed the run."""
     setup = Setup(data_folder, f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
     whole = setup.train(Engine(setup.module(), setup.config), steps=2)
-    engine, asked = Engine(setup.module(), setup.config), iter([False, True])
+    engine, requested = Engine(setup.module(), setup.config), iter([False, True])
     assert setup.train(engine, steps=1) == whole[:1]
     with pytest.raises(Abandoned):
-        engine.step(setup.batches(1), LR, key=(0, 1), stop=lambda: next(asked))
+        engine.step(setup.batches(1), LR, key=(0, 1), stop=lambda: next(requested))
     assert engine.save(tmp_path, "step-000001")[1] is None
     again = Engine(setup.module(), setup.config)
     again.load(tmp_path, "step-000001")

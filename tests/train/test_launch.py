@@ -52,11 +52,11 @@ def project_of(folder: Path, *scripts: str) -> Path:
 
 
 def launch(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("NODES", "HEAD", "RUN")}
+    remaining = {key: value for key, value in os.environ.items() if key not in ("NODES", "HEAD", "RUN")}
     return subprocess.run(
         ["bash", f"launch/{name}", *arguments],
         cwd=ROOT,
-        env=kept | environment,
+        env=remaining | environment,
         capture_output=True,
         text=True,
     )
@@ -84,10 +84,10 @@ def test_a_job_that_saved_before_its_limit_is_queued_again(code: int, requeued: 
     path = f"{tmp_path}:{os.environ['PATH']}"
     run = launch("train_slurm.sh", "out=a b", PATH=path, CALLS=str(calls), CODE=str(code), **slurm)
     assert run.returncode == code, run.stderr
-    told = calls.read_text()
-    assert "launch/train_multinode.sh out=a b NODES=2 HEAD=node7:29400 RUN=42" in told
-    assert "srun --cpus-per-task=96 " in told, "srun gave the task one core"
-    assert ("scontrol requeue 42" in told) == requeued
+    message = calls.read_text()
+    assert "launch/train_multinode.sh out=a b NODES=2 HEAD=node7:29400 RUN=42" in message
+    assert "srun --cpus-per-task=96 " in message, "srun gave the task one core"
+    assert ("scontrol requeue 42" in message) == requeued
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_every_rank_gets_its_share_of_the_cores(
     project = project_of(tmp_path / "project", "train.sh")
     gpus = {"nvidia-smi": "echo GPU 0; echo GPU 1"}
     stub(tmp_path, torchrun='echo "threads $OMP_NUM_THREADS"', nproc="echo 32", **gpus)
-    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANKS")}
-    kept |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
+    remaining = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANKS")}
+    remaining |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
     run = subprocess.run(
-        ["bash", "launch/train.sh"], cwd=project, env=kept, capture_output=True, text=True, check=True
+        ["bash", "launch/train.sh"], cwd=project, env=remaining, capture_output=True, text=True, check=True
     )
     assert run.stdout == f"threads {threads}\n", run.stderr
 
@@ -199,8 +199,8 @@ def test_an_option_is_no_folder_for_the_demo(out: str) -> None:
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/evaluate.sh wants .venv")
-def test_a_mistake_in_an_evaluation_is_told_once() -> None:
-    """Speed and quality each told that there is no such model."""
+def test_a_mistake_in_an_evaluation_is_reported_once() -> None:
+    """Speed and quality each reported that there is no such model."""
     run = launch("evaluate.sh", "/nowhere", RANKS="1")
     sentence = "error: model=/nowhere must be a Transformers model directory, got no such directory\n"
     assert run.returncode == 2 and run.stderr == sentence + "  see docs/settings/speed.md#model\n"

@@ -116,14 +116,14 @@ def test_a_gated_gradient_is_that_of_a_mask_on_the_input() -> None:
 
 
 def test_checkpointed_layers_see_the_same_gate() -> None:
-    found = []
+    result = []
     for checkpointing in (False, True):
         module = adapted(LoraSettings(rank=4, gated=True))
         if checkpointing:
             module.lm.gradient_checkpointing_enable({"use_reentrant": False})
         train(module, steps=2)
-        found.append([p.grad for p in module.parameters() if p.requires_grad])
-    for a, b in zip(*found, strict=True):
+        result.append([p.grad for p in module.parameters() if p.requires_grad])
+    for a, b in zip(*result, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -230,15 +230,15 @@ def test_impossible_settings_are_refused(overrides: list[str], message: str) -> 
 def test_what_becomes_of_the_adapter_at_export() -> None:
     plain, gated = LoraSettings(rank=8), LoraSettings(rank=8, gated=True)
     cases = [(None, plain, False), ("merged", plain, False), ("kept", plain, True), (None, gated, True)]
-    for lora, trained, kept in cases:
-        assert keeps_adapter(ExportConfig("c", "o", lora=lora), trained) is kept
+    for lora, trained, remaining in cases:
+        assert keeps_adapter(ExportConfig("c", "o", lora=lora), trained) is remaining
     with pytest.raises(UserError, match="lora must be kept with a gated adapter, got merged, c"):
         keeps_adapter(ExportConfig("c", "o", lora="merged"), gated)
     with pytest.raises(UserError, match="lora=kept must have an adapter, got c without LoRA"):
         keeps_adapter(ExportConfig("c", "o", lora="kept"), LoraSettings())
 
 
-def test_an_adapter_is_written_for_all_who_can_enter_or_told_why_not(tmp_path: Path) -> None:
+def test_an_adapter_is_written_for_all_who_can_enter_or_reported_why_not(tmp_path: Path) -> None:
     """A full disk was safetensors' own error, a traceback; and its owner alone could read the adapter."""
     config = LoraSettings(rank=4)
     module = adapted(config)

@@ -141,8 +141,8 @@ def test_tally_sums_by_offset() -> None:
     offsets = torch.tensor([[0, 1, 1, 2, 3]])
     losses = torch.tensor([[1.0, 2.0, 0.0, 4.0, 8.0]])
     predicted = torch.tensor([[5, 6, IGNORE, 5, 5]])
-    found = tally(losses, predicted, labels, offsets, L=2)
-    assert found.tolist() == [[1, 1, 1, 1], [1, 2, 0, 0], [1, 4, 1, 1]]  # offset 3 is beyond L
+    result = tally(losses, predicted, labels, offsets, L=2)
+    assert result.tolist() == [[1, 1, 1, 1], [1, 2, 0, 0], [1, 4, 1, 1]]  # offset 3 is beyond L
 
 
 def test_a_draft_is_accepted_with_all_before_it() -> None:
@@ -150,10 +150,10 @@ def test_a_draft_is_accepted_with_all_before_it() -> None:
     offsets = torch.tensor([[0, 1, 2, 3, 1, 2, 1]])
     labels = torch.tensor([[1, 1, 1, 1, 1, 1, 1]])
     predicted = torch.tensor([[0, 1, 0, 1, 1, 1, 0]])
-    found = tally(torch.zeros(1, 7), predicted, labels, offsets, L=3)
-    assert found[:, 3].tolist() == [0, 2, 1, 0]
-    assert summarise(found)["accepted"] == pytest.approx(2 / 3 + 1 / 2)
-    assert summarise(found)["accuracy_2"] == pytest.approx(1 / 2)
+    result = tally(torch.zeros(1, 7), predicted, labels, offsets, L=3)
+    assert result[:, 3].tolist() == [0, 2, 1, 0]
+    assert summarise(result)["accepted"] == pytest.approx(2 / 3 + 1 / 2)
+    assert summarise(result)["accuracy_2"] == pytest.approx(1 / 2)
 
 
 def test_the_heads_gradient_is_summed_over_chunks_in_float32() -> None:

@@ -54,9 +54,9 @@ def test_wandb_that_cannot_be_reached_goes_on_offline(
     tracker.alarm("too high")
     run = tracker.run_id
     tracker.finish()
-    told = capsys.readouterr().out
-    assert "tracker.mode=online: No API key configured" in told and "goes on offline" in told
-    assert "warning: too high" in told
+    message = capsys.readouterr().out
+    assert "tracker.mode=online: No API key configured" in message and "goes on offline" in message
+    assert "warning: too high" in message
     assert run and list((tmp_path / "wandb").glob(f"offline-run-*-{run}/*.wandb"))
 
 

@@ -48,8 +48,8 @@ def test_dual_is_equation_9_row_by_row() -> None:
 
 def test_the_masked_term_may_be_a_mean_over_masked_positions() -> None:
     layout = dual(TOKENS, DOCUMENTS, OFFSETS, [A], masked_mean="masked")
-    kept = layout.labels[1] != IGNORE
-    assert layout.weights[1][kept].sum() == pytest.approx(0.5)
+    remaining = layout.labels[1] != IGNORE
+    assert layout.weights[1][remaining].sum() == pytest.approx(0.5)
     nothing = dual(TOKENS, DOCUMENTS, np.zeros_like(OFFSETS), [A], masked_mean="masked")
     assert np.isfinite(nothing.weights).all()
 
@@ -61,12 +61,12 @@ def test_branch_is_the_docstrings_picture() -> None:
     free = replaceable(tokens, documents, [])
     layout = branch(tokens, documents, windows, free, [A], w=2.0)
     assert layout.trunk == 5 and layout.ids.shape == (1, 5 + COLUMNS)
-    shown = slice(0, 8)
-    assert layout.ids[0, shown].tolist() == [11, 12, 13, 14, 15, A, A, A]
-    assert layout.positions[0, shown].tolist() == [0, 1, 2, 3, 4, 1, 2, 3]
-    assert layout.labels[0, shown].tolist() == [12, 13, 14, 15, X, 13, 14, 15]
-    assert layout.offsets[0, shown].tolist() == [0, 0, 0, 0, 0, 1, 2, 1]
-    assert layout.teachers[0, shown].tolist() == [-1] * 5 + [1, 2, 3]
+    printed = slice(0, 8)
+    assert layout.ids[0, printed].tolist() == [11, 12, 13, 14, 15, A, A, A]
+    assert layout.positions[0, printed].tolist() == [0, 1, 2, 3, 4, 1, 2, 3]
+    assert layout.labels[0, printed].tolist() == [12, 13, 14, 15, X, 13, 14, 15]
+    assert layout.offsets[0, printed].tolist() == [0, 0, 0, 0, 0, 1, 2, 1]
+    assert layout.teachers[0, printed].tolist() == [-1] * 5 + [1, 2, 3]
     assert (layout.labels[0, 8:] == X).all() and (layout.offsets[0, 8:] == 0).all()
     assert layout.weights[0, 0] == pytest.approx(1 / 10) and layout.weights[0, 5] == pytest.approx(2 / 10)
 
@@ -103,12 +103,12 @@ def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) 
     layout = branch(tokens, documents, windows, free, ids)
     labels = next_tokens(tokens, documents)
     for row, (starts_m, widths_m) in enumerate(windows):
-        wanted = []
+        target = []
         for start, width in zip(starts_m, widths_m, strict=True):
             for j, t in enumerate(range(start, min(n, start + width)), start=1):
                 if not free[row, t] or labels[row, t] == X:
                     break
-                wanted.append(
+                target.append(
                     (ids[j - 1] if diverse else 90, t, j, labels[row, t], row * layout.ids.shape[1] + t)
                 )
         columns = zip(
@@ -118,11 +118,11 @@ def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) 
             ),
             strict=True,
         )
-        assert [tuple(map(int, column)) for column in columns][: len(wanted)] == [
-            tuple(map(int, w)) for w in wanted
+        assert [tuple(map(int, column)) for column in columns][: len(target)] == [
+            tuple(map(int, w)) for w in target
         ]
-        assert (layout.offsets[row, n + len(wanted) :] == 0).all()
-        assert (layout.labels[row, n + len(wanted) :] == X).all()
+        assert (layout.offsets[row, n + len(target) :] == 0).all()
+        assert (layout.labels[row, n + len(target) :] == X).all()
 
 
 def reference_offsets(starts: list[int], widths: list[int], replaceable: list[bool]) -> list[int]:
@@ -144,8 +144,8 @@ def test_offsets_equal_the_reference(replaceable: list[bool], data: st.DataObjec
     n = len(replaceable)
     starts = sorted(data.draw(st.sets(st.integers(0, n - 1))))
     widths = data.draw(st.lists(st.integers(1, 7), min_size=len(starts), max_size=len(starts)))
-    found = window_offsets(np.array(starts, int), np.array(widths, int), np.array(replaceable))
-    assert found.tolist() == reference_offsets(starts, widths, replaceable)
+    result = window_offsets(np.array(starts, int), np.array(widths, int), np.array(replaceable))
+    assert result.tolist() == reference_offsets(starts, widths, replaceable)
 
 
 def test_the_worked_example() -> None:
@@ -176,8 +176,8 @@ def test_windows_follow_the_papers_process() -> None:
 def test_a_far_token_stays_with_its_probability_and_never_alone() -> None:
     generator = np.random.default_rng(0)
     widths = np.full(100_000, 6)
-    kept = retain(widths, rate=0.7, floor=0.2, generator=generator)
-    shares = [(kept >= j).mean() for j in range(1, 7)]
+    remaining = retain(widths, rate=0.7, floor=0.2, generator=generator)
+    shares = [(remaining >= j).mean() for j in range(1, 7)]
     assert np.allclose(shares, [0.7, 0.49, 0.343, 0.2401, 0.2, 0.2], atol=0.005)
     assert (retain(np.array([3, 1]), rate=1.0, floor=0.0, generator=generator) == [3, 1]).all()
     assert len(retain(np.array([], int), rate=0.7, floor=0.2, generator=generator)) == 0

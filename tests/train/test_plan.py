@@ -80,9 +80,9 @@ def test_offloading_moves_the_optimizer_to_the_machine() -> None:
     here = settings("train", TrainConfig, ["experiment=sdsat_7b_l5"])
     there = settings("train", TrainConfig, ["experiment=sdsat_7b_l5", setting])
     architecture = model_config(here.model)
-    found = [estimate_memory(architecture, c, ranks=8, seq_len=4096, cuda=True) for c in (here, there)]
-    assert found[0].host == found[1].optimizer == 0
-    assert found[1].host > found[0].optimizer
+    result = [estimate_memory(architecture, c, ranks=8, seq_len=4096, cuda=True) for c in (here, there)]
+    assert result[0].host == result[1].optimizer == 0
+    assert result[1].host > result[0].optimizer
     assert "states offloaded" in plan(there)["memory per machine"]
 
 
@@ -93,18 +93,18 @@ def test_dense_attention_on_a_gpu_costs_its_mask() -> None:
         settings("train", TrainConfig, [*common, f"objective.attention={name}"]) for name in ("flex", "dense")
     )
     architecture = model_config(flex.model, vocab=VOCAB)
-    found = [estimate_memory(architecture, c, ranks=1, seq_len=1000, cuda=True) for c in (flex, dense)]
+    result = [estimate_memory(architecture, c, ranks=1, seq_len=1000, cuda=True) for c in (flex, dense)]
     mask = 300 * 1300  # L=5: 0.3 branch columns for each token
-    assert found[1].activations - found[0].activations == mask + 4 * 2 * mask
+    assert result[1].activations - result[0].activations == mask + 4 * 2 * mask
 
 
 def test_lora_needs_no_optimizer_for_what_is_frozen() -> None:
     common = ["experiment=sdsat_7b_l5"]
     whole, adapter = (settings("train", TrainConfig, [*common, f"lora.rank={rank}"]) for rank in (0, 8))
     architecture = model_config(whole.model)
-    found = [estimate_memory(architecture, c, ranks=8, seq_len=4096, cuda=True) for c in (whole, adapter)]
-    assert found[0].weights == found[1].weights
-    assert 0 < found[1].optimizer < found[0].optimizer / 100
+    result = [estimate_memory(architecture, c, ranks=8, seq_len=4096, cuda=True) for c in (whole, adapter)]
+    assert result[0].weights == result[1].weights
+    assert 0 < result[1].optimizer < result[0].optimizer / 100
     lines = plan(adapter)
     assert lines["trained"] == "LoRA of rank 8"
     assert float(lines["operations"].split(";")[0]) < 0.8 * float(plan(whole)["operations"].split(";")[0])
@@ -260,7 +260,7 @@ def test_kept_tensors_are_those_of_a_real_forward(attention: str, dtype: torch.d
     assert 2 * layer + rest == pytest.approx(real, rel=0.02)
 
 
-def test_a_path_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_reported_at_once(tmp_path: Path) -> None:
     """Transformers asked the hub and retried for half a minute."""
     config = settings("train", TrainConfig, [f"model.path={tmp_path / 'absent'}"])
     with pytest.raises(UserError, match=r"model\.path=.*got no config\.json"):
@@ -272,5 +272,5 @@ def test_a_path_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
 
 def test_random_weights_take_the_datas_vocabulary() -> None:
     """The exported demo model ended its texts at CodeLlama's id 2, a control piece of another meaning."""
-    found = model_config(settings("train", TrainConfig, ["model=demo"]).model, vocab=VOCAB)
-    assert (found.vocab_size, found.bos_token_id, found.eos_token_id) == (100, 3, 4)
+    result = model_config(settings("train", TrainConfig, ["model=demo"]).model, vocab=VOCAB)
+    assert (result.vocab_size, result.bos_token_id, result.eos_token_id) == (100, 3, 4)

@@ -71,10 +71,10 @@ def test_our_loss_is_the_librarys(kind: str, fields: dict[str, object]) -> None:
     layout = causal(tokens, np.zeros_like(tokens))
     loss, *_ = AdaptiveLM(lm, chunk=20, L=5)(**to_tensors(layout, torch.device("cpu")))
     ids = torch.from_numpy(tokens)
-    wanted = reference(input_ids=ids, labels=ids).loss  # a mean over the 47 predictions, ours over 48 tokens
-    torch.testing.assert_close(loss * 48 / 47, wanted)
+    expected = reference(input_ids=ids, labels=ids).loss  # a mean over the 47 predictions, ours over 48 tokens
+    torch.testing.assert_close(loss * 48 / 47, expected)
     loss.backward()
-    (wanted * 47 / 48).backward()
+    (expected * 47 / 48).backward()
     ours, theirs = dict(lm.named_parameters()), dict(reference.named_parameters())
     for name in theirs:
         torch.testing.assert_close(ours[name].grad, theirs[name].grad, rtol=1e-4, atol=1e-6)
@@ -167,8 +167,8 @@ def test_a_grown_tied_model_is_trained_and_exported(tmp_path: Path) -> None:
     for module, arguments in (("train", train), ("train.export", export)):
         run = warm.run_ranks(module, *arguments, ranks=1)
         assert run.returncode == 0, run.stdout + run.stderr
-    back, found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert not found["missing_keys"] and not found["unexpected_keys"]
+    back, result = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not result["missing_keys"] and not result["unexpected_keys"]
     assert back.config.vocab_size == len(back.get_input_embeddings().weight) == 401
     assert back.get_output_embeddings().weight is back.get_input_embeddings().weight
 
@@ -209,7 +209,7 @@ def test_what_was_exported_can_be_trained_on(tmp_path: Path) -> None:
     shutil.copytree(folder / "model", exported)
     file = exported / "tokenizer.json"
     value = json.loads(file.read_text())
-    value["added_tokens"] = [one for one in value["added_tokens"] if one["id"] not in vocab.adaptive]
+    value["added_tokens"] = [item for item in value["added_tokens"] if item["id"] not in vocab.adaptive]
     file.write_text(json.dumps(value))
     write_tokenizer(exported, vocab, vocab.adaptive)
     check_tokenizer(ModelConfig(path=str(exported)), str(tmp_path / "data"))
@@ -224,8 +224,8 @@ def test_a_training_of_other_base_weights_is_not_finished(
 ) -> None:
     """A base model without a manifest was known by its path alone: another one in its place was "finished"."""
 
-    def train(config: TrainConfig, made: dict, data: dict) -> None:
-        write_manifest(config.out, "checkpoint", made)
+    def train(config: TrainConfig, built: dict, data: dict) -> None:
+        write_manifest(config.out, "checkpoint", built)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("train.checks.check_start", lambda *args: None)

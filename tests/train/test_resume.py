@@ -26,15 +26,15 @@ def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
 
 @pytest.fixture(scope="module")
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of every run of two ranks; `told` is what they printed."""
+    """The folders of every run of two ranks; `reported` is what they printed."""
     folder = tmp_path_factory.mktemp("runs")
-    told = worker(
+    message = worker(
         "whole_and_resumed,broken,failing,stopped,finishing,longer,refused,held,lacking",
         folder,
         data_folder,
         ranks=2,
     )
-    (folder / "told").write_text(told)
+    (folder / "told").write_text(message)
     return folder
 
 
@@ -53,9 +53,9 @@ def checkpoints(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def told(runs: Path, run: str) -> str:
+def message(runs: Path, run: str) -> str:
     """What each of both ranks said, which is the same."""
-    first, second = ((runs / f"{run}.told.{rank}").read_text() for rank in range(2))
+    first, second = ((runs / f"{run}.reported.{rank}").read_text() for rank in range(2))
     assert first.replace("rank 0", "rank 1") == second
     return first
 
@@ -69,12 +69,12 @@ def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -
 
 
 def test_zero_stages_agree(runs: Path) -> None:
-    """Stage 0 in float32 told a gradient norm of 0: PyTorch's own optimizer keeps none."""
+    """Stage 0 in float32 reported a gradient norm of 0: PyTorch's own optimizer keeps none."""
     reference = losses(runs / "zero0")
     for stage in (1, 2, 3):
         assert losses(runs / f"zero{stage}") == pytest.approx(reference, rel=0, abs=1e-5)
     norms = [values(runs / f"zero{stage}", "gradient_norm") for stage in range(4)]
-    assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), "stage 0 told none"
+    assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), "stage 0 reported none"
 
 
 def test_own_text_teaches_no_standard_tokens(runs: Path) -> None:
@@ -98,7 +98,7 @@ def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> 
         assert all(name.startswith("step-") for name in checkpoints(runs / f"{variant}-other"))
 
 
-def test_a_broken_checkpoint_is_told_and_the_one_before_taken(runs: Path) -> None:
+def test_a_broken_checkpoint_is_reported_and_the_one_before_taken(runs: Path) -> None:
     why = "zero_pp_rank_1_mp_rank_00_optim_states.pt has a checksum mismatch: the file is corrupt"
     lines = [line for line in (runs / "told").read_text().splitlines() if "/flipped/" in line]
     assert len(lines) == 1 and f"step-000008 is broken ({why}" in lines[0]
@@ -108,12 +108,12 @@ def test_a_broken_checkpoint_is_told_and_the_one_before_taken(runs: Path) -> Non
 
 
 def test_no_whole_checkpoint_is_a_sentence(runs: Path) -> None:
-    assert "must have an intact checkpoint, got none (step-000008: " in told(runs, "hopeless")
+    assert "must have an intact checkpoint, got none (step-000008: " in message(runs, "hopeless")
 
 
 def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
     """One rank's writing fails: the other waited for it at DeepSpeed's barrier."""
-    assert told(runs, "full").endswith(
+    assert message(runs, "full").endswith(
         "the checkpoint of step 8 cannot be written: No space left on device; "
         "earlier checkpoints, untouched: step-000004"
     )
@@ -122,13 +122,13 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
 
 
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
-    assert "step 6: the loss is nan. See" in told(runs, "nan")
-    assert "step 11: the loss is " in told(runs, "exploded")
+    assert "step 6: the loss is nan. See" in message(runs, "nan")
+    assert "step 11: the loss is " in message(runs, "exploded")
     assert checkpoints(runs / "nan") == ["step-000004"]
     assert checkpoints(runs / "exploded") == ["step-000004", "step-000008"]
-    found = json.loads((runs / "nan" / "diagnostics.json").read_text())
-    assert found["step"] == 6 and found["weight_norm"] > 0 and len(found["recent_losses"]) == 5
-    ranks = found["micro_batches_by_rank"]
+    result = json.loads((runs / "nan" / "diagnostics.json").read_text())
+    assert result["step"] == 6 and result["weight_norm"] > 0 and len(result["recent_losses"]) == 5
+    ranks = result["micro_batches_by_rank"]
     assert [len(rows) for rows in ranks] == [2, 2]
     assert all(len(row["sequences"]) == 2 for rows in ranks for row in rows)
     bad = [row["loss"] != row["loss"] for rows in ranks for row in rows]
@@ -137,7 +137,7 @@ def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
 
 def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
     """It came amid the sixth step, which is given up: the last whole one is saved, and gone on from."""
-    assert "stopped by a signal; step 5 is saved" in told(runs, "stopped")
+    assert "stopped by a signal; step 5 is saved" in message(runs, "stopped")
     assert "step-000005" in checkpoints(runs / "stopped-before")
     assert losses(runs / "stopped") == losses(runs / "zero2")
 
@@ -205,13 +205,13 @@ def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(data_folder: Path,
 def test_a_base_model_without_all_its_weights_is_refused_under_zero_3(runs: Path) -> None:
     """Training began from random weights; of a wrong size rank 0 alone knew, and the others waited for it."""
     name = "model.layers.0.mlp.up_proj.weight"
-    assert f"must have every weight of the model, got none for {name}." in told(runs, "missing")
-    assert f"size mismatch for {name}" in told(runs, "smaller")
+    assert f"must have every weight of the model, got none for {name}." in message(runs, "missing")
+    assert f"size mismatch for {name}" in message(runs, "smaller")
 
 
 def test_two_runs_never_write_one_folder(runs: Path) -> None:
     """The same command, started twice, trained into the same checkpoints and log."""
-    assert "another run is writing it" in told(runs, "held")
+    assert "another run is writing it" in message(runs, "held")
     assert not list((runs / "held").iterdir())
 
 
@@ -228,7 +228,7 @@ def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
     manifest = json.loads((runs / "longer" / "manifest.json").read_text())
     assert manifest["settings"]["steps"] == manifest["step"] == STEPS + 4
     assert manifest["schedules"] == [[0, STEPS], [STEPS, STEPS + 4]]
-    assert f"steps={STEPS} must be at least the {STEPS + 4} steps that out=" in told(runs, "longer")
+    assert f"steps={STEPS} must be at least the {STEPS + 4} steps that out=" in message(runs, "longer")
 
 
 def test_an_unfinished_run_may_be_given_other_steps(runs: Path) -> None:
@@ -238,6 +238,6 @@ def test_an_unfinished_run_may_be_given_other_steps(runs: Path) -> None:
 
 def test_a_folder_that_cannot_be_created_is_one_sentence(runs: Path) -> None:
     """`out=/proc/x` was a traceback of every rank."""
-    assert "refused must be a folder that can be created, got 'No such file or directory'" in told(
+    assert "refused must be a folder that can be created, got 'No such file or directory'" in message(
         runs, "refused"
     )

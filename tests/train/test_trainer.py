@@ -14,7 +14,7 @@ from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, Trainer, why_diverged
 
 
-def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank showed a traceback, though a batch that is too large is the user's setting."""
 
     def step() -> Any:
@@ -50,8 +50,8 @@ def test_a_loss_that_is_no_number_is_not(loss: float) -> None:
 
 def test_nor_is_a_gradient_or_a_leap() -> None:
     assert "the gradient is not finite at a loss of 2" in str(why_diverged(2.0, math.inf, [], 3.0))
-    found = why_diverged(3.1, 1.0, [9.0] * 100 + [1.0] * WINDOW, 3.0)
-    assert found == "the loss is 3.1, above 3 times the last 50 steps' mean of 1"
+    result = why_diverged(3.1, 1.0, [9.0] * 100 + [1.0] * WINDOW, 3.0)
+    assert result == "the loss is 3.1, above 3 times the last 50 steps' mean of 1"
 
 
 def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from conf.files import read_json, write_json
 from data_prep.ngrams import TABLE
 from infer.drafters.places import UNREAD, Places
-from infer.engine.reading import Candidates
+from infer.engine.output import Candidates
 from infer.ngrams import LONGEST, Ngrams, NgramTable, NgramWeights, TextNgrams
 from train.export.sidecars import ADAPTIVE
 from train.export.verify import LEVEL, Window, jackknife

@@ -1,8 +1,8 @@
 """Finished folders with a file damaged, lost or exchanged: what is read is what was written, or is refused.
 
 A model directory is believed where it can be: another rotary base is another model, and a flipped byte of a
-weight cannot be told from the weight. So whatever decodes must decode losslessly, as the library's own forward
-does, and what only says how to draft must change no token. A pickle that names anything but what our
+weight cannot be distinguished from the weight. So whatever decodes must decode losslessly, as the library's
+own forward does, and what only says how to draft must change no token. A pickle that names anything but what our
 checkpoints hold is never run, even where its checksum is right.
 """
 
@@ -34,7 +34,7 @@ from infer.engine.sampling import GREEDY
 from tests import warm
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.data import check, document, prepared, read_line
-from tests.drills.fuzz.setup import TRAINING, call, judged, made, refused
+from tests.drills.fuzz.setup import TRAINING, call, demo, judged, refused
 from train.checkpoint import BrokenFile, list_checkpoints, read_checkpoint, write_checkpoint, write_file
 from train.checks import check_adaptive
 from train.config import ObjectiveConfig
@@ -65,7 +65,7 @@ TEXTS = ("x = 1\n", "<PRE> a <SUF>", "  é😀\t\r\n", "<s></s><adaptive_1>", "d
 def run(rng: random.Random, folder: Path) -> str:
     """Damage one folder and read it."""
     kinds = (*4 * [shards], *4 * [checkpoint], *5 * [model_directory], *2 * [tokenizer], costs)
-    with patch.dict(os.environ, XDG_CACHE_HOME=str(made() / "costs")):
+    with patch.dict(os.environ, XDG_CACHE_HOME=str(demo() / "costs")):
         os.environ.pop(MARK, None)
         outcome = rng.choice(kinds)(rng, folder)
         assert MARK not in os.environ, "a pickle was run"
@@ -116,13 +116,13 @@ def _changed_header(data: bytes, rng: random.Random) -> bytes:
 def shards(rng: random.Random, folder: Path) -> str:
     """Read a data folder with one or two files damaged, or exchanged for another shard's."""
     out = folder / "data"
-    shutil.copytree(made() / "data", out)
+    shutil.copytree(demo() / "data", out)
     for _ in range(rng.choice((1, 1, 2))):
         path = rng.choice([*sorted(out.glob("*.npy")), out / "manifest.json"])
         kind = rng.random()
         if kind < 0.2 and path.is_file():
             content = path.read_bytes()
-            rng.choice(sorted(one for one in out.glob("*.npy") if one.is_file())).write_bytes(content)
+            rng.choice(sorted(item for item in out.glob("*.npy") if item.is_file())).write_bytes(content)
         elif kind < 0.4 and path.suffix == ".npy" and path.is_file():
             with suppress(ValueError):  # damaged by an earlier change
                 _change_array(rng, path)
@@ -134,13 +134,13 @@ def shards(rng: random.Random, folder: Path) -> str:
     try:
         vocab = Vocab.from_json(read_manifest(out, "shards", "data.path")["vocab"])
         check_adaptive(str(out), vocab, objective)
-        found = Shards(out, split)
-        content = _content(found)
-        lay_out([found[0]], [0], vocab, objective, seed=(0,))
+        actual = Shards(out, split)
+        content = _content(actual)
+        lay_out([actual[0]], [0], vocab, objective, seed=(0,))
     except UserError as refusal:
         return refused(refusal) if " got " in str(refusal) else "refused"
     assert content == _original(split), "other sequences are read"
-    assert vocab == Vocab.from_json(read_manifest(made() / "data", "shards", "out")["vocab"])
+    assert vocab == Vocab.from_json(read_manifest(demo() / "data", "shards", "out")["vocab"])
     return "fine"
 
 
@@ -163,18 +163,18 @@ def _change_array(rng: random.Random, path: Path) -> None:
     np.save(path, array)
 
 
-def _content(found: Shards) -> list[tuple[bytes, bytes, list[str], list[int]]]:
-    return [(one.tokens.tobytes(), one.spans.tobytes(), one.ids, one.documents.tolist()) for one in found]
+def _content(actual: Shards) -> list[tuple[bytes, bytes, list[str], list[int]]]:
+    return [(item.tokens.tobytes(), item.spans.tobytes(), item.ids, item.documents.tolist()) for item in actual]
 
 
 @functools.cache
 def _original(split: str) -> list[tuple[bytes, bytes, list[str], list[int]]]:
-    return _content(Shards(made() / "data", split))
+    return _content(Shards(demo() / "data", split))
 
 
 def tokenizer(rng: random.Random, folder: Path) -> str:
     """Prepare a few documents by a tokenizer with one file damaged."""
-    shutil.copytree(made() / "data" / "tokenizer", folder / "tokenizer")
+    shutil.copytree(demo() / "data" / "tokenizer", folder / "tokenizer")
     damage(rng.choice(sorted(path for path in (folder / "tokenizer").iterdir() if path.is_file())), rng)
     (folder / "in").mkdir()
     lines = [json.dumps({"content": text}) for text in (*TEXTS, document(rng).replace("\0", ""))]
@@ -195,11 +195,11 @@ def checkpoint(rng: random.Random, folder: Path) -> str:
     """Read a training with one or two files damaged or forged: by the library, by export, by train."""
     training = folder / "training"
     without = shutil.ignore_patterns("wandb")
-    shutil.copytree(made() / "training", training, copy_function=os.link, ignore=without)
+    shutil.copytree(demo() / "training", training, copy_function=os.link, ignore=without)
     read = rng.choice((*28 * [_read_training], _export, _resume))
     if read is _resume:
         (training / "manifest.json").unlink()
-        _unlinked(training / "log.jsonl").write_bytes((made() / "training" / "log.jsonl").read_bytes())
+        _unlinked(training / "log.jsonl").write_bytes((demo() / "training" / "log.jsonl").read_bytes())
     steps = sorted((training / "checkpoints").iterdir())
     for _ in range(rng.choice((1, 1, 2))):
         step, kind = rng.choice((steps[-1], steps[-1], *steps)), rng.randrange(12)
@@ -259,14 +259,14 @@ def _export(training: Path, folder: Path, rng: random.Random) -> str:
         assert not out.exists(), "a refusal left a directory"
         return "refused"
     step = json.loads((out / "manifest.json").read_text())["step"]
-    whole = (made() / "model" / "model.safetensors").read_bytes()
+    whole = (demo() / "model" / "model.safetensors").read_bytes()
     assert step != 6 or (out / "model.safetensors").read_bytes() == whole, "other weights"
     return "fine" if step == 6 else "an earlier one"
 
 
 def _resume(training: Path, folder: Path, rng: random.Random) -> str:
     """Check that training goes on from the newest whole checkpoint to the same weights."""
-    arguments = [*TRAINING, f"data.path={made() / 'data'}", f"out={training}"]
+    arguments = [*TRAINING, f"data.path={demo() / 'data'}", f"out={training}"]
     # In its own process: a process group that has ended cannot begin again in this one.
     process = warm.run_ranks("train", *arguments, ranks=1)
     if judged(process.returncode, process.stdout, process.stderr).refusal:
@@ -286,14 +286,14 @@ def _check_weights(weights: Mapping[str, Tensor], step: int) -> None:
 
 @functools.cache
 def _weights(step: int) -> dict[str, Tensor]:
-    return dict(CheckpointWeights(made() / "training" / "checkpoints" / f"step-{step:06}"))
+    return dict(CheckpointWeights(demo() / "training" / "checkpoints" / f"step-{step:06}"))
 
 
 def model_directory(rng: random.Random, folder: Path) -> str:
     """Decode with a model directory one of whose files is damaged: by the API, by the command, as a draft."""
     kind = rng.choice(("model", "model", "model", "sharded", "gated"))
     model, name = folder / "model", rng.choice(DAMAGED[kind])
-    shutil.copytree(made() / kind, model, ignore=shutil.ignore_patterns("custom_generate", "README.md"))
+    shutil.copytree(demo() / kind, model, ignore=shutil.ignore_patterns("custom_generate", "README.md"))
     damage(model / name, rng)
     try:
         return rng.choice((*3 * [_decode], _infer, _infer, _draft))(model, name, kind, rng)
@@ -330,7 +330,7 @@ def _draft(folder: Path, name: str, kind: str, rng: random.Random) -> str:
     """Draft for the whole model, whose text cannot change."""
     method = rng.choice(("ssd", "tsd", "gsd"))
     draft = DraftConfig(str(folder), adaptive=rng.random() < 0.3)
-    model = load(made() / "model", "float32", "cpu", draft=draft)
+    model = load(demo() / "model", "float32", "cpu", draft=draft)
     decode = DecodeConfig(method, nodes=rng.choice((1, 5)), max_new_tokens=NEW)
     assert tokens(model, decode) == _untouched("model"), "a draft model changed a text"
     return "fine"
@@ -352,7 +352,7 @@ def tokens(model: Model, decode: DecodeConfig) -> list[list[int]]:
 
 @functools.cache
 def _untouched(kind: str) -> list[list[int]]:
-    return tokens(load(made() / kind, "float32", "cpu"), DecodeConfig("plain", max_new_tokens=NEW))
+    return tokens(load(demo() / kind, "float32", "cpu"), DecodeConfig("plain", max_new_tokens=NEW))
 
 
 def _by_library(folder: Path, model: Model) -> list[list[int]] | None:
@@ -385,13 +385,13 @@ def _by_library(folder: Path, model: Model) -> list[list[int]] | None:
 def costs(rng: random.Random, folder: Path) -> str:
     """Decode with a damaged table of costs, which changes no text."""
     with patch.dict(os.environ, XDG_CACHE_HOME=str(folder)):
-        model = load(made() / "model", "float32", "cpu")
+        model = load(demo() / "model", "float32", "cpu")
         CostTables(model.lm, batch=len(PROMPTS), capacity=32, sampling=GREEDY).save(prior_costs("cpu"))
         for file in (folder / "adaptive-tokens").iterdir():
             data = file.read_bytes()
             file.write_bytes(
                 mutate.changed_json(data, rng) if rng.random() < 0.5 else mutate.damaged(data, rng)
             )
-        found = tokens(model, DecodeConfig("sdsat", max_new_tokens=NEW))
-    assert found == _untouched("model"), "a table of costs changed a text"
+        actual = tokens(model, DecodeConfig("sdsat", max_new_tokens=NEW))
+    assert actual == _untouched("model"), "a table of costs changed a text"
     return "fine"

@@ -33,7 +33,7 @@ from data_prep.sources import UNREADABLE
 from data_prep.vocab import Vocab, load_tokenizer
 from tests.data_prep.test_pipeline import text_of
 from tests.drills.fuzz import mutate
-from tests.drills.fuzz.setup import ROOT, Result, call, made
+from tests.drills.fuzz.setup import ROOT, Result, call, demo
 
 COUNT = 2700
 CODELLAMA = ROOT.parent / "shared" / "data" / "tokenizers" / "codellama-7b"
@@ -261,7 +261,7 @@ def _tokenizer(rng: random.Random) -> tuple[str, ...]:
     """Return settings of the small tokenizer or of CodeLlama's, where it is beside the project."""
     if CODELLAMA.is_dir() and rng.random() < 0.1:
         return (f"tokenizer={CODELLAMA}", "vocab=codellama")
-    return (f"tokenizer={made() / 'data' / 'tokenizer'}", "vocab=demo")
+    return (f"tokenizer={demo() / 'data' / 'tokenizer'}", "vocab=demo")
 
 
 def _options(rng: random.Random) -> list[str]:

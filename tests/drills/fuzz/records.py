@@ -28,7 +28,7 @@ from infer.report.write import build
 from infer.speed import SpeedConfig
 from infer.speed import run as speed
 from tests.drills.fuzz import mutate
-from tests.drills.fuzz.setup import call, made, refused
+from tests.drills.fuzz.setup import call, demo, refused
 
 COUNT = 3000
 CODE = {"task_id": "a/0", "prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return x\n"}
@@ -61,7 +61,7 @@ SCORED = ("benchmark", "language", "who", "decoder", "metric", "value", "problem
 
 def run(rng: random.Random, folder: Path) -> str:
     """Read one file of a benchmark, or one damaged measurement."""
-    with patch.dict(os.environ, XDG_CACHE_HOME=str(made() / "costs")):
+    with patch.dict(os.environ, XDG_CACHE_HOME=str(demo() / "costs")):
         return rng.choice((*12 * [benchmark], *6 * [report], resume))(rng, folder)
 
 
@@ -110,12 +110,12 @@ def _prompts(kind: str, path: Path) -> list[Any]:
 
 @functools.cache
 def _text() -> Any:
-    return load_text(made() / "model")
+    return load_text(demo() / "model")
 
 
 @functools.cache
 def _whole_prompt(kind: str) -> str:
-    path = made() / f"{kind}.jsonl"
+    path = demo() / f"{kind}.jsonl"
     path.write_text(json.dumps(ROWS[kind]))
     return _prompts(kind, path)[0].before
 
@@ -167,12 +167,12 @@ def _damage(file: Path, rng: random.Random) -> None:
 @functools.cache
 def measured(finished: bool) -> Path:
     """Return a folder with both measurements, interrupted right before the result; or finished."""
-    out = made() / ("report" if finished else "interrupted")
+    out = demo() / ("report" if finished else "interrupted")
     if finished:
         shutil.copytree(measured(False), out)
-    (made() / "texts.jsonl").write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):\n"}) for n in range(2)))
+    (demo() / "texts.jsonl").write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):\n"}) for n in range(2)))
     rows = [HOLE | {"task_id": f"a/{n}", "prompt": f"a = {n}\n"} for n in range(3)]
-    (made() / "holes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (demo() / "holes.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for module, last, schema, arguments in (
         (speed, "read", SpeedConfig, _speed_arguments(out)),
         (quality, "result", QualityConfig, _quality_arguments(out)),
@@ -187,17 +187,17 @@ def measured(finished: bool) -> Path:
 
 def _speed_arguments(out: Path) -> list[str]:
     """Return settings of two prompts, one round, two decoders."""
-    prompts = ["prompts=null", f"prompts.mine.path={made() / 'texts.jsonl'}", "prompts.mine.count=2"]
+    prompts = ["prompts=null", f"prompts.mine.path={demo() / 'texts.jsonl'}", "prompts.mine.count=2"]
     cells = ["k=[2]", "temperatures=[0]", "dtypes=[float32]", "decoders=[sdsat,prompt_lookup]", "peers=[]"]
     sizes = ["rounds=1", "threads=1", "max_new_tokens=6", "tracker.mode=disabled"]
-    return [f"model={made() / 'model'}", f"out={out}", *prompts, *cells, *sizes]
+    return [f"model={demo() / 'model'}", f"out={out}", *prompts, *cells, *sizes]
 
 
 def _quality_arguments(out: Path) -> list[str]:
     """Return settings of three missing lines."""
-    benchmarks = ["benchmarks=infilling", f"benchmarks.infilling.path={made() / 'holes.jsonl'}"]
+    benchmarks = ["benchmarks=infilling", f"benchmarks.infilling.path={demo() / 'holes.jsonl'}"]
     sizes = ["dtype=float32", "threads=1", "max_new_tokens=6", "batch=2", "tracker.mode=disabled"]
-    return [f"model={made() / 'model'}", f"out={out}", *benchmarks, *sizes]
+    return [f"model={demo() / 'model'}", f"out={out}", *benchmarks, *sizes]
 
 
 @functools.cache

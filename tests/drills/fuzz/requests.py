@@ -20,7 +20,7 @@ from conf import UserError
 from conf.encoding import SPACE
 from infer import DecodeConfig, Infill, Model, generate, load
 from tests.drills.fuzz import mutate
-from tests.drills.fuzz.setup import call, made, refused
+from tests.drills.fuzz.setup import call, demo, refused
 
 COUNT = 2000
 NEW = 10
@@ -64,7 +64,7 @@ LIBRARYS += ["stop_strings", "eos_token_id", "temperature", "top_p", "min_new_to
 def run(rng: random.Random, folder: Path) -> str:
     """Decode one prompt or batch, or call `generate` once."""
     kinds = (from_text, from_text, with_settings, with_settings, in_batch, by_command, by_library)
-    with patch.dict(os.environ, XDG_CACHE_HOME=str(made() / "costs")):
+    with patch.dict(os.environ, XDG_CACHE_HOME=str(demo() / "costs")):
         try:
             return rng.choice(kinds)(rng, folder)
         except UserError as refusal:
@@ -74,13 +74,13 @@ def run(rng: random.Random, folder: Path) -> str:
 @functools.cache
 def model() -> Model:
     """Return the tiny model, for which its own export drafts."""
-    return load(made() / "model", "float32", "cpu", draft=str(made() / "sharded"))
+    return load(demo() / "model", "float32", "cpu", draft=str(demo() / "sharded"))
 
 
 @functools.cache
 def lm() -> PreTrainedModel:
     """Return the same as plain Transformers loads it, with its custom_generate."""
-    return AutoModelForCausalLM.from_pretrained(made() / "model", dtype=torch.float32, trust_remote_code=True)
+    return AutoModelForCausalLM.from_pretrained(demo() / "model", dtype=torch.float32, trust_remote_code=True)
 
 
 def tokens(prompts: list[Any], method: str, seeds: Any = None, **settings: Any) -> list[list[int]]:
@@ -127,7 +127,7 @@ def with_settings(rng: random.Random, folder: Path) -> str:
     except ValueError as error:
         return refused(UserError(str(error)))
     steps = list(generate(model(), prompt, decode))
-    texts, ids = [one for step in steps for one in step.texts], [id for step in steps for id in step.tokens]
+    texts, ids = [item for step in steps for item in step.texts], [id for step in steps for id in step.tokens]
     assert not any(stop in "".join(texts[:-1]) for stop in decode.stop), f"{texts} goes on behind {decode.stop}"
     assert len(ids) <= decode.max_new_tokens
     if decode.verify == "pick":
@@ -175,7 +175,12 @@ def _prompt(rng: random.Random) -> Any:
 def by_command(rng: random.Random, folder: Path) -> str:
     """Check that `python -m infer` prints the text that the API gives."""
     prompt, page = text(rng)[:3000], folder / "page.html"
-    arguments = [f"model={made() / 'model'}", "dtype=float32", "device=cpu", f"decode.max_new_tokens={NEW}"]
+    arguments = [
+        f"model={demo() / 'model'}",
+        "dtype=float32",
+        "device=cpu",
+        f"decode.max_new_tokens={NEW}",
+    ]
     arguments += ["decode=sdsat", "decode.probes=root", f"html={page}", f"prompt={prompt}"]
     result = call("infer", arguments, rng)
     if result.refusal:
@@ -206,15 +211,15 @@ def by_library(rng: random.Random, folder: Path) -> str:
         (ours if name in OURS else given)[name] = value(name, rng)
     torch.manual_seed(0)
     theirs = _result(lambda: lm().generate(ids, **given))
-    ours |= {"custom_generate": str(made() / "model"), "trust_remote_code": True}
-    found = _result(lambda: lm().generate(ids, **given, **ours))
-    if isinstance(found, Exception):
-        assert isinstance(found, ValueError) or isinstance(theirs, Exception), (
-            f"{type(found).__name__}: {found}"
+    ours |= {"custom_generate": str(demo() / "model"), "trust_remote_code": True}
+    actual = _result(lambda: lm().generate(ids, **given, **ours))
+    if isinstance(actual, Exception):
+        assert isinstance(actual, ValueError) or isinstance(theirs, Exception), (
+            f"{type(actual).__name__}: {actual}"
         )
         return "refused"
     if not given["do_sample"] and not isinstance(theirs, Exception):
-        assert torch.equal(found, theirs), f"{found.tolist()}, the library {theirs.tolist()}"
+        assert torch.equal(actual, theirs), f"{actual.tolist()}, the library {theirs.tolist()}"
     return "fine"
 
 

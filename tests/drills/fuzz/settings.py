@@ -20,7 +20,7 @@ from conf.help import written
 from conf.schema import NAME, bare, fields_of, names, place
 from docs.reference import ENTRIES
 from tests.drills.fuzz import mutate
-from tests.drills.fuzz.setup import call, made
+from tests.drills.fuzz.setup import call, demo
 
 COUNT = 3600
 REQUIRED = {
@@ -71,13 +71,13 @@ def _values(entry: str, rng: random.Random) -> None:
     chosen = rng.sample(list(known), rng.choice((1, 1, 1, 2, 3)))
     given = {name: argument(known[name][2], rng) for name in chosen}
     arguments = [f"{name.replace(NAME, 'mine')}={text}" for name, text in given.items()]
-    found = settings(entry, ENTRIES[entry], [*REQUIRED[entry], *arguments])
-    _check_numbers(found)
-    before, after = (dict(_flat(asdict(config))) for config in (_default(entry), found))
+    result = settings(entry, ENTRIES[entry], [*REQUIRED[entry], *arguments])
+    _check_numbers(result)
+    before, after = (dict(_flat(asdict(config))) for config in (_default(entry), result))
     for name, text in given.items():
         owner, field, kind = known[name]
         path = f"{name}.{field}" if bare(owner) == field else name.replace(NAME, "mine")
-        value = _at(found, path)
+        value = _at(result, path)
         assert arrived(kind, text, value, resolved=name == OUT), f"{entry} {name}={text!r} arrived as {value!r}"
         # A named set, such as prompts.mine, comes with all of its settings.
         touched = path.partition(".mine.")[0] + ".mine." if NAME in name else path
@@ -90,14 +90,14 @@ def _values(entry: str, rng: random.Random) -> None:
 
 def _defaults(entry: str, rng: random.Random) -> None:
     """Check that settings given as they are by default change nothing."""
-    found, again = _default(entry), []
-    known = [one for one in fields_of(ENTRIES[entry]) if NAME not in one[0]]
+    result, again = _default(entry), []
+    known = [item for item in fields_of(ENTRIES[entry]) if NAME not in item[0]]
     for name, owner, field, _ in rng.sample(known, rng.randrange(1, len(known))):
-        value = _at(found, f"{name}.{field}" if bare(owner) == field else name)
+        value = _at(result, f"{name}.{field}" if bare(owner) == field else name)
         if not isinstance(value, Mapping):
             # `written` quotes an empty text for a shell, which is not here.
             again.append(f"{rng.choice(('', '', '+', '++'))}{name}={written(value) if value != '' else ''}")
-    assert settings(entry, ENTRIES[entry], [*REQUIRED[entry], *again]) == found, again
+    assert settings(entry, ENTRIES[entry], [*REQUIRED[entry], *again]) == result, again
 
 
 def _unknown(entry: str, rng: random.Random) -> None:
@@ -108,10 +108,10 @@ def _unknown(entry: str, rng: random.Random) -> None:
     wrong = [name[:at] + strange + name[at:], name + strange, strange + name, name[:at] + name[at + 1 :]]
     value = rng.choice(("", "=", "=3", "=x", "=[a]", "={a:1}", f"={mutate.text(rng)}"))
     text = rng.choice((*wrong, mutate.text(rng))) + value
-    found = settings(entry, ENTRIES[entry], [*REQUIRED[entry], text])
+    result = settings(entry, ENTRIES[entry], [*REQUIRED[entry], text])
     key = text.partition("=")[0].lstrip("+").removeprefix("~")
     assert place(ENTRIES[entry], key) or key in chosen, f"{entry} accepted {text!r}"
-    _check_numbers(found)
+    _check_numbers(result)
 
 
 def argument(kind: Any, rng: random.Random) -> str:
@@ -127,7 +127,7 @@ def argument(kind: Any, rng: random.Random) -> str:
         float: lambda: str(round(rng.random(), 3)),
         bool: lambda: rng.choice(TRUE + FALSE),
     }
-    own = [right[one] for one in (kind, *get_args(kind)) if one in right]
+    own = [right[item] for item in (kind, *get_args(kind)) if item in right]
     text = rng.choice(own)() if own and rng.random() < 0.5 else rng.choice(kinds)()
     return text.encode("utf-8", "replace").decode().replace("\0", "")
 
@@ -146,8 +146,8 @@ def arrived(kind: Any, text: str, value: Any, *, resolved: bool = False) -> bool
     if int in kinds or float in kinds:
         number = text.strip("' ")
         return type(value) in kinds and value == (int(number) if number.isdecimal() else float(number))
-    listed = next((get_args(one)[0] for one in kinds if get_origin(one) is list), None)
-    return listed not in (str, int, float) or all(type(one) is listed for one in value)
+    listed = next((get_args(item)[0] for item in kinds if get_origin(item) is list), None)
+    return listed not in (str, int, float) or all(type(item) is listed for item in value)
 
 
 @cache
@@ -175,16 +175,21 @@ def _check_numbers(config: Any) -> None:
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     for path, text in _flat(plain):
         value = ast.literal_eval(text)
-        for one in value if isinstance(value, list) else [value]:
-            assert not isinstance(one, int) or -(2**63) <= one < 2**63, f"{path} {one} arrived"
+        for item in value if isinstance(value, list) else [value]:
+            assert not isinstance(item, int) or -(2**63) <= item < 2**63, f"{path} {item} arrived"
 
 
 def command(rng: random.Random, folder: Path) -> str:
     """Run one command with one to three settings of any kind; a file may be where it reads or writes."""
     entry = rng.choice([*MODULES, "train", "train"])
-    places = {"m": folder / "model", "o": folder / "out", "c": folder / "checkpoint", "d": made() / "data"}
+    places = {
+        "m": folder / "model",
+        "o": folder / "out",
+        "c": folder / "checkpoint",
+        "d": demo() / "data",
+    }
     if entry == "inspect":
-        places["o"] = made() / "data"
+        places["o"] = demo() / "data"
     pairs = [text.split("=") for text in REQUIRED[entry]]
     arguments = [f"{name}={places.get(value, value)}" for name, value in pairs] + SMALL.get(entry, [])
     known = {name: kind for name, _, _, kind in fields_of(ENTRIES[entry]) if name not in ("device", "plan")}

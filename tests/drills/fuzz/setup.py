@@ -26,7 +26,7 @@ from conf import UserError, settings
 from data_prep.pipeline import prepare
 from tests import warm
 from tests.conftest import data_settings
-from tests.told import error
+from tests.messages import error
 from tests.train.resume_worker import RECIPE
 from train.__main__ import main as train
 from train.config import TrainConfig
@@ -92,7 +92,7 @@ def refused(refusal: UserError) -> str:
 
 
 @functools.cache
-def made() -> Path:
+def demo() -> Path:
     """Return the folder of all of them, made in another process: a training leaves its engine behind."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -28,7 +28,7 @@ def watch(below: str, count: str, at: int, delay: float) -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in EVENTS or (event == "open" and not arguments[2] & WRITING):
             return
-        paths = [os.fsdecode(one) for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike)]
+        paths = [os.fsdecode(item) for item in arguments[:2] if isinstance(item, str | bytes | os.PathLike)]
         if not any(os.path.abspath(path).startswith(below) for path in paths):
             return
         file = os.open(count, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

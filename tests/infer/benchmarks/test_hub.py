@@ -48,9 +48,9 @@ def test_a_dataset_is_read_by_configuration_and_splits(tmp_path: Path, monkeypat
     name = laid_out(tmp_path / "mbpp", "sanitized", **rows)
     here = replace(KINDS["mbpp"], datasets=lambda _: [Dataset(name, "sanitized", ("prompt", "test"))])
     monkeypatch.setitem(KINDS, "mbpp", here)
-    found = read_problems("mbpp", BenchmarkConfig(shots=3))
-    assert [one.id for one in found] == ["MBPP/11", "MBPP/12"]
-    assert "Task 4." in str(found[0].prompt)
+    result = read_problems("mbpp", BenchmarkConfig(shots=3))
+    assert [item.id for item in result] == ["MBPP/11", "MBPP/12"]
+    assert "Task 4." in str(result[0].prompt)
 
 
 def test_a_row_of_a_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,18 +64,18 @@ def test_a_row_of_a_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_languages_asked_for_are_those_loaded() -> None:
     of = KINDS["multipl_e"].datasets
     assert of
-    assert [one.configuration for one in of(["rs"])] == ["humaneval-rs"]
+    assert [item.configuration for item in of(["rs"])] == ["humaneval-rs"]
     paper = [f"humaneval-{language}" for language in ("cpp", "java", "php", "ts", "cs", "sh")]
-    assert [one.configuration for one in of([])] == paper
+    assert [item.configuration for item in of([])] == paper
 
 
 @pytest.mark.parametrize("name", ["infilling", "multipl_e", "mbpp", "gsm8k", "alpaca"])
 def test_a_dataset_out_of_reach_is_one_sentence_that_asks_for_a_file(name: str) -> None:
     with pytest.raises(
         UserError, match=rf"prompts\.{name}\.path: .* from the hub.*prompts\.{name}\.path=FILE$"
-    ) as told:
+    ) as message:
         read_problems(name, PromptSetConfig())
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 def test_a_line_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Rows of every kind to problems, and what is told of rows and files that are not what was wanted."""
+"""Rows of every kind to problems, and what is reported of rows and files that are not what was wanted."""
 
 import gzip
 import json
@@ -58,7 +58,7 @@ def judged(name: str, path: str, **settings: Any) -> list[Problem]:
     return read_problems(name, BenchmarkConfig(path=path, **settings))
 
 
-def asked(name: str, path: str | None, **settings: Any) -> list[Problem]:
+def requested(name: str, path: str | None, **settings: Any) -> list[Problem]:
     return read_problems(name, PromptSetConfig(path=path, **settings))
 
 
@@ -118,7 +118,7 @@ def test_multipl_e_of_a_folder(tmp_path: Path) -> None:
     lines(tmp_path / "humaneval-python.jsonl", python)
     (tmp_path / "LICENSE").write_text("MIT")
     cpp, go, own = judged("multipl_e", str(tmp_path))
-    assert [one.language for one in (cpp, go, own)] == ["cpp", "go", "python"]
+    assert [item.language for item in (cpp, go, own)] == ["cpp", "go", "python"]
     assert cpp.stop == ("\n}",) and own.stop == HUMANEVAL_STOP
     assert passes(own, "    return x + 1\n") and not passes(own, "    return x\n")
     assert judged("multipl_e", str(tmp_path), languages=["py", "cpp"]) == [cpp, own]
@@ -135,8 +135,10 @@ def test_mbpp_shows_three_solved_tasks_and_asks_those_of_the_test_split(tmp_path
         path.write_bytes(gzip.compress(text.encode()) if shape == "gz" else text.encode())
     first, last = judged("mbpp", str(path), shots=3)
     assert [first.id, last.id] == ["MBPP/11", "MBPP/510"]
-    shown = "Your code should pass these tests:\n\nassert f4(1) == 1\nassert f4(2) == 2\n[BEGIN]\ndef f4(x):\n"
-    assert isinstance(first.prompt, str) and shown + "  return x\n[DONE]\n\nYou are" in first.prompt
+    printed = (
+        "Your code should pass these tests:\n\nassert f4(1) == 1\nassert f4(2) == 2\n[BEGIN]\ndef f4(x):\n"
+    )
+    assert isinstance(first.prompt, str) and printed + "  return x\n[DONE]\n\nYou are" in first.prompt
     assert first.prompt.count("[DONE]") == 3 and first.prompt.endswith("assert f11(2) == 2\n[BEGIN]\n")
     assert passes(first, "def f11(x):\n  return x\n[DONE]\nno Python") and not passes(first, "def f11(x): pass")
     (alone, _) = judged("mbpp", str(path))
@@ -151,7 +153,7 @@ def test_mbpp_of_both_files_has_what_its_tests_need(tmp_path: Path) -> None:
     rows = [sanitized, {**task(12), **whole}]
     del rows[1]["prompt"], rows[1]["test_imports"]
     assert all(
-        passes(one, one.answer or "") for one in judged("mbpp", lines(tmp_path / "a.jsonl", *rows), shots=0)
+        passes(item, item.answer or "") for item in judged("mbpp", lines(tmp_path / "a.jsonl", *rows), shots=0)
     )
 
 
@@ -170,23 +172,23 @@ def test_mbpp_of_both_files_has_what_its_tests_need(tmp_path: Path) -> None:
 def test_prompts_without_tests(
     tmp_path: Path, kind: str, row: dict[str, Any], prompt: str, category: str
 ) -> None:
-    (problem,) = asked("mine", lines(tmp_path / "a.jsonl", row), kind=kind)
+    (problem,) = requested("mine", lines(tmp_path / "a.jsonl", row), kind=kind)
     assert (problem.prompt, problem.category, problem.program("x")) == (prompt, category, None)
 
 
 def test_alpaca_with_and_without_an_input(tmp_path: Path) -> None:
     seed = {"instruction": "Sum up.", "instances": [{"input": "A text.", "output": "."}]}
     path = lines(tmp_path / "a.jsonl", seed, {"instruction": "Say {so}.", "input": ""})
-    with_input, without = (str(one.prompt) for one in asked("alpaca", path))
+    with_input, without = (str(item.prompt) for item in requested("alpaca", path))
     assert with_input.endswith("### Instruction:\nSum up.\n\n### Input:\nA text.\n\n### Response:")
     assert without.endswith("### Instruction:\nSay {so}.\n\n### Response:") and "further context" not in without
 
 
 def test_a_share_of_any_text(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"content": "a\nb\nc\nd\n"}, {"content": "one"})
-    found = asked("mine", path, key="content", share=0.5)
-    assert [one.prompt for one in found] == ["a\nb\n", "one"]
-    assert [one.id for one in found] == ["a/1", "a/2"]
+    result = requested("mine", path, key="content", share=0.5)
+    assert [item.prompt for item in result] == ["a\nb\n", "one"]
+    assert [item.id for item in result] == ["a/1", "a/2"]
 
 
 def test_every_kind_has_its_rules() -> None:

@@ -19,12 +19,12 @@ def test_one_line_of_every_text_is_missing_and_the_same_one_each_time(tmp_path: 
     problems = read_problems("mine", config)
     assert problems == read_problems("mine", config)
     wholes, missing = [], []
-    for one in problems:
-        assert isinstance(one.prompt, Infill) and one.prompt.order == "spm" and one.language == "python"
-        wholes.append(f"{one.prompt.prefix}{one.answer}{one.prompt.suffix}")
-        missing.append((one.answer or "").strip())
-        assert one.matches(f"{missing[-1]}  \n") and not one.matches(missing[-1] + "x")
-        assert one.program("") is None
+    for item in problems:
+        assert isinstance(item.prompt, Infill) and item.prompt.order == "spm" and item.language == "python"
+        wholes.append(f"{item.prompt.prefix}{item.answer}{item.prompt.suffix}")
+        missing.append((item.answer or "").strip())
+        assert item.matches(f"{missing[-1]}  \n") and not item.matches(missing[-1] + "x")
+        assert item.program("") is None
     assert wholes == [texts[0], texts[3]]
     assert missing[0] in ("b = 2", "c = 3") and missing[1] == "q"
 

@@ -1,4 +1,4 @@
-"""Which prompts are taken, and what they are told to end at."""
+"""Which prompts are taken, and where they end."""
 
 import json
 from collections import Counter
@@ -73,9 +73,9 @@ def test_categories_are_taken_in_turn_while_they_last(
         ):
             load(count)
         return
-    taken = load(count)
-    assert taken == fitting[:count]
-    of = categories(taken)
+    selected = load(count)
+    assert selected == fitting[:count]
+    of = categories(selected)
     assert all(
         of[name] in (max(of.values()), max(of.values()) - 1, all_) for name, all_ in categories(fitting).items()
     )
@@ -91,14 +91,14 @@ def test_an_infilling_ends_at_eot_and_tells_what_stands_around_it(tmp_path: Path
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join([json.dumps(row), json.dumps(row | {"language": "js"})]))
     config = PromptSetConfig(path=str(path), count=None)
-    found = load_prompts("infilling", config, infilling_text, seed=0)
-    assert sorted(prompt.id for prompt in found) == ["a", "js/a"]
-    for prompt in found:
+    result = load_prompts("infilling", config, infilling_text, seed=0)
+    assert sorted(prompt.id for prompt in result) == ["a", "js/a"]
+    for prompt in result:
         assert (prompt.before, prompt.after) == ("def f():\n", "    return x\n")
         assert len(prompt.ends) == 1 and prompt.ends.isdisjoint(prompt.ids)
 
 
-def test_a_model_without_infilling_is_told_of(tmp_path: Path, text: Text) -> None:
+def test_a_model_without_infilling_is_reported_of(tmp_path: Path, text: Text) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
     with pytest.raises(UserError, match=r"prompts\.infilling: infill needs a model trained for infilling"):
@@ -110,7 +110,7 @@ def test_long_prompts_are_truncated_at_their_beginning(tmp_path: Path, text: Tex
     """Prompts of more than 512 tokens were passed over, where GSD truncates them: XSum lost long articles."""
     words = [f"Article: {'word ' * count}\nSummary:" for count in (1, 30, 60)]
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": one}) for one in words))
+    path.write_text("\n".join(json.dumps({"prompt": item}) for item in words))
     config = PromptSetConfig(path=str(path), count=None)
     whole = load_prompts("mine", config, text, seed=0)
     config.truncate = most

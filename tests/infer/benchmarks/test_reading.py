@@ -18,12 +18,12 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *rows)
 
     def drawn(seed: int, count: int = 3) -> list[tuple[str, str]]:
-        found = read_problems("multipl_e", BenchmarkConfig(path=path, count=count), seed=seed)
-        return [(one.language, one.id) for one in found]
+        result = read_problems("multipl_e", BenchmarkConfig(path=path, count=count), seed=seed)
+        return [(item.language, item.id) for item in result]
 
     assert drawn(0) == drawn(0) != drawn(1)
     assert [language for language, _ in drawn(0)].count("cpp") == 3 == len(drawn(0)) / 2
-    assert drawn(0) == sorted(drawn(0), key=lambda one: [(r["language"], r["name"]) for r in rows].index(one))
+    assert drawn(0) == sorted(drawn(0), key=lambda item: [(r["language"], r["name"]) for r in rows].index(item))
     assert len(drawn(0, count=100)) == 18
 
 
@@ -69,9 +69,9 @@ def test_a_malformed_row_is_named_by_file_and_line(
     """A language that is a list was a TypeError, and a solution or setup that is a number was taken."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as text:
         judged(name, str(path))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(text.value)
 
 
 def test_an_example_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_settings_that_a_kind_does_not_have(name: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as text:
         read_problems(name, PromptSetConfig(**settings))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(text.value)
 
 
 def test_a_benchmark_of_no_kind_a_folder_without_files_and_a_language_that_is_not_there(tmp_path: Path) -> None:

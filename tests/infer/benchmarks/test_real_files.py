@@ -88,14 +88,14 @@ def test_prompts_of_every_file(
 
 def test_spec_bench_is_balanced_over_its_six_tasks(shared_data: Path, text: Text) -> None:
     path = str(shared_data / "spec_bench" / "question.jsonl")
-    tasks = {f"Spec-Bench/{n}": one.category for one in asked(path) if (n := one.id.split("/")[1])}
-    found = load_prompts("spec_bench", PromptSetConfig(path=path, count=12), text, seed=0)
-    assert Counter(tasks[prompt.id] for prompt in found) == dict.fromkeys(
+    tasks = {f"Spec-Bench/{n}": item.category for item in requested(path) if (n := item.id.split("/")[1])}
+    result = load_prompts("spec_bench", PromptSetConfig(path=path, count=12), text, seed=0)
+    assert Counter(tasks[prompt.id] for prompt in result) == dict.fromkeys(
         ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"), 2
     )
 
 
-def asked(path: str) -> list[Problem]:
+def requested(path: str) -> list[Problem]:
     return read_problems("spec_bench", PromptSetConfig(path=path))
 
 

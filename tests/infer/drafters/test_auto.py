@@ -9,7 +9,7 @@ import pytest
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy, Calibration
 from infer.drafters.costs import Costs, prior_costs, slopes
-from infer.engine.reading import Candidates, Request
+from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.loop import Verified
 from infer.ngrams import Ngrams

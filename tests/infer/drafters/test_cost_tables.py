@@ -47,7 +47,7 @@ def test_a_draft_model_has_a_table_beside_its_targets(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tables(draft=True).load() == [prior_costs("cpu")] * 2
     tables(draft=True).save(LEARNED, Costs((1, 64), (0.5, 1.0), (1.0, 1.0)))
-    assert [one.ms for one in tables(draft=True).load()] == [(1.0, 1.5, 4.0), (0.25, 0.5)]
+    assert [item.ms for item in tables(draft=True).load()] == [(1.0, 1.5, 4.0), (0.25, 0.5)]
 
 
 def test_a_user_without_a_home_keeps_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.costs import Costs
 from infer.drafters.draft_model import UNREAD, DraftModelDrafters, LevelDrafters, ProbeDrafters
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
@@ -58,12 +58,12 @@ def drafters_of(draft: Draft, method: str, budget: Budget, **runner: bool) -> Dr
 def texts(lm, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY):
     """The tokens of each, and how many were accepted drafts."""
     runner = Runner(lm, capacity=80, max_rows=drafters.max_rows, batch=len(requests))
-    found, accepted = [[] for _ in requests], 0
+    actual, accepted = [[] for _ in requests], 0
     for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:
-            found[step.sequence] += step.tokens
+            actual[step.sequence] += step.tokens
             accepted += step.accepted
-    return found, accepted
+    return actual, accepted
 
 
 @settings(max_examples=60)
@@ -84,8 +84,8 @@ def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, 
     draft = a_draft_of(lm, noise, Adaptive((90,), 3) if method == "probes" else None)
     drafters = drafters_of(draft, method, FixedBudget(12) if budget == "fixed" else AutoBudget(COSTS, COSTS))
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
-    found, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
-    for request, tokens in zip(requests, found):
+    actual, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
+    for request, tokens in zip(requests, actual):
         assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, [1]), sampling)[0]
 
 
@@ -142,7 +142,7 @@ class Reader:
     """
 
     drafters: DraftModelDrafters
-    wanted: list[int]
+    expected: list[int]
     read: list[int] = field(default_factory=list)
 
     def __getattr__(self, name: str):
@@ -204,8 +204,8 @@ def test_ids_that_the_draft_model_lacks_are_read_and_never_proposed() -> None:
     short = tiny_llama(vocab=50, seed=1).double()
     drafters = drafters_of(Draft(short, 50, CONTEXT), "gsd", FixedBudget(12))
     request = Request([5, 96, 70, 3])
-    found, _ = texts(lm, [request], drafters, Limits(40, []))
-    assert found == texts(lm, [request], Drafters(Drafter), Limits(40, []))[0]
+    actual, _ = texts(lm, [request], drafters, Limits(40, []))
+    assert actual == texts(lm, [request], Drafters(Drafter), Limits(40, []))[0]
 
 
 class Never(FixedBudget):
@@ -245,8 +245,8 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
     for node in range(1, len(graph.tokens)):
         places[len(path_to(graph, node)) - 1].append(graph.tokens[node])
     for place in range(1, 5):
-        wanted = by_library(lm, [*context, *[90] * (place - 1)]).topk(3).indices
-        assert places[place] == wanted.tolist()
+        expected = by_library(lm, [*context, *[90] * (place - 1)]).topk(3).indices
+        assert places[place] == expected.tolist()
 
 
 def test_first_layers_share_the_text_of_the_whole_model() -> None:
@@ -254,5 +254,5 @@ def test_first_layers_share_the_text_of_the_whole_model() -> None:
     drafters = drafters_of(Draft(first_layers(lm, 1), 97, CONTEXT), "gsd", FixedBudget(8))
     request = Request([5, 17, 3], 4)
     for sampling in (GREEDY, Sampling(1.0)):
-        found, _ = texts(lm, [request], drafters, Limits(40, []), sampling)
-        assert found == texts(lm, [request], Drafters(Drafter), Limits(40, []), sampling)[0]
+        actual, _ = texts(lm, [request], drafters, Limits(40, []), sampling)
+        assert actual == texts(lm, [request], Drafters(Drafter), Limits(40, []), sampling)[0]

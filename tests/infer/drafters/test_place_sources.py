@@ -1,7 +1,7 @@
 """The source that each candidate of a place is said to have."""
 
 from infer.drafters.places import Places
-from infer.engine.reading import Candidates
+from infer.engine.output import Candidates
 from infer.ngrams import Ngrams, TextNgrams
 
 TEXT = [5, 1, 2, 3, 5, 1, 2]  # n-grams of the text say 3

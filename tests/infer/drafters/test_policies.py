@@ -25,7 +25,7 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
         Sampling(1.0, 0, 0.2),
     ]
     texts = [(k, batch, capacity) for k in (2, 3) for batch in (1, 2) for capacity in (100, 2000)]
-    found = [
+    result = [
         [
             auto(k, frozenset(), batch=batch, capacity=capacity, sampling=way)
             for k, batch, capacity in texts
@@ -33,7 +33,7 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
         ]
         for _ in range(2)
     ]
-    assert found[0] == found[1] and len(set(map(id, found[0]))) == len(texts) * len(ways)
+    assert result[0] == result[1] and len(set(map(id, result[0]))) == len(texts) * len(ways)
     assert len(loaded) == 4 * 4  # greedy, sampled, by top_k, by top_p: whatever k is
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from infer.config import DecodeConfig
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, Step, decode
@@ -24,7 +24,7 @@ from tests.infer.ngram_tables import make_random_table, make_table
 
 V, NEW = 97, 24  # of tiny_llama; tokens of every text
 SOURCES = ("adaptive", "text", "ngrams")
-SUBSETS = [list(some) for n in (1, 2, 3) for some in combinations(SOURCES, n)]
+SUBSETS = [list(subset) for n in (1, 2, 3) for subset in combinations(SOURCES, n)]
 PROBES: list[dict[str, Any]] = [
     {"k": 3, "probes": "root"},
     {"k": 2, "probes": "all"},
@@ -50,12 +50,12 @@ def texts_of(
     lm: PreTrainedModel, requests: Sequence[Request], drafters: Any, sampling: Sampling, **runner: Any
 ) -> tuple[list[list[int]], list[Step]]:
     running = Runner(lm, capacity=12 + NEW, max_rows=drafters.max_rows, batch=len(requests), **runner)
-    found, seen = [list[int]() for _ in requests], list[Step]()
+    result, seen = [list[int]() for _ in requests], list[Step]()
     for steps in decode(running, requests, drafters, Limits(NEW, [1]), sampling):
         for step in steps:
-            found[step.sequence] += step.tokens
+            result[step.sequence] += step.tokens
             seen.append(step)
-    return found, seen
+    return result, seen
 
 
 @pytest.fixture(scope="module")

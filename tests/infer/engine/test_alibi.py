@@ -73,10 +73,10 @@ def test_the_librarys_own_forward_stays_the_same() -> None:
     padded = torch.ones_like(ids)
     padded[0, :5] = 0
     for attention_mask in (None, padded):
-        found, expected = (one(ids, attention_mask=attention_mask).logits for one in (lm, other))
-        assert torch.equal(found, expected)
-    found, expected = (one.generate(ids, attention_mask=padded, max_new_tokens=9) for one in (lm, other))
-    assert torch.equal(found, expected)
+        result, expected = (item(ids, attention_mask=attention_mask).logits for item in (lm, other))
+        assert torch.equal(result, expected)
+    result, expected = (item.generate(ids, attention_mask=padded, max_new_tokens=9) for item in (lm, other))
+    assert torch.equal(result, expected)
 
 
 def test_the_context_is_what_the_model_was_trained_on() -> None:

@@ -93,10 +93,10 @@ def test_every_view_has_a_gate_of_its_own() -> None:
         up, a, b = layer.mlp.up_proj, nn.Linear(32, 2, bias=False), nn.Linear(2, 64, bias=False)
         layer.mlp.up_proj = GatedLinear(up, a.weight, b.weight, 1.0, gate)
     views = [view_of(lm) for _ in range(2)]
-    gates = [ProbeGate.of(one) for one in (lm, *views)]
+    gates = [ProbeGate.of(item) for item in (lm, *views)]
     assert len(set(map(id, gates))) == 3
-    for one, own in zip((lm, *views), gates):
-        layers = [module for module in one.modules() if isinstance(module, GatedLinear)]
+    for item, own in zip((lm, *views), gates):
+        layers = [module for module in item.modules() if isinstance(module, GatedLinear)]
         assert len(layers) == 2 and all(layer.gate is own for layer in layers)
     plain = lm(IDS).logits
     with gates[1].open(0, IDS.shape[1]):

@@ -14,7 +14,7 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.budget import FixedBudget
 from infer.engine.attention import band
 from infer.engine.families import TOLERANCE, check_family, check_tree
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
@@ -115,8 +115,8 @@ def test_every_node_has_the_logits_of_its_path_decoded_alone(family: str) -> Non
     check_tree(lm)
     runner = Runner(lm, capacity=64, max_rows=16, batch=3)
     runner.prefill(PROMPTS)
-    found = logits_of(runner, [TREE] * 3)
-    for prompt, logits in zip(PROMPTS, found):
+    result = logits_of(runner, [TREE] * 3)
+    for prompt, logits in zip(PROMPTS, result):
         for node in range(len(TREE.tokens)):
             expected = by_library(lm, [*prompt, *(TREE.tokens[i] for i in path_to(TREE, node))])
             torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
@@ -142,10 +142,10 @@ def test_a_tree_fed_in_parts_has_the_same(family: str) -> None:
         for first, last in ((0, 3), (3, n)):
             part = Tree(TREE.tokens[:last], TREE.parents[:last], last)
             requests = [Request(prompt) for prompt in PROMPTS]
-            reading = runner.forward([part] * 3, requests, Sampling(), [first] * 3)
+            output = runner.forward([part] * 3, requests, Sampling(), [first] * 3)
             for b, prompt in enumerate(PROMPTS):
                 nodes = range(first, last)
-                for node, chances in zip(nodes, reading.following(b, nodes, 5).weights):
+                for node, chances in zip(nodes, output.next_candidates(b, nodes, 5).weights):
                     logits = by_library(lm, [*prompt, *(TREE.tokens[i] for i in path_to(TREE, node))])
                     expected = logits.softmax(-1).topk(5).values
                     torch.testing.assert_close(torch.tensor(chances), expected, rtol=1e-3, atol=1e-4)
@@ -182,11 +182,11 @@ def texts(
     lm: PreTrainedModel, requests: Sequence[Request], new: Callable[[], Drafter], static: bool
 ) -> list[list[int]]:
     runner = Runner(lm, capacity=64, max_rows=new().max_rows, batch=3, static=static)
-    found: list[list[int]] = [[] for _ in requests]
+    result: list[list[int]] = [[] for _ in requests]
     for steps in decode(runner, requests, Drafters(new), Limits(30, eos=[1])):
         for step in steps:
-            found[step.sequence] += step.tokens
-    return found
+            result[step.sequence] += step.tokens
+    return result
 
 
 def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
@@ -221,7 +221,7 @@ def test_attention_with_more_than_a_mask_is_found_by_trying() -> None:
 
 
 def test_want_of_memory_is_no_fault_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What PyTorch raises for a CPU's memory, a RuntimeError, was told as an unsupported architecture."""
+    """What PyTorch raises for a CPU's memory, a RuntimeError, was reported as an unsupported architecture."""
 
     def full(*args: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes.")
@@ -251,6 +251,6 @@ def test_decoding_with_a_draft_model_of_the_family_is_the_librarys(family: str) 
     requests = [Request(prompt) for prompt in PROMPTS]
     for static in (False, True):
         drafters = by_draft.drafters_of(by_draft.a_draft_of(lm, 0.1), "gsd", FixedBudget(12), static=static)
-        found, accepted = by_draft.texts(lm, requests, drafters, Limits(30, [1]))
+        result, accepted = by_draft.texts(lm, requests, drafters, Limits(30, [1]))
         assert accepted > 5
-        assert found == [by_generate(lm, prompt) for prompt in PROMPTS]
+        assert result == [by_generate(lm, prompt) for prompt in PROMPTS]

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import DENSE, GatedEmbedding, GatedLinear
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.gated import gate_model
@@ -77,13 +77,13 @@ def test_no_draft_reads_the_adapter(family: str, rank: int, tmp_path: Path) -> N
         return torch.stack(logits_of(runner, [tree] * 3))
 
     adapters = [write_adapter(new(), tmp_path / str(seed), seed=seed, r=rank) for seed in (1, 2)]
-    base, (one, other) = new(), [gate_model(new(), adapter) for adapter in adapters]
+    base, (item, other) = new(), [gate_model(new(), adapter) for adapter in adapters]
     bare = Tree.chain(7, [8, 9, 3])
-    assert torch.equal(logits(one, bare), logits(base, bare))
-    found, changed, wanted = (logits(lm, tree) for lm in (one, other, base))
-    assert torch.equal(found[:, :4], changed[:, :4])
-    torch.testing.assert_close(found[:, :4], wanted[:, :4], rtol=1e-4, atol=1e-4)
-    assert (found[:, 4:] != changed[:, 4:]).any(-1).all()
+    assert torch.equal(logits(item, bare), logits(base, bare))
+    result, changed, expected = (logits(lm, tree) for lm in (item, other, base))
+    assert torch.equal(result[:, :4], changed[:, :4])
+    torch.testing.assert_close(result[:, :4], expected[:, :4], rtol=1e-4, atol=1e-4)
+    assert (result[:, 4:] != changed[:, 4:]).any(-1).all()
 
 
 @RANKS
@@ -96,11 +96,11 @@ def test_every_way_of_drafting_writes_the_base_models_text(rank: int, static: bo
     def texts(lm: PreTrainedModel, prompts: list[list[int]], new: Callable[[], Drafter]) -> list[list[int]]:
         drafters = Drafters(new)
         runner = Runner(lm, capacity=64, max_rows=64, batch=len(prompts), static=static)
-        found = [list[int]() for _ in prompts]
+        result = [list[int]() for _ in prompts]
         for steps in decode(runner, [Request(prompt) for prompt in prompts], drafters, Limits(30)):
             for step in steps:
-                found[step.sequence] += step.tokens
-        return found
+                result[step.sequence] += step.tokens
+        return result
 
     plain = [texts(base, [prompt], Drafter)[0] for prompt in PROMPTS]
     policies = [

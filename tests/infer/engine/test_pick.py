@@ -57,11 +57,11 @@ def test_draws_follow_the_distribution() -> None:
     sampling, n = Sampling(1.0, 0, 0.9), 20_000
     values = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -1.0]]).expand(n, -1)
     drawn = pick(rows(values), sampling, *keys(n, seed=5))
-    wanted = by_library(values[:1], sampling)[0]
+    target = by_library(values[:1], sampling)[0]
     counts = torch.bincount(drawn, minlength=6)
-    assert counts[wanted == 0].sum() == 0
-    expected = n * wanted[wanted > 0].double()
-    assert stats.chisquare(counts[wanted > 0], expected * n / expected.sum()).pvalue > 0.01
+    assert counts[target == 0].sum() == 0
+    expected = n * target[target > 0].double()
+    assert stats.chisquare(counts[target > 0], expected * n / expected.sum()).pvalue > 0.01
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
@@ -90,8 +90,8 @@ def test_a_draw_depends_on_its_own_seed_position_and_logits_alone() -> None:
 
 def test_of_scores_beyond_all_numbers_no_chance_is_known() -> None:
     """NaN, which a draft model's budget could not weigh: a traceback at a temperature near 0."""
-    found, _ = likeliest(rows(1e10 * torch.randn(3, 300)), Sampling(1e-30), *keys(3), 4)
-    assert found.isfinite().all()
+    result, _ = likeliest(rows(1e10 * torch.randn(3, 300)), Sampling(1e-30), *keys(3), 4)
+    assert result.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_the_first_candidate_is_what_would_be_picked(sampling: Sampling) -> None
 def test_top_is_topk(n: int, V: int, m: int, seed: int) -> None:
     m = min(m, V)
     values = torch.randn(n, V, generator=torch.Generator().manual_seed(seed))
-    found, ids = top(values, m)
-    assert torch.equal(found, values.topk(m).values)
-    assert torch.equal(values.gather(1, ids), found)
+    result, ids = top(values, m)
+    assert torch.equal(result, values.topk(m).values)
+    assert torch.equal(values.gather(1, ids), result)
 
 
 @pytest.mark.parametrize("bias", [False, True])

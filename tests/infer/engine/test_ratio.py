@@ -14,8 +14,8 @@ from scipy import stats
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from infer.engine.pick import Logits, draw, law, probabilities
-from infer.engine.reading import LazyReading, Request
+from infer.engine.output import LazyOutput, Request
+from infer.engine.pick import Logits, conditional_distribution, draw, probabilities
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.trees.tree import Tree, flatten
@@ -45,13 +45,13 @@ def literal(r: Row, q: Row, candidates: Sequence[int]) -> Row:
 def orders(q: Row, k: int) -> list[tuple[tuple[int, ...], Fraction]]:
     """Every outcome of k draws without replacement, and its probability; shorter where q runs out."""
     support = [token for token, x in enumerate(q) if x]
-    found = []
+    result = []
     for ids in permutations(support, min(k, len(support))):
         left, chance = q, Fraction(1)
         for c in ids:
             left, chance = without(left, c), chance * left[c]
-        found.append((ids, chance))
-    return found
+        result.append((ids, chance))
+    return result
 
 
 @st.composite
@@ -71,17 +71,17 @@ def tensor(rows: Sequence[Row]) -> Tensor:
 @settings(max_examples=60)
 @given(pairs())
 def test_over_all_draws_the_token_is_the_targets(pair: tuple[Row, Row, int]) -> None:
-    """In exact numbers exactly; and `law` is the literal one, to 1e-12."""
+    """In exact numbers exactly; and `conditional_distribution` is the literal one, to 1e-12."""
     p, q, k = pair
     space = orders(q, k)
     laws = [literal(p, q, ids) for ids, _ in space]
     assert [sum(w * row[token] for (_, w), row in zip(space, laws)) for token in range(len(p))] == p
     ids = torch.tensor([[*ids, *[-1] * (k - len(ids))] for ids, _ in space])
     n = len(space)
-    found = law(tensor([p]).expand(n, -1), tensor([q]).expand(n, -1), ids)
-    torch.testing.assert_close(found, tensor(laws), rtol=0, atol=1e-12)
+    result = conditional_distribution(tensor([p]).expand(n, -1), tensor([q]).expand(n, -1), ids)
+    torch.testing.assert_close(result, tensor(laws), rtol=0, atol=1e-12)
     weights = torch.tensor([float(w) for _, w in space], dtype=torch.float64)
-    torch.testing.assert_close(weights @ found, tensor([p])[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights @ result, tensor([p])[0], rtol=0, atol=1e-12)
 
 
 @settings(max_examples=40)
@@ -101,9 +101,9 @@ def test_a_token_that_stands_is_a_candidate_only_where_it_was_accepted(pair: tup
 def test_a_distribution_that_was_drawn_dry_or_is_the_targets_leaves_nothing_undefined() -> None:
     p = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.0, 1.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
     q = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]], dtype=torch.float64)
-    found = law(p, q, torch.tensor([[2, 0, 1], [1, 0, -1], [0, 1, -1]]))
+    result = conditional_distribution(p, q, torch.tensor([[2, 0, 1], [1, 0, -1], [0, 1, -1]]))
     expected = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1 / 3, 2 / 3, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_a_reading_picks_by_what_the_draws_leave(sampling: Sampling, suppressed:
         tree = star(q, generator)
         request = Request([0, 1], seed, processors)
         rows = logits_of(p.expand(6, -1))
-        reading = LazyReading(rows, flatten([tree], [1]), [tree], [request], sampling)
-        path, after = tree.walk(reading.chooser(0, [0, 1]))
+        output = LazyOutput(rows, flatten([tree], [1]), [tree], [request], sampling)
+        path, after = tree.walk(output.chooser(0, [0, 1]))
         tokens = [*(tree.tokens[node] for node in path[1:]), after]
         counts[range(len(tokens[:2])), tokens[:2]] += 1
     p[suppressed] = float("-inf")
-    wanted = probabilities(logits_of(p[None]), sampling)[0]
+    target = probabilities(logits_of(p[None]), sampling)[0]
     for row in counts:
-        assert row[wanted == 0].sum() == 0 and row.sum() > 100
-        assert stats.chisquare(row[wanted > 0], row.sum() * wanted[wanted > 0]).pvalue > 0.001
+        assert row[target == 0].sum() == 0 and row.sum() > 100
+        assert stats.chisquare(row[target > 0], row.sum() * target[target > 0]).pvalue > 0.001
 
 
 def logits_of(values: Tensor) -> Logits:
@@ -168,6 +168,6 @@ def test_in_fixed_shapes_the_same_tokens_are_picked() -> None:
     for static in (False, True):
         runner = Runner(lm, capacity=20, max_rows=8, static=static)
         runner.prefill([request.prompt])
-        reading = runner.forward([tree], [request], Sampling(1.0))
-        walks.append([reading.chooser(0, [5, 17, 3, 1])(node) for node in range(6)])
+        output = runner.forward([tree], [request], Sampling(1.0))
+        walks.append([output.chooser(0, [5, 17, 3, 1])(node) for node in range(6)])
     assert walks[0] == walks[1]

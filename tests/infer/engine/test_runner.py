@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.trees.tree import Tree
@@ -17,11 +17,11 @@ PROMPT = [5, 17, 3, 88, 41]
 
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
     """(nodes, V) of each tree."""
-    reading = runner.forward(trees, [Request([0])] * len(trees), Sampling())
-    q = reading.flat.ids.shape[1]
-    whole = reading.logits.whole().unflatten(0, (len(trees), q))
+    output = runner.forward(trees, [Request([0])] * len(trees), Sampling())
+    q = output.flat.ids.shape[1]
+    whole = output.logits.whole().unflatten(0, (len(trees), q))
     return [
-        whole[b][[reading.flat.row(b, tree, node) for node in range(len(tree.tokens))]]
+        whole[b][[output.flat.row(b, tree, node) for node in range(len(tree.tokens))]]
         for b, tree in enumerate(trees)
     ]
 
@@ -86,11 +86,11 @@ def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(llama, static: bool, data: 
         # A sequence that has no new node gives one more row of its last.
         fed = [min(a, b - 1) for a, b in zip(fed, upto)]
         parts = [Tree(t.tokens[:n], t.parents[:n], n) for t, n in zip(drawn, upto)]
-        reading = runner.forward(parts, requests, Sampling(), fed)
+        output = runner.forward(parts, requests, Sampling(), fed)
         for b, (prompt, tree) in enumerate(zip(prompts, parts)):
             nodes = range(fed[b], upto[b])
-            found = reading.following(b, nodes, 5)
-            for node, ids, chances in zip(nodes, found.ids, found.weights):
+            result = output.next_candidates(b, nodes, 5)
+            for node, ids, chances in zip(nodes, result.ids, result.weights):
                 logits = by_library(llama, prompt + [tree.tokens[i] for i in path_to(tree, node)])
                 expected = logits.softmax(-1).topk(5)
                 torch.testing.assert_close(torch.tensor(chances), expected.values, rtol=1e-4, atol=1e-4)
@@ -105,8 +105,8 @@ def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(llama, static: bool, data: 
 
 def logits_of_chain(runner: Runner, n: int) -> list[torch.Tensor]:
     """The chance of the likeliest token behind token 9, for each sequence."""
-    reading = runner.forward([Tree.chain(9)] * n, [Request([0])] * n, Sampling(), [0] * n)
-    return [torch.tensor(reading.following(b, [0], 1).weights[0][0]) for b in range(n)]
+    output = runner.forward([Tree.chain(9)] * n, [Request([0])] * n, Sampling(), [0] * n)
+    return [torch.tensor(output.next_candidates(b, [0], 1).weights[0][0]) for b in range(n)]
 
 
 def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
@@ -114,8 +114,8 @@ def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
     lm = tiny_llama().to(torch.bfloat16)
     runner = Runner(lm, capacity=16, max_rows=1)
     runner.prefill([PROMPT])
-    reading = runner.forward([Tree.chain(7)], [Request([0])], Sampling())
-    assert len(reading.logits) == 2 and reading.flat.seen[0].tolist() == [[True, False], [False, True]]
+    output = runner.forward([Tree.chain(7)], [Request([0])], Sampling())
+    assert len(output.logits) == 2 and output.flat.seen[0].tolist() == [[True, False], [False, True]]
     runner.commit([[0]])
     assert runner.lengths == [6]
 

@@ -17,7 +17,7 @@ from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
 from infer.engine.attention import biased
 from infer.engine.gate import GatedLinear
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.engine.static import SAMPLINGS, Inputs, additive_mask, bucket
@@ -83,14 +83,14 @@ def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.
     B, q, w = flat.seen.shape
     given_ = Inputs(B, q, w, torch.device("cpu"))
     given_.fill(flat, lengths, [7] * B)
-    made = additive_mask(given_, 64, window, torch.float32)
+    built = additive_mask(given_, 64, window, torch.float32)
     expected = mask(flat, lengths, 64, window=window)
-    assert np.array_equal(made.numpy() == 0, expected)
-    assert np.array_equal(made.numpy() == -np.inf, ~expected)
+    assert np.array_equal(built.numpy() == 0, expected)
+    assert np.array_equal(built.numpy() == -np.inf, ~expected)
     slopes = torch.tensor([0.25, 0.0625])
     at = torch.from_numpy(key_positions(flat, lengths, 64))
-    made = additive_mask(given_, 64, window, torch.float32, slopes)
-    assert torch.equal(made, biased(torch.from_numpy(expected), at, slopes, torch.float32))
+    built = additive_mask(given_, 64, window, torch.float32, slopes)
+    assert torch.equal(built, biased(torch.from_numpy(expected), at, slopes, torch.float32))
     assert torch.equal(given_.ids, torch.from_numpy(flat.ids)) and given_.seeds.tolist() == [7] * B
 
 
@@ -104,8 +104,8 @@ def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.
 def test_step_by_step_both_ways_do_the_same(n: int, new: Callable[[], Drafter], sampling: Sampling) -> None:
     """Batches that shrink, caches that outgrow a bucket, rows that fill up."""
     lm = tiny_llama()
-    found = steps(lm, new, requests(n), sampling, static=True)
-    assert found == steps(lm, new, requests(n), sampling)
+    result = steps(lm, new, requests(n), sampling, static=True)
+    assert result == steps(lm, new, requests(n), sampling)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -143,8 +143,8 @@ def test_an_overflow_does_not_outlive_its_text(llama: PreTrainedModel) -> None:
         runner = Runner(llama, capacity=75, max_rows=6, batch=3, static=static)
 
         def picked(n: int, runner: Runner = runner) -> list[int]:
-            reading = runner.forward([Tree.chain(11)] * n, [Request(PROMPT)] * n, sampling)
-            return [reading.chooser(b, ())(0) for b in range(n)]
+            output = runner.forward([Tree.chain(11)] * n, [Request(PROMPT)] * n, sampling)
+            return [output.chooser(b, ())(0) for b in range(n)]
 
         runner.prefill(second)
         right = picked(1)
@@ -162,9 +162,9 @@ def test_processors_read_the_same_logits() -> None:
     assert steps(lm, A_TREE, requests(2, PENALTY), sampling, static=True) == steps(
         lm, A_TREE, requests(2, PENALTY), sampling
     )
-    found = steps(lm, A_TREE, requests(2, PENALTY), Sampling(), static=True)
-    assert found == steps(lm, A_TREE, requests(2, PENALTY), Sampling())
-    assert found != steps(lm, A_TREE, requests(2), Sampling())
+    result = steps(lm, A_TREE, requests(2, PENALTY), Sampling(), static=True)
+    assert result == steps(lm, A_TREE, requests(2, PENALTY), Sampling())
+    assert result != steps(lm, A_TREE, requests(2), Sampling())
 
 
 @pytest.mark.parametrize("rank", [2, 16], ids=["low rank", "dense"])
@@ -173,10 +173,10 @@ def test_a_gated_adapter_acts_on_probes_alone(rank: int, tmp_path: Path) -> None
     lm = gate_model(tiny_llama(), adapter)
     layers = [module for module in lm.modules() if isinstance(module, GatedLinear)]
     assert layers and all((layer.dense is not None) == (rank == 16) for layer in layers)
-    found = steps(lm.eval(), A_TREE, requests(3), Sampling(), static=True)
-    assert found == steps(lm, A_TREE, requests(3), Sampling())
+    result = steps(lm.eval(), A_TREE, requests(3), Sampling(), static=True)
+    assert result == steps(lm, A_TREE, requests(3), Sampling())
     bare = steps(tiny_llama(), A_TREE, requests(3), Sampling())
-    assert _texts(found) == _texts(bare) and found != bare
+    assert _texts(result) == _texts(bare) and result != bare
 
 
 @pytest.mark.parametrize("rank", [0, 2, 16], ids=["no adapter", "low rank", "dense"])
@@ -195,8 +195,8 @@ def test_the_decoder_compiles_whole(rank: int, monkeypatch: pytest.MonkeyPatch, 
     lm = tiny_llama()
     if rank:
         gate_model(lm, write_adapter(tiny_llama(), tmp_path, r=rank))
-    found = steps(lm, A_TREE, requests(1), Sampling(), static=True, compile=True)
-    assert found == steps(lm, A_TREE, requests(1), Sampling())
+    result = steps(lm, A_TREE, requests(1), Sampling(), static=True, compile=True)
+    assert result == steps(lm, A_TREE, requests(1), Sampling())
     assert len(traced) == (2 if rank else 1)
 
 
@@ -209,14 +209,14 @@ def test_a_batchs_trees_fit_behind_the_longest_text() -> None:
     for static in (False, True):
         runner = Runner(tiny_llama(), capacity=10, max_rows=6, batch=3, static=static)
         runner.prefill([[1] * 9, [1] * 3, [1] * 3])
-        reading = runner.forward(trees, requests(3), Sampling())
-        picks.append([reading.chooser(b, [1])(node) for b in range(3) for node in range(trees[b].probes_from)])
+        output = runner.forward(trees, requests(3), Sampling())
+        picks.append([output.chooser(b, [1])(node) for b in range(3) for node in range(trees[b].probes_from)])
     assert picks[0] == picks[1]
 
 
-def _texts(found: list[list[Step]]) -> dict[int, list[int]]:
+def _texts(result: list[list[Step]]) -> dict[int, list[int]]:
     texts: dict[int, list[int]] = {}
-    for side_by_side in found:
+    for side_by_side in result:
         for step in side_by_side:
             texts.setdefault(step.sequence, []).extend(step.tokens)
     return texts

@@ -65,7 +65,7 @@ def test_a_token_that_differs_fails_the_check_and_the_report_is_written(
 
 
 def test_a_check_that_was_ended_early_says_so(tmp_path: Path, short: pytest.MonkeyPatch) -> None:
-    """A kill between parity and times left a file that nothing told from a finished one but what it lacked."""
+    """A kill between parity and times left a file that looked finished but for what it lacked."""
     short.setattr(run, "check_parity", lambda **_: PARITY)
     short.setattr(run, "bandwidth", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -110,7 +110,7 @@ def test_a_compiler_that_fails_leaves_graphs_without_it(tmp_path: Path, short: p
     assert compiled["fell_back"] == "compile=true failed (RuntimeError: no C compiler): going on without it"
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_mistakes_are_reported(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device=cuda needs a CUDA device, got none"):
             check(tmp_path / "check.json", "device=cuda")
@@ -120,7 +120,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         check(tmp_path / "check.json", "shapes=[70b]")
 
 
-def test_a_place_that_cannot_be_is_told_before_anything_is_measured(
+def test_a_place_that_cannot_be_is_reported_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was a traceback after all had been measured, which was lost."""

@@ -18,7 +18,7 @@ from infer.graph.__main__ import main
 from infer.graph.picture import choose, place_nodes, print_graph, write_picture
 from infer.trees.token_graph import Fate, Outcome, TokenGraph, unroll
 from tests.full_disk import largest_file
-from tests.told import error
+from tests.messages import error
 
 
 def figure_2() -> TokenGraph:
@@ -50,7 +50,7 @@ def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Mode
     file = io.StringIO()
     outcome = outcome_of([0, 3], nodes=4)
     print_graph(Console(file=file, width=30), outcome, model.text, before="x\x1b[2J\n", caption="told")
-    a, one, red, car = (repr(model.text.stream(opens=False)(id)) for id in range(21, 25))
+    a, item, red, car = (repr(model.text.stream(opens=False)(id)) for id in range(21, 25))
     assert file.getvalue().splitlines() == [
         "told",
         r"behind 'x\x1b[2J\n'",
@@ -59,7 +59,7 @@ def test_on_a_terminal_a_merged_node_names_the_one_it_goes_on_behind(model: Mode
         f"├── ✗ 1 {a} 0.60",
         f"│   └── ✗ 3 {red} 0.70",
         f"│       └── ✗ 5 {car} 0.40",
-        f"└── ✓ 2 {one} 0.30",
+        f"└── ✓ 2 {item} 0.30",
         f"    └── · 4 {red} 0.50 → 3",
         "",
         "✓ accepted  ✓ accepted behind a merged node  ✗ verified, rejected  · not verified  → goes on behind",
@@ -79,8 +79,8 @@ def test_no_two_nodes_of_a_picture_overlap_and_none_is_above_its_parent(choices:
 
 def test_the_first_draft_with_merges_is_shown_else_the_one_of_most_nodes() -> None:
     merged, small, large = outcome_of([0]), outcome_of([0]), outcome_of([0])
-    for one in (small, large):
-        one.graph.merged.clear()
+    for item in (small, large):
+        item.graph.merged.clear()
     large.graph.add(5, 26, 0.1)
     assert choose([small, merged, large], None) == 1 and choose([small, large, small], None) == 1
     assert choose([small, merged, large], 3) == 2
@@ -105,17 +105,17 @@ def drafting(model_dir: Path) -> Model:
     ],
     ids=lambda decode: f"{decode.method} {decode.probes} {decode.tree}",
 )
-def test_who_looks_on_is_told_what_was_drafted_and_what_came_of_it(
+def test_who_looks_on_is_reported_what_was_drafted_and_what_came_of_it(
     drafting: Model, decode: DecodeConfig
 ) -> None:
     """Told before the step comes, in the text's order; the tree's every edge is one of the graph."""
-    seen, told = list[Outcome](), list[int]()
+    seen, message = list[Outcome](), list[int]()
     for step in generate(drafting, "def f(x):", decode, watch=seen.append):
-        if len(seen) > len(told):
-            told.append(step.drafted)
+        if len(seen) > len(message):
+            message.append(step.drafted)
             assert seen[-1].tokens == step.tokens and len(seen[-1].path) - 1 == step.accepted
             assert len(seen[-1].drafts.tokens) - 1 == step.drafted and not step.finished
-    assert len(seen) == len(told) and sum(told)
+    assert len(seen) == len(message) and sum(message)
     for outcome in seen:
         graph, drafts = outcome.graph, outcome.drafts
         assert [graph.tokens[node] for node in drafts.nodes] == drafts.tokens
@@ -146,16 +146,16 @@ def test_it_is_printed_and_drawn(
     first = [f"model={model_dir}", "prompt=def $f$(x):", "decode.max_new_tokens=24", *arguments]
     for name, begins in (("graph.svg", b"<?xml"), ("graph.png", b"\x89PNG")):
         show(monkeypatch, *first, f"out={tmp_path / name}")
-        told = capsys.readouterr()
-        assert (tmp_path / name).read_bytes().startswith(begins) and f"wrote {tmp_path / name}" in told.err
-    assert told.out.startswith("draft ") and "\n✓ 0 " in told.out and "✓ accepted" in told.out
+        message = capsys.readouterr()
+        assert (tmp_path / name).read_bytes().startswith(begins) and f"wrote {tmp_path / name}" in message.err
+    assert message.out.startswith("draft ") and "\n✓ 0 " in message.out and "✓ accepted" in message.out
     picture = ElementTree.parse(tmp_path / "graph.svg").getroot()
     assert picture.tag.endswith("svg") and "viewBox" in picture.attrib
     assert not {"width", "height"} & picture.attrib.keys()  # it was wider than a phone
     (title,) = picture.findall("{http://www.w3.org/2000/svg}title")
     assert (title.text or "").startswith("draft ")
     if "step=2" in arguments:
-        assert told.out.startswith("draft 2 of ")
+        assert message.out.startswith("draft 2 of ")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_a_mistake_is_one_line_and_code_2(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         show(monkeypatch, f"model={model_dir}", "prompt=def f(x):", *arguments)
-    told = capsys.readouterr()
-    assert ended.value.code == 2 and sentence in error(told.err) and not told.out
+    message = capsys.readouterr()
+    assert ended.value.code == 2 and sentence in error(message.err) and not message.out
 
 
 def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path, monkeypatch, capsys) -> None:
@@ -196,8 +196,8 @@ def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path,
 def test_a_picture_is_whole_or_as_before(model_dir: Path, tmp_path: Path, monkeypatch) -> None:
     """It was drawn into the file itself: a kill amid it left half a picture."""
     picture = tmp_path / "graph.svg"
-    asked = [f"model={model_dir}", "prompt=def f(x):", "decode.max_new_tokens=8", f"out={picture}"]
-    show(monkeypatch, *asked)
+    requested = [f"model={model_dir}", "prompt=def f(x):", "decode.max_new_tokens=8", f"out={picture}"]
+    show(monkeypatch, *requested)
     before, draw = picture.read_bytes(), Figure.savefig
 
     def killed(figure: Figure, place: Any, **settings: Any) -> None:
@@ -208,7 +208,7 @@ def test_a_picture_is_whole_or_as_before(model_dir: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(Figure, "savefig", killed)
     with pytest.raises(RuntimeError):
-        show(monkeypatch, *asked, "step=1")
+        show(monkeypatch, *requested, "step=1")
     assert picture.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["graph.svg"]
 
@@ -219,4 +219,4 @@ def test_a_picture_is_there_whole_or_not_at_all(tmp_path: Path, model: Model) ->
     path.write_text("the last one")
     with largest_file(2000), pytest.raises(OSError, match="File too large"):
         write_picture(path, outcome_of([0, 1, 3]), model.text, caption="")
-    assert [one.name for one in tmp_path.iterdir()] == ["graph.svg"] and path.read_text() == "the last one"
+    assert [item.name for item in tmp_path.iterdir()] == ["graph.svg"] and path.read_text() == "the last one"

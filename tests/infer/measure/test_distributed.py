@@ -32,8 +32,8 @@ def test_what_other_settings_left_is_refused_and_stays(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
         UnitStore(partial, ["a"]).save("a", {"n": 1})
         raise KeyboardInterrupt
-    told = "already contains an unfinished run with x=1; requested x=2"
-    with pytest.raises(UserError, match=told), folder(out, other, ALONE):
+    message = "already contains an unfinished run with x=1; requested x=2"
+    with pytest.raises(UserError, match=message), folder(out, other, ALONE):
         pass
     assert UnitStore(partial, ["a"]).read() == {"a": {"n": 1}}
     (tmp_path / "mine").write_text("")
@@ -49,7 +49,7 @@ def test_every_unit_has_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_mistake_that_one_rank_meets_is_told_by_that_rank(
+def test_a_mistake_that_one_rank_meets_is_reported_by_that_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     """Only the first rank of a machine tells what all meet: a benchmark ended without a word by any other."""
@@ -96,9 +96,9 @@ def test_a_damaged_record_of_what_was_begun(tmp_path: Path) -> None:
 def test_shares_are_gathered_in_the_order_of_all(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Ranks may have shares of different lengths, or none."""
     ranks = [WorkerGroup(rank, 3, rank) for rank in range(3)]
-    shares = [one.share(range(count)) for one in ranks]
+    shares = [item.share(range(count)) for item in ranks]
     monkeypatch.setattr(
-        "torch.distributed.all_gather_object", lambda out, one: out.__setitem__(slice(None), shares)
+        "torch.distributed.all_gather_object", lambda out, item: out.__setitem__(slice(None), shares)
     )
-    assert all(one.gather(share) == list(range(count)) for one, share in zip(ranks, shares))
+    assert all(item.gather(share) == list(range(count)) for item, share in zip(ranks, shares))
     assert WorkerGroup(0, 1, 0).gather("abc") == ["a", "b", "c"]

@@ -29,10 +29,10 @@ def test_decoders_take_turns_after_a_warm_up() -> None:
         return run
 
     done, decoders = [], {name: decoder(name) for name in "ab"}
-    found = measure(decoders, [prompt(1), prompt(2)], rounds=2, advance=lambda: done.append(1))
+    result = measure(decoders, [prompt(1), prompt(2)], rounds=2, advance=lambda: done.append(1))
     assert calls[:2] == [("a", 1), ("b", 1)]  # warm-up, uncounted
     assert calls[2:] == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert len(done) == 4 and [len(r) for r in found["a"].rounds] == [2, 2]
+    assert len(done) == 4 and [len(r) for r in result["a"].rounds] == [2, 2]
 
 
 def test_a_run_is_the_sum_of_its_steps() -> None:

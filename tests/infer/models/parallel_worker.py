@@ -14,7 +14,7 @@ from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafters, Limits, decode
@@ -36,13 +36,13 @@ DRAFTING = {
 
 def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
     runner = Runner(lm, capacity=64, max_rows=policy.max_rows, batch=2, static=static)
-    found: list[list[int]] = [[] for _ in PROMPTS]
+    result: list[list[int]] = [[] for _ in PROMPTS]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
     new = partial(AdaptiveDrafter, [90], policy)
     for steps in decode(runner, requests, Drafters(new), Limits(24, eos=[1]), sampling):
         for step in steps:
-            found[step.sequence] += step.tokens
-    return found
+            result[step.sequence] += step.tokens
+    return result
 
 
 def outputs(folder: str) -> dict[str, object]:
@@ -83,12 +83,12 @@ def drafted_texts(folder: str, draft: str) -> dict[str, object]:
         torch.manual_seed(rank)
         for parameter in model.draft.lm.parameters() if rank else ():
             parameter.data += torch.randn_like(parameter)
-    found = {}
+    result = {}
     for name, config in DRAFTING.items():
         steps = list(generate(model, PROMPTS, config))
         tokens = [[token for step in steps if step.sequence == b for token in step.tokens] for b in (0, 1)]
-        found[name] = [tokens, [step.accepted for step in steps] if config.nodes else None]
-    return found
+        result[name] = [tokens, [step.accepted for step in steps] if config.nodes else None]
+    return result
 
 
 def refused(folder: str) -> str:
@@ -108,8 +108,8 @@ def refused(folder: str) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = outputs(sys.argv[1]) | {"refused": refused(sys.argv[1])}
+    result = outputs(sys.argv[1]) | {"refused": refused(sys.argv[1])}
     if parallel.is_first():
-        print(json.dumps(found))
+        print(json.dumps(result))
     command = [f"model={sys.argv[1]}", "prompt=5 17 3", "dtype=float32", "decode=plain"]
     main(settings("infer", InferConfig, [*command, "decode.max_new_tokens=4"]))

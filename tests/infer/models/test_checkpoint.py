@@ -1,4 +1,4 @@
-"""Model directories that are damaged or do not fit together are told in one sentence."""
+"""Model directories that are damaged or do not fit together are reported in one sentence."""
 
 import json
 import shutil
@@ -23,8 +23,8 @@ def changed(file: str, **values: Any) -> Callable[[Path], None]:
     """A JSON file of the directory with other values."""
 
     def change(folder: Path) -> None:
-        found = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps(found | values))
+        result = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(result | values))
 
     return change
 
@@ -62,9 +62,9 @@ def test_weights_and_configuration_that_do_not_fit(
     shutil.copytree(model_dir, folder)
     damage(folder)
     capfd.readouterr()
-    with pytest.raises(UserError, match=sentence) as told:
+    with pytest.raises(UserError, match=sentence) as output:
         load_model(folder, dtype="float32")
-    assert "\n" not in str(told.value) and str(told.value).startswith(f"model={folder} must ")
+    assert "\n" not in str(output.value) and str(output.value).startswith(f"model={folder} must ")
     printed = capfd.readouterr()
     assert not printed.out + printed.err
 
@@ -176,9 +176,9 @@ def test_json_of_no_use(model_dir: Path, tmp_path: Path, text: str) -> None:
     """Brackets a hundred thousand deep were a RecursionError."""
     shutil.copyfile(model_dir / "config.json", tmp_path / "config.json")
     (tmp_path / "adaptive.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match="adaptive.json(: adaptive_ids)? must") as told:
+    with pytest.raises(UserError, match="adaptive.json(: adaptive_ids)? must") as output:
         load_adaptive(tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(output.value)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_what_the_library_meets_in_a_damaged_directory(
     """A StrictDataclassError of several lines, a RecursionError, a TypeError, a KeyError, as tracebacks."""
     shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
     damage(tmp_path)
-    with pytest.raises(UserError, match=r"(must .+, got|wanted .+, found) .+") as told:
+    with pytest.raises(UserError, match=r"(must .+, got|wanted .+, found) .+") as output:
         load(tmp_path, "float32")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(output.value)
 
 
 @pytest.mark.parametrize("ids", [[None, ["a"]], "1", [1.5], {"id": 1}])
@@ -231,10 +231,10 @@ def test_a_number_of_layers_with_a_digit_too_many(model_dir: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("κ", "warnings"), [(2.0, 1), (None, 0)])
-def test_a_table_that_an_export_had_and_that_is_gone_is_told(
+def test_a_table_that_an_export_had_and_that_is_gone_is_reported(
     model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, κ: float | None, warnings: int
 ) -> None:
-    """Every model without a table was told to lack it."""
+    """Every model without a table was warned of its lack."""
     for name in ("config.json", "adaptive.json"):
         shutil.copyfile(model_dir / name, tmp_path / name)
     assert load_ngrams(tmp_path) is None and not caplog.messages  # of an earlier version

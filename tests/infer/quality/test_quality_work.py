@@ -79,9 +79,9 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
     run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
-    found = find_work(run())
-    told = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
-    assert found.skipped == [told] and list(found.benchmarks) == ["infilling"] and not found.executed
+    result = find_work(run())
+    message = {"benchmark": "humaneval", "language": "python", "reason": "the python interpreter is missing"}
+    assert result.skipped == [message] and list(result.benchmarks) == ["infilling"] and not result.executed
     with pytest.raises(
         UserError,
         match=r"no problems that can be judged here \(humaneval python: the python interpreter is missing\)",
@@ -118,13 +118,13 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
     described = json.loads((base / "tokenizer.json").read_text())
     vocab, added = described["model"]["vocab"], described["added_tokens"]
     described["model"]["vocab"] = {piece: id for piece, id in vocab.items() if id not in ids.values()}
-    described["added_tokens"] = [one for one in added if one["id"] not in ids.values()]
+    described["added_tokens"] = [item for item in added if item["id"] not in ids.values()]
     (base / "tokenizer.json").write_text(json.dumps(described))
-    found = find_work(run(f"base={base}"))
+    result = find_work(run(f"base={base}"))
     reason = f"the base is not asked, since it has no id {ids['pre']} of hole/0"
-    assert found.skipped == [{"benchmark": "infilling", "language": "python", "reason": reason}]
-    asked = {(batch.who, batch.benchmark) for batch in found.batches}
-    assert asked == {("model", "humaneval"), ("model", "infilling"), ("base", "humaneval")}
+    assert result.skipped == [{"benchmark": "infilling", "language": "python", "reason": reason}]
+    requested = {(batch.who, batch.benchmark) for batch in result.batches}
+    assert requested == {("model", "humaneval"), ("model", "infilling"), ("base", "humaneval")}
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
         ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
-def test_mistaken_settings_are_told_in_a_sentence(
-    run: Callable[..., QualityConfig], override: str, told: str
+def test_mistaken_settings_are_reported_in_a_sentence(
+    run: Callable[..., QualityConfig], override: str, message: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         run(override)

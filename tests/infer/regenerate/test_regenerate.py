@@ -129,13 +129,13 @@ def _rank(config: RegenerateConfig, rank: int, port: int) -> None:
 
 def _killed(config: RegenerateConfig) -> None:
     """A run that is killed when it has kept two units."""
-    save, kept = UnitStore.save, []
+    save, remaining = UnitStore.save, []
 
     def kill(self: UnitStore, name: str, value: Any) -> None:
-        if len(kept) == 2:
+        if len(remaining) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, name, value)
-        kept.append(name)
+        remaining.append(name)
 
     UnitStore.save = kill  # type: ignore[method-assign]
     stage.run(config)
@@ -153,11 +153,11 @@ def test_two_ranks_and_a_run_that_was_killed_write_the_bytes_of_one(
         port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=_rank, args=(both, rank, port)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(120)
-    assert [one.exitcode for one in ranks] == [0, 0] and shards(both) == shards(alone)
+    for item in ranks:
+        item.start()
+    for item in ranks:
+        item.join(120)
+    assert [item.exitcode for item in ranks] == [0, 0] and shards(both) == shards(alone)
     victim = fork.Process(target=_killed, args=(killed,))
     victim.start()
     victim.join(120)
@@ -202,7 +202,7 @@ def test_what_cannot_be_continued_is_one_sentence(run: Run, overrides: list[str]
 
 
 def test_the_source_of_documents_is_required() -> None:
-    """It was told as `path`."""
+    """It was reported as `path`."""
     with pytest.raises(UserError, match=r"^setting 'data\.path' is required: give it as data\.path=VALUE$"):
         settings("regenerate", RegenerateConfig, ["model=m", "out=o"])
 

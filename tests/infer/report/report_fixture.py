@@ -116,12 +116,12 @@ def _group(
     drafts |= {(decoder, 0): shape for decoder, shape in OWN.items()}
     drafts |= {(decoder, 0): shape for decoder, shape in PEERS.items()} if peers else {}
     base = {"prompt_set": name, "dtype": dtype, "temperature": temperature, **size}
-    found = [_row(rng, base, "plain", 0, (0.0, 0.0, 0, 1.0), slow)]
-    found += [
-        _row(rng, base, decoder, k, (shape[0] * heat, *shape[1:]), slow, plain=found[0])
+    result = [_row(rng, base, "plain", 0, (0.0, 0.0, 0, 1.0), slow)]
+    result += [
+        _row(rng, base, decoder, k, (shape[0] * heat, *shape[1:]), slow, plain=result[0])
         for (decoder, k), shape in drafts.items()
     ]
-    return found
+    return result
 
 
 def _row(
@@ -133,8 +133,8 @@ def _row(
     slow: float,
     plain: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    chance, kept, depth, rows = shape
-    places = [min(1.0, chance * kept**place) for place in range(depth)]
+    chance, remaining, depth, rows = shape
+    places = [min(1.0, chance * remaining**place) for place in range(depth)]
     emitted = 1 + float(np.sum(np.cumprod(places)))
     drawn = decoder in ("ssd", "tsd", "gsd", "generate assisted")
     parts = {"ms_draft": 0.9 * depth if drawn else 0.05, "ms_forward": _cost(rows) / slow, "ms_rest": 0.6}
@@ -213,16 +213,16 @@ def _sample(name: str, dtype: str) -> dict[str, Any]:
 def quality(*, base: bool = True, seed: int = 0) -> dict[str, Any]:
     """quality.json."""
     rng = np.random.default_rng(seed)
-    wanted = [("humaneval", "python", "pass@1", 0.311, 164), ("mbpp", "python", "pass@1", 0.498, 257)]
-    wanted += [("multipl_e", language, "pass@1", value, 160) for language, value in LANGUAGES.items()]
+    expected = [("humaneval", "python", "pass@1", 0.311, 164), ("mbpp", "python", "pass@1", 0.498, 257)]
+    expected += [("multipl_e", language, "pass@1", value, 160) for language, value in LANGUAGES.items()]
     languages = zip(("python", "java", "js"), (0.723, 0.79, 0.821))
-    wanted += [("infilling", language, "exact match", value, 1033) for language, value in languages]
+    expected += [("infilling", language, "exact match", value, 1033) for language, value in languages]
     who = [("model", "plain"), ("model", "sdsat"), *([("base", "plain")] if base else [])]
     rows = []
-    for benchmark, language, metric, value, problems in wanted:
-        found = {"model": value, "base": value + float(rng.normal(0, 0.012))}
+    for benchmark, language, metric, value, problems in expected:
+        result = {"model": value, "base": value + float(rng.normal(0, 0.012))}
         place = (benchmark, language, metric)
-        rows += [_score(*place, one, decoder, 0.0, found[one], problems) for one, decoder in who]
+        rows += [_score(*place, item, decoder, 0.0, result[item], problems) for item, decoder in who]
     rows += [
         _score("humaneval", "python", f"pass@{k}", "model", "plain", 0.8, value, 164)
         for k, value in ((1, 0.29), (10, 0.55))
@@ -296,14 +296,14 @@ def _differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of the models' scores, with the narrower intervals that pairs of answers have."""
     names = ("benchmark", "language", "metric", "temperature")
     plain = {(row["who"], *(row[name] for name in names)): row for row in rows if row["decoder"] == "plain"}
-    found = []
+    result = []
     for (who, *place), row in plain.items():
         base = plain.get(("base", *place))
         if who == "model" and base:
             gap = row["value"] - base["value"]
-            told = {"value": gap, "interval": [gap - 0.03, gap + 0.03], "problems": row["problems"]}
-            found.append(dict(zip(names, place)) | told)
-    return found
+            message = {"value": gap, "interval": [gap - 0.03, gap + 0.03], "problems": row["problems"]}
+            result.append(dict(zip(names, place)) | message)
+    return result
 
 
 def _score(
@@ -325,9 +325,9 @@ def _score(
     }
 
 
-def faster(found: dict[str, Any], factor: float, decoder: str = "auto") -> dict[str, Any]:
+def faster(result: dict[str, Any], factor: float, decoder: str = "auto") -> dict[str, Any]:
     """The same speed.json with one decoder's rates, ratios and their intervals multiplied."""
-    other = copy.deepcopy(found)
+    other = copy.deepcopy(result)
     for row in (row for row in other["rows"] if row["decoder"] == decoder):
         for name in ("tokens_per_second", "speedup", "speedup_whole"):
             row[name] *= factor

@@ -30,15 +30,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_two_reports_row_by_row(folders: tuple[Path, Path], tmp_path: Path, monkeypatch, capsys) -> None:
     first, second = folders
     command(monkeypatch, f"compare={first},{second}", f"out={tmp_path}")
-    found = json.loads((tmp_path / "comparison.json").read_text())
-    rows = {(row["decoder"], row["k"]): row for row in found["speed"]}
+    result = json.loads((tmp_path / "comparison.json").read_text())
+    rows = {(row["decoder"], row["k"]): row for row in result["speed"]}
     assert rows["auto", 0]["ratio"] == pytest.approx(1.2) and rows["auto", 0]["overlap"] is False
     assert rows["sdsat", 5]["ratio"] == 1 and rows["sdsat", 5]["overlap"] is True
     assert rows["plain", 0]["overlap"] is None
-    names = {one["name"]: one["values"] for one in found["differences"]}
+    names = {item["name"]: item["values"] for item in result["differences"]}
     assert names["versions.torch"] == ["2.13.0", "2.14.0"] and "settings.max_new_tokens" in names
-    assert [one["report"] for one in found["lone"]] == ["a"] * 4
-    assert all(row["change"] == 0 and row["overlap"] for row in found["quality"])
+    assert [item["report"] for item in result["lone"]] == ["a"] * 4
+    assert all(row["change"] == 0 and row["overlap"] for row in result["quality"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80 or str(first) in printed
     assert printed.index("versions.torch") < printed.index("humaneval, bfloat16")
@@ -50,14 +50,14 @@ def test_two_reports_row_by_row(folders: tuple[Path, Path], tmp_path: Path, monk
     main(ReportConfig(str(tmp_path), f"{second},{first}"))  # over an earlier comparison
 
 
-def test_two_folders_of_one_name_are_told_apart(
+def test_two_folders_of_one_name_are_reported_apart(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """runs/1/report and runs/2/report: "only in report: ..." was said of either."""
-    places = [Path(shutil.copytree(one, tmp_path / one.name / "report")) for one in folders]
+    places = [Path(shutil.copytree(item, tmp_path / item.name / "report")) for item in folders]
     command(monkeypatch, f"compare={places[0]},{places[1]}", f"out={tmp_path / 'c'}")
-    found = json.loads((tmp_path / "c" / "comparison.json").read_text())
-    assert found["names"] == ["report (A)", "report (B)"]
+    result = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert result["names"] == ["report (A)", "report (B)"]
     assert "only in report (A): vllm on humaneval" in lines(capsys.readouterr().out)
 
 

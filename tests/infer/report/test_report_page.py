@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.files import sealed
+from conf.files import with_checksum
 from infer.report.write import write
 from tests.infer.report import report_fixture as fixture
 
@@ -39,11 +39,11 @@ class Page(HTMLParser):
         return page
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        assert len(found) == len(attrs), attrs
-        self.addresses += [found[name] or "" for name in ("src", "href", "xlink:href") if name in found]
-        self.images += [found] if tag == "svg" and "role" in found else []
-        self.ids += [found["id"]] if "id" in found else []
+        result = dict(attrs)
+        assert len(result) == len(attrs), attrs
+        self.addresses += [result[name] or "" for name in ("src", "href", "xlink:href") if name in result]
+        self.images += [result] if tag == "svg" and "role" in result else []
+        self.ids += [result["id"]] if "id" in result else []
         if tag not in VOID:
             self.open.append(tag)
 
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with all of its sections."""
     folder = tmp_path_factory.mktemp("report")
     fixture.write_parts(folder, speed=fixture.speed(), quality=fixture.quality())
-    (folder / "training.json").write_text(json.dumps(sealed(fixture.training())))
+    (folder / "training.json").write_text(json.dumps(with_checksum(fixture.training())))
     write(folder)
     return folder
 
@@ -85,7 +85,7 @@ def test_the_page_is_one_file_of_sound_markup(folder: Path) -> None:
 
 def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
     text = Page.read(folder / "index.html").text
-    for wanted in (
+    for expected in (
         "7b/model with drafts (sdsat) on 3 prompt sets: greedy, ",
         " times as fast as without; sampled at temperature 0.2, ",
         "greedy, bfloat16 (95 %: ",
@@ -109,7 +109,7 @@ def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
         "behind a merged node",
         "HumanEval, HumanEval/0, sdsat, model, passed",
     ):
-        assert wanted in text, wanted
+        assert expected in text, expected
     # Prompts and answers hold markup, and characters that steer a terminal.
     source = (folder / "index.html").read_text(encoding="utf-8")
     assert "␛[2J&lt;script&gt;alert(&#x27;&amp;amp;&#x27;)&lt;/script&gt;" in source
@@ -174,8 +174,8 @@ def test_a_browser_shows_it(folder: Path, tmp_path: Path, width: int, dark: bool
     command += ["--blink-settings=preferredColorScheme=0"] * dark + [page.as_uri()]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (title,) = re.findall("<title>(.*?)</title>", run.stdout)[:1]
-    told = json.loads(unescape(title))
+    message = json.loads(unescape(title))
     paper = "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)"
-    assert told.pop("seen") > 60 and told.pop("scroll") <= width
-    assert told == {"wide": 0, "requests": 0, "images": 0, "paper": paper, "window": width}
+    assert message.pop("seen") > 60 and message.pop("scroll") <= width
+    assert message == {"wide": 0, "requests": 0, "images": 0, "paper": paper, "window": width}
     assert "CONSOLE" not in run.stderr and "Refused" not in run.stderr

@@ -56,7 +56,7 @@ def test_a_type_has_panels_of_its_own() -> None:
 def test_a_decoder_has_one_colour_everywhere() -> None:
     speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))
     (curves,), (bars,) = map(drawn, acceptance_by_place(speed)), map(drawn, speedups(speed))
-    lines = {one.get_label(): to_hex(one[0].get_color()) for one in curves.containers}
+    lines = {item.get_label(): to_hex(item[0].get_color()) for item in curves.containers}
     names = [text.get_text() for text in bars.get_yticklabels()]
     filled = dict(zip(names, (to_hex(patch.get_facecolor()) for patch in bars.patches)))
     for name, decoder in (("sdsat", "auto"), ("n-grams only", "ngrams"), ("gsd", "gsd")):
@@ -68,7 +68,7 @@ def test_a_decoder_has_one_colour_everywhere() -> None:
 def test_intervals_and_the_line_at_one() -> None:
     for axis in map(drawn, speedups(fixture.speed())):
         assert any(set(line.get_xdata()) == {1} for line in axis.lines)
-        (whiskers,) = (one for one in axis.containers if not hasattr(one, "patches"))
+        (whiskers,) = (item for item in axis.containers if not hasattr(item, "patches"))
         assert whiskers.has_xerr and len(axis.patches) == len(axis.get_yticklabels())
 
 
@@ -78,7 +78,7 @@ def test_places_that_few_drafts_reached_are_left_out() -> None:
     for row in speed["rows"]:
         row["reached"] = [20] * 4 + [19] * 16
     (axis,) = map(drawn, acceptance_by_place(speed))
-    assert max(max(one[0].get_xdata()) for one in axis.containers) < 4.6
+    assert max(max(item[0].get_xdata()) for item in axis.containers) < 4.6
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
@@ -97,12 +97,12 @@ def test_a_plot_follows_the_theme_of_its_page() -> None:
     report = {"speed": fixture.speed(), "quality": fixture.quality(), "training": fixture.training()}
     drawings = draw(report)
     assert drawings.keys() == PLOTS.keys()
-    markup = "".join(panel for one in drawings.values() for panel in (*one.panels, one.legend))
+    markup = "".join(panel for item in drawings.values() for panel in (*item.panels, item.legend))
     assert not re.findall(r"#[0-9a-f]{6}\b", markup)
     assert set(re.findall(r"var\(--([a-z-]+)\)", markup)) <= THEME.keys()
     ids = re.findall(r' id="([^"]*)"', markup)
     assert len(ids) == len(set(ids)) and set(re.findall(r'(?:url\(#|href="#)([^")]*)', markup)) <= set(ids)
-    assert all(one.png.startswith(b"\x89PNG") for one in drawings.values())
+    assert all(item.png.startswith(b"\x89PNG") for item in drawings.values())
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf import UserError, run, settings
-from conf.files import sealed
+from conf.files import with_checksum
 from conf.tracker import TrackerConfig
 from infer import hardware
 from infer.report.__main__ import ReportConfig, main
@@ -18,7 +18,7 @@ from infer.report.summary import headline, sentence
 from infer.report.terminal import print_report
 from infer.report.write import build, write
 from tests.infer.report import report_fixture as fixture
-from tests.told import error
+from tests.messages import error
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -89,23 +89,23 @@ def test_the_sentence_names_the_fastest_exact_decoder(tmp_path: Path, capsys) ->
 
 
 def test_plain_decoding_is_not_held_against_itself(tmp_path: Path, capsys) -> None:
-    """ "20/20" of plain decoding was of its own first run; and no line told why sdsat's forwards give less."""
+    """ "20/20" of plain decoding was of its own first run; and no line said why sdsat's forwards give less."""
     print_report(write(fixture.write_parts(tmp_path, speed=single())))
-    shown, page = capsys.readouterr().out, (tmp_path / "index.html").read_text(encoding="utf-8")
-    (plain,) = (line for line in shown.splitlines() if line.split()[:1] == ["plain"])
-    assert "/20" not in plain and "20/20" in shown and page.count(">20/20<") == shown.count("20/20")
-    assert "tokens by forward count both" in lines(shown) and "tokens by forward count both" in page
+    output, page = capsys.readouterr().out, (tmp_path / "index.html").read_text(encoding="utf-8")
+    (plain,) = (line for line in output.splitlines() if line.split()[:1] == ["plain"])
+    assert "/20" not in plain and "20/20" in output and page.count(">20/20<") == output.count("20/20")
+    assert "tokens by forward count both" in lines(output) and "tokens by forward count both" in page
 
 
 @pytest.mark.parametrize(("temperature", "told"), [(0.0, ")"), (1.0, ", which sampled other texts)")])
-def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: float, told: str) -> None:
+def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: float, message: str) -> None:
     """ "1.50x the fastest peer" was a ratio of two noisy figures, without a word on their intervals."""
     speed = single(temperatures=(temperature,))
     for row in (row for row in speed["rows"] if row["peer"]):
         row["speedup_interval"] = [0.5, 9.0]
     report, best = built(tmp_path, speed)
     assert best["over_peer"] is None
-    assert f"no clear difference from the fastest peer (vllm{told}" in sentence(best)
+    assert f"no clear difference from the fastest peer (vllm{message}" in sentence(best)
     assert "decoders (vllm) is not clearly slower or faster" in report["summary"]["sentence"]
 
 
@@ -164,12 +164,12 @@ def test_scores_of_nothing_are_no_headline(tmp_path: Path) -> None:
     assert report["warnings"] == ["no answer passed: these scores cannot tell models apart"]
 
 
-def test_equal_ends_are_told_once() -> None:
+def test_equal_ends_are_reported_once() -> None:
     """A demo decoded "2 prompt sets at 1.42 to 1.42 times the speed of plain decoding"."""
     row = {"label": "sdsat k=5", "temperature": 0.0, "speedup_interval": [1.2, 1.7], "exact": True, "peer": ""}
     best = [row | {"prompt_set": name, "speedup": ratio} for name, ratio in (("a", 1.418), ("b", 1.421))]
-    told = "m with drafts (sdsat k=5) on 2 prompt sets: greedy, 1.42 times as fast as without."
-    assert headline("m", best, []).startswith(told)
+    message = "m with drafts (sdsat k=5) on 2 prompt sets: greedy, 1.42 times as fast as without."
+    assert headline("m", best, []).startswith(message)
 
 
 def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None:
@@ -188,8 +188,8 @@ def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None
 
 def test_rows_need_no_more_than_their_names(tmp_path: Path) -> None:
     """What another version does not measure is left out of tables, not a KeyError."""
-    speed, kept = single(peers=False), (*KEY, "prompts", "rounds", "tokens_per_second", "speedup")
-    speed["rows"] = [{name: row[name] for name in kept} for row in speed["rows"]]
+    speed, remaining = single(peers=False), (*KEY, "prompts", "rounds", "tokens_per_second", "speedup")
+    speed["rows"] = [{name: row[name] for name in remaining} for row in speed["rows"]]
     write(fixture.write_parts(tmp_path, speed={name: speed[name] for name in speed if name != "samples"}))
     assert (tmp_path / "index.html").is_file()
 
@@ -262,18 +262,18 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
     for name in ("schema", "units", "rows", "samples"):
         del header[name]
     (tmp_path / ".speed.partial/units").mkdir(parents=True)
-    (tmp_path / ".speed.partial/header.json").write_text(json.dumps(sealed(header)))
+    (tmp_path / ".speed.partial/header.json").write_text(json.dumps(with_checksum(header)))
     report = build(tmp_path)
     assert report["warnings"] == ["speed is partial: 0 of 60 units are done", "no decoder was measured"]
 
 
 def test_one_way_to_read_the_processors_name() -> None:
-    found = hardware.hardware()
-    assert found["cpu"] == hardware.cpu() == (hardware.processor() or hardware.cpu()) and found["cores"]
+    result = hardware.hardware()
+    assert result["cpu"] == hardware.cpu() == (hardware.processor() or hardware.cpu()) and result["cores"]
 
 
 def test_a_benchmark_counts_once_in_the_headline() -> None:
-    """HumanEval alone, greedy and sampled, pass@1 and pass@10, was told as three benchmarks."""
+    """HumanEval alone, greedy and sampled, pass@1 and pass@10, was reported as three benchmarks."""
     score = {"benchmark": "humaneval", "language": "python", "model": 0.5, "base": 0.5, "interval": [-0.1, 0.1]}
     score["problems"] = 164
     figures = (("pass@1", 0.8, 0.1), ("pass@10", 0.8, 0.2), ("pass@1", 0.0, 0.02))
@@ -282,7 +282,7 @@ def test_a_benchmark_counts_once_in_the_headline() -> None:
         "Its score is the base model's +2.0 points on 1 benchmark, none of them beyond the difference's 95 % "
         "interval."
     )
-    more = [one | {"benchmark": "multipl_e", "language": name} for one in scores for name in ("ts", "go")]
+    more = [item | {"benchmark": "multipl_e", "language": name} for item in scores for name in ("ts", "go")]
     assert "on 3 languages of 2 benchmarks" in headline("m", [], scores + more)
 
 
@@ -332,7 +332,7 @@ def training_folder(folder: Path) -> Path:
     """What train leaves that a report reads, beside the data it was made of."""
     steps = 250
     (folder / "data").mkdir(parents=True)
-    (folder / "data/manifest.json").write_text(json.dumps(sealed({"seq_len": 512, "seconds": 8.6})))
+    (folder / "data/manifest.json").write_text(json.dumps(with_checksum({"seq_len": 512, "seconds": 8.6})))
     manifest = {
         "kind": "checkpoint",
         "settings": {"objective": {"name": "branch", "L": 5}, "steps": steps, "global_batch": 4},
@@ -345,7 +345,7 @@ def training_folder(folder: Path) -> Path:
         "commit": "0123",
         "created": "2026-11-23T05:04:38+00:00",
     }
-    (folder / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    (folder / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
     # Step 2 was done again after an interruption.
     numbers = [1, 2, *range(2, steps + 1)]
     row = {"tokens_per_second": 1024}
@@ -358,10 +358,10 @@ def test_a_report_keeps_how_its_model_was_made(tmp_path: Path, monkeypatch, caps
     folder, tuned = tmp_path / "report", training_folder(tmp_path / "tuned")
     fixture.write_parts(folder, quality=fixture.quality())
     command(monkeypatch, f"out={folder}", f"training={tuned}")
-    kept = json.loads((folder / "training.json").read_text())
-    assert kept["tokens"] == 250 * 4 * 512 and len(kept["log"]) <= 100
-    assert kept["log"][0] == {"step": 3, "standard_loss": 2, "masked_loss": 4}  # means of three steps
-    assert kept["stages"] == {"data_prep": 8.6, "training": 250 * 4 * 512 / 1024}
+    remaining = json.loads((folder / "training.json").read_text())
+    assert remaining["tokens"] == 250 * 4 * 512 and len(remaining["log"]) <= 100
+    assert remaining["log"][0] == {"step": 3, "standard_loss": 2, "masked_loss": 4}  # means of three steps
+    assert remaining["stages"] == {"data_prep": 8.6, "training": 250 * 4 * 512 / 1024}
     page = (folder / "index.html").read_text()
     assert "8 min 20 s" in page and 'id="plot-training"' in page
     write(folder)  # later, without the training folder
@@ -387,8 +387,8 @@ def renamed(value: Any, name: str) -> Any:
     """Every benchmark, language and prompt set, with `name` before its own."""
     if isinstance(value, dict):
         keys = ("language", "benchmark", "prompt_set")
-        return {key: name + one if key in keys else renamed(one, name) for key, one in value.items()}
-    return [renamed(one, name) for one in value] if isinstance(value, list) else value
+        return {key: name + item if key in keys else renamed(item, name) for key, item in value.items()}
+    return [renamed(item, name) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", ["$x_$", "[/b]x", "half \ud800", "\x1b]0;title\x07", "<script>", "a|b"])
@@ -398,6 +398,6 @@ def test_any_name_can_be_reported(name: str, tmp_path: Path, capsys: pytest.Capt
     """
     fixture.write_parts(tmp_path, speed=renamed(single(), name), quality=renamed(fixture.quality(), name))
     print_report(write(tmp_path))
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown and shown.encode() and (tmp_path / "quality.csv").is_file()
+    output = capsys.readouterr().out
+    assert "\x1b" not in output and output.encode() and (tmp_path / "quality.csv").is_file()
     assert "<script>" not in (tmp_path / "index.html").read_text()

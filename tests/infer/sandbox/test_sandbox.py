@@ -82,8 +82,8 @@ def test_values_go_over_as_they_are() -> None:
     values = [None, True, 1, -(1 << 70), 1.5, float("inf"), "\ud800ä", b"\0", [1, (2, {3})], {(1, 2): [3]}]
     values += [frozenset({1}), 1j, range(3), bytearray(b"x"), {}, (), set()]
     for value in values:
-        found = decode(encode(value, _refuse), _refuse)
-        assert found == value and type(found) is type(value)
+        result = decode(encode(value, _refuse), _refuse)
+        assert result == value and type(result) is type(value)
     assert str(decode(encode(float("nan"), _refuse), _refuse)) == "nan"
     for wrong in ({"set": [[1]]}, {"int": "x"}, {"code": 1}, {"a": 1, "b": 2}):
         with pytest.raises((ValueError, TypeError, KeyError)):
@@ -145,16 +145,16 @@ def test_a_language_without_toolchain_is_refused(
         sandbox.judge(Program("cpp", "", ""))
 
 
-def test_a_room_that_cannot_be_had_is_asked_for_twice_and_told_in_a_sentence(
+def test_a_room_that_cannot_be_had_is_asked_for_twice_and_reported_in_a_sentence(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine short of processes for a moment ended the whole run, with a traceback."""
-    asked, begin = list[str](), Room.__init__
+    requested, begin = list[str](), Room.__init__
 
     def short_of(times: int) -> Callable[[Room, Job], None]:
         def refused(self: Room, job: Job) -> None:
-            asked.append(job.level)
-            if len(asked) <= times:
+            requested.append(job.level)
+            if len(requested) <= times:
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
             begin(self, job)
 
@@ -164,12 +164,12 @@ def test_a_room_that_cannot_be_had_is_asked_for_twice_and_told_in_a_sentence(
     monkeypatch.setattr(Room, "__init__", short_of(1))
     assert sandbox.judge(program).passed
     monkeypatch.setattr(Room, "__init__", short_of(100))
-    asked.clear()
+    requested.clear()
     with pytest.raises(
         UserError, match=r"sandbox: a room \(.*\) for a program could not be had: .*unavailable"
     ):
         sandbox.judge(program)
-    assert len(asked) == 2
+    assert len(requested) == 2
     lost = "import os; os.kill(os.getpid(), 9)"
     monkeypatch.setattr(Room, "__init__", begin)
     monkeypatch.setattr(module, "_GUARD", lost)

@@ -23,7 +23,7 @@ OWN_CGROUP = max(Path("/proc/self/cgroup").read_text().split(), key=len).rpartit
 TESTS = "assert f(1) == 2"
 LIMITS = SandboxConfig(wall_seconds=6, cpu_seconds=1, memory=192, processes=24, file=2, folder=4, output=0.25)
 
-# The name: the program, and the reason that is to be told (a pattern).
+# The name: the program, and the reason of the verdict (a pattern).
 ENDED = {
     "a fork bomb": (
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n",
@@ -207,14 +207,14 @@ ATTACKS = {
 
 def players() -> set[int]:
     """The processes of programs that live."""
-    found = set()
+    result = set()
     for entry in os.scandir("/proc"):
         try:
             if entry.name.isdigit() and b"players.py" in Path(entry.path, "cmdline").read_bytes():
-                found.add(int(entry.name))
+                result.add(int(entry.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +270,9 @@ def verdicts(sandbox: Sandbox, outside: Path, visits: tuple[int, list[str]]) -> 
             source = source.replace(f"{{{mark}}}", str(value))
         sources[name] = source
     programs = [Program("python", source, TESTS) for source in sources.values()]
-    found = dict(zip(sources, sandbox.judge_all(programs, workers=4), strict=True))
+    result = dict(zip(sources, sandbox.judge_all(programs, workers=4), strict=True))
     del os.environ["ADAPTIVE_SECRET"]
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", ENDED)

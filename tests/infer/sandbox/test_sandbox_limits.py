@@ -45,7 +45,7 @@ PROGRAMS = {
         "    return 1\n",
         "failed: AssertionError|too much on disk",
     ),
-    # A pipe can be told to signal whom its owner likes, with any signal: a kill that the filter did not refuse.
+    # A pipe can be set to signal whom its owner likes, with any signal: a kill that the filter did not refuse.
     "our lives, by a pipe": (
         "import fcntl, os\ndef f(x):\n    a, b = os.pipe()\n    try:\n        fcntl.fcntl(a, 8, os.getppid())\n"
         "        return 2\n    except OSError:\n        return 1\n",
@@ -100,15 +100,15 @@ def test_limits_hold_without_walls(limits: Sandbox) -> None:
 
 def _remains() -> set[str]:
     """Processes of programs that live, and their folders."""
-    found = {str(path) for path in Path("/tmp").glob("sandbox-*")}
+    result = {str(path) for path in Path("/tmp").glob("sandbox-*")}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if b"players.py" in path.read_bytes():
-                found.add(str(path))
-    return found
+                result.add(str(path))
+    return result
 
 
-def test_unconfined_is_told_and_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconfined_is_reported_and_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEVELS", ("limits",))
     with pytest.raises(UserError, match="sandbox.unconfined must be true where nothing confines"):
         open_sandbox(SandboxConfig())
@@ -131,8 +131,8 @@ def test_a_level_that_the_machine_refuses_is_passed_over(monkeypatch: pytest.Mon
         ({"processes": -1}, "sandbox.processes must be more than 0, got -1"),
     ],
 )
-def test_limits_that_nothing_could_run_in_are_refused(setting: dict[str, int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_limits_that_nothing_could_run_in_are_refused(setting: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         SandboxConfig(**setting)  # type: ignore[arg-type]
 
 

@@ -13,9 +13,9 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "v
 
 
 def needs(lm: torch.nn.Module) -> Needs:
-    found = Needs.of(lm)
-    assert found is not None
-    return found
+    result = Needs.of(lm)
+    assert result is not None
+    return result
 
 
 def counted(lm: torch.nn.Module, rows: int, context: int) -> int:
@@ -105,9 +105,9 @@ def test_the_limit_of_a_model_is_measured_here(llama, monkeypatch: pytest.Monkey
     monkeypatch.setattr(device, "SECONDS", 0.02)
     limit = measure_limit(llama)
     assert limit is not None and limit.dtype == "float32"
-    told = limit.describe(256)
-    assert min(told[f"{name}_per_second"] for name in ("copy_bytes", "read_bytes", "flops")) > 1e8
-    ms = [one for _, one in told["forward_ms"]]
+    message = limit.describe(256)
+    assert min(message[f"{name}_per_second"] for name in ("copy_bytes", "read_bytes", "flops")) > 1e8
+    ms = [item for _, item in message["forward_ms"]]
     assert ms == sorted(ms) and ms[0] > 0
     assert bandwidth(torch.device("cpu"), size=1).keys() == {"copy", "read"}
     experts = MixtralConfig(**SMALL, intermediate_size=48, num_key_value_heads=2, num_local_experts=2)

@@ -37,8 +37,8 @@ def drafts(lm: LlamaForCausalLM) -> dict[str, Draft]:
     small = tiny_llama(vocab=60, seed=1)
     _narrow_head(small, 50)
     own = DraftConfig("self:1")
-    found = {f"self, {rows} ids": load_draft(own, lm, rows=rows, adaptive=None) for rows in (97, 80)}
-    return found | {"another": Draft(small, 50, 512)}
+    result = {f"self, {rows} ids": load_draft(own, lm, rows=rows, adaptive=None) for rows in (97, 80)}
+    return result | {"another": Draft(small, 50, 512)}
 
 
 def plain(lm: LlamaForCausalLM) -> Decoder:
@@ -53,19 +53,19 @@ def test_greedy_peers_give_the_tokens_of_plain_decoding(lm: LlamaForCausalLM) ->
     ours = plain(lm)
     for draft in drafts(lm).values():
         for name, decoder in peers(lm, draft).items():
-            for one in PROMPTS:
-                wanted = ours(one).tokens
-                assert decoder(one).tokens == wanted, name
-                end = wanted[len(wanted) // 2]
-                assert decoder(prompt(one.ids, end, 96)).tokens == ours(prompt(one.ids, end, 96)).tokens
+            for item in PROMPTS:
+                expected = ours(item).tokens
+                assert decoder(item).tokens == expected, name
+                end = expected[len(expected) // 2]
+                assert decoder(prompt(item.ids, end, 96)).tokens == ours(prompt(item.ids, end, 96)).tokens
     assert lm.config._attn_implementation == "sdpa"
 
 
 def test_what_peers_feed_and_accept_is_counted(lm: LlamaForCausalLM) -> None:
     accepted = dict.fromkeys(NAMES, 0)
     for name, decoder in peers(lm, drafts(lm)["self, 80 ids"]).items():
-        for one in PROMPTS:
-            run = decoder(one)
+        for item in PROMPTS:
+            run = decoder(item)
             assert len(run.tokens) == run.forwards + run.accepted
             assert run.rows == run.forwards + run.drafted
             assert len(run.depths) == len(run.accepts) == run.forwards
@@ -81,11 +81,11 @@ def test_a_draft_that_is_always_right_has_every_draft_accepted(lm: LlamaForCausa
 
 
 def test_generation_settings_of_a_directory_are_left_out_and_left_there(lm: LlamaForCausalLM) -> None:
-    wanted, own = plain(lm)(PROMPTS[1]).tokens, lm.generation_config
+    expected, own = plain(lm)(PROMPTS[1]).tokens, lm.generation_config
     draft = drafts(lm)["another"]
     own.repetition_penalty = 5.0
     try:
-        assert all(decoder(PROMPTS[1]).tokens == wanted for decoder in peers(lm, draft).values())
+        assert all(decoder(PROMPTS[1]).tokens == expected for decoder in peers(lm, draft).values())
     finally:
         own.repetition_penalty = None
     assert lm.generation_config is own
@@ -100,14 +100,14 @@ def test_sampled_peers_draw_by_the_prompt_and_its_seed(lm: LlamaForCausalLM) -> 
 
 @pytest.mark.parametrize("narrow", [Sampling(1.0, 1), Sampling(1.0, 0, 1e-6), Sampling(1e-4)])
 def test_temperature_top_k_and_top_p_are_the_rows_own(lm: LlamaForCausalLM, narrow: Sampling) -> None:
-    wanted = plain(lm)(PROMPTS[0]).tokens
-    found = peers(lm, drafts(lm)["another"], narrow)
-    assert found.keys() == set(NAMES)
-    assert all(decoder(PROMPTS[0]).tokens == wanted for decoder in found.values())
+    expected = plain(lm)(PROMPTS[0]).tokens
+    result = peers(lm, drafts(lm)["another"], narrow)
+    assert result.keys() == set(NAMES)
+    assert all(decoder(PROMPTS[0]).tokens == expected for decoder in result.values())
 
 
 def test_no_token_is_cut_off_where_none_is_asked_to_be(lm: LlamaForCausalLM) -> None:
-    """The library cuts all but 50 unless told otherwise."""
+    """The library cuts all but the 50 likeliest by default."""
     decoder = peer_decoders(lm, None, sampling=Sampling(1e4), max_new_tokens=1, capacity=CAPACITY)[0][GENERATE]
     drawn = {decoder(prompt([5], id=str(seed))).tokens[0] for seed in range(120)}
     assert len(drawn) > 55
@@ -116,5 +116,5 @@ def test_no_token_is_cut_off_where_none_is_asked_to_be(lm: LlamaForCausalLM) -> 
 def test_a_peer_that_cannot_be_is_left_out_with_the_reason(lm: LlamaForCausalLM) -> None:
     short = Draft(tiny_llama(), 97, 40)
     for draft, why in ((None, ", got none"), (short, " of 64 positions, got 40")):
-        found, reasons = peer_decoders(lm, draft, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
-        assert found.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: f"it needs a draft model{why}"}
+        result, reasons = peer_decoders(lm, draft, sampling=GREEDY, max_new_tokens=NEW, capacity=CAPACITY)
+        assert result.keys() == {GENERATE, LOOKUP} and reasons == {ASSISTED: f"it needs a draft model{why}"}

@@ -16,8 +16,8 @@ from infer import Model
 from infer.config import DecodeConfig, DraftConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS
+from infer.engine.output import Request
 from infer.engine.pick import candidates, pick
-from infer.engine.reading import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
@@ -82,25 +82,25 @@ def test_a_profiled_text_is_the_text_on_the_runner_that_is_there(llama: LlamaFor
 
 def test_a_text_of_one_step_has_no_parts(llama: LlamaForCausalLM) -> None:
     runner = Runner(llama, capacity=64, max_rows=1)
-    found = profile(runner, Drafters(Drafter), REQUEST, Limits(1), device=CPU)
-    assert found == Profile(peak_memory_bytes=found.peak_memory_bytes)
+    actual = profile(runner, Drafters(Drafter), REQUEST, Limits(1), device=CPU)
+    assert actual == Profile(peak_memory_bytes=actual.peak_memory_bytes)
 
 
 def test_a_draft_models_graphs_are_counted(model: Model) -> None:
     draft = load_draft(DraftConfig("self:1"), model.lm, rows=model.lm.config.vocab_size, adaptive=None)
-    told = list[Outcome]()
+    message = list[Outcome]()
     settings = DecodeConfig(method="gsd", tau=1, theta_prob=0.01, nodes=12)
     methods = DraftMethods(model.lm, draft)
-    drafters = methods.drafters(settings, batch=1, capacity=64, left=50, watch=told.append)
+    drafters = methods.drafters(settings, batch=1, capacity=64, left=50, watch=message.append)
     runner = Runner(model.lm, capacity=64, max_rows=drafters.max_rows)
-    # Of the second, what the first was told is not counted again.
-    profiles = [profile(runner, drafters, REQUEST, LIMITS, device=CPU, outcomes=told) for _ in range(2)]
-    counts = [Counts.of(one) for one in told]
+    # What the first was given is not counted again of the second.
+    profiles = [profile(runner, drafters, REQUEST, LIMITS, device=CPU, outcomes=message) for _ in range(2)]
+    counts = [Counts.of(item) for item in message]
     assert len(counts) % 2 == 0 and counts[: len(counts) // 2] == counts[len(counts) // 2 :]
-    for one in profiles:
-        assert one.drafted_nodes == fmean(one.nodes for one in counts)
-        assert one.graph_success == fmean(one.succeeded for one in counts)
-        assert one.ms_draft and one.ms_forward and one.ms_rest
+    for item in profiles:
+        assert item.drafted_nodes == fmean(item.nodes for item in counts)
+        assert item.graph_success == fmean(item.succeeded for item in counts)
+        assert item.ms_draft and item.ms_forward and item.ms_rest
 
 
 def test_the_peak_is_of_the_work_alone() -> None:
@@ -122,7 +122,7 @@ def test_the_peak_is_of_the_work_alone() -> None:
     assert high[1] - least > 2**25 and high[1] - after > 2**25
 
 
-def test_the_work_is_done_where_no_peak_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_is_done_where_no_peak_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROCESS", tmp_path / "absent")
     calls: Sequence[None] = []
     assert peak_memory(CPU, lambda: calls.append(None)) == (None, None) and len(calls) == 1
@@ -132,11 +132,11 @@ def test_the_work_is_done_where_no_peak_is_told(tmp_path: Path, monkeypatch: pyt
 def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
     """Isotonic regression: no other rising sequence lies nearer."""
     result = rising(values)
-    wanted = [
+    expected = [
         max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
         for x in range(len(values))
     ]
-    assert result == pytest.approx(wanted)
+    assert result == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, 10, 0.9)])
@@ -150,10 +150,10 @@ def test_a_table_is_measured_with_the_texts_own_choices(
     monkeypatch.setattr("infer.speed.profile.SECONDS", 0.05)
     for name, seen, work in (("pick", picked, pick), ("candidates", read, candidates)):
         noted = lambda logits, how, *keys, seen=seen, work=work: seen.append(how) or work(logits, how, *keys)  # noqa: E731
-        monkeypatch.setattr(f"infer.engine.reading.{name}", noted)
-    found = measure_costs(tiny_llama(), batch=2, context=128, sampling=sampling)
+        monkeypatch.setattr(f"infer.engine.output.{name}", noted)
+    actual = measure_costs(tiny_llama(), batch=2, context=128, sampling=sampling)
     assert set(picked) == set(read) == {sampling}
-    assert found.rows[0] == 1 and found.ms[0] > 0 and list(found.ms) == sorted(found.ms)
+    assert actual.rows[0] == 1 and actual.ms[0] > 0 and list(actual.ms) == sorted(actual.ms)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_picks_that_are_paid_for_by_the_token_are_in_no_table(
     """Where a pick looks at all tokens it is made for the path alone: plain decoding makes as many."""
     hands, bench = Hands(), StepTimer(tiny_llama(), batch=1, context=128, sampling=sampling)
     bench._clock = hands
-    monkeypatch.setattr("infer.engine.reading.pick", hands.after(5.0, pick))
+    monkeypatch.setattr("infer.engine.output.pick", hands.after(5.0, pick))
     monkeypatch.setattr(Runner, "forward", hands.after(10.0, Runner.forward))
     assert bench.step(1) == pytest.approx(left)
-    monkeypatch.setattr("infer.engine.reading.candidates", hands.after(3.0, candidates))
+    monkeypatch.setattr("infer.engine.output.candidates", hands.after(3.0, candidates))
     assert bench.step(4) == pytest.approx(left + 3.0)
 
 

@@ -27,7 +27,7 @@ SHORT = ("temperatures=[0]", "decoders=[sdsat]", "base=null", "draft=null")
 def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
     run: Main, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Why was told by the log alone: a report said nothing of a peer that was asked for."""
+    """Only the log said why: a report said nothing of a peer that was asked for."""
     report = run("decoders=[]", "peers=[generate,prompt_lookup,assisted,vllm]")
     peers = [row for row in report["rows"] if row["peer"]]
     assert [row["decoder"] for row in peers] == 2 * list(PEERS.values())[:3]
@@ -109,7 +109,7 @@ def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Worker, "_turn", lambda *args: (turn(*args), ids.append(None))[0])
     run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
     first = ids[: ids.index(None)]
-    assert max(first) == max(one for one in ids if one) and len(first) in (2, 3)
+    assert max(first) == max(item for item in ids if item) and len(first) in (2, 3)
 
 
 def test_a_lossy_decoder_fails_the_run_and_every_later_one(
@@ -119,11 +119,11 @@ def test_a_lossy_decoder_fails_the_run_and_every_later_one(
     real = Worker.__call__
 
     def spoiled(self: Worker, unit: Any) -> Any:
-        found = real(self, unit)
-        for group in found.get("groups", []):
+        result = real(self, unit)
+        for group in result.get("groups", []):
             for record in (record for block in group["blocks"] for record in block):
                 record["text"] += "x" * (record["decoder"] == "sdsat")
-        return found
+        return result
 
     monkeypatch.setattr(Worker, "__call__", spoiled)
     for _ in range(2):
@@ -142,8 +142,8 @@ def test_a_draft_model_with_adaptive_tokens_drafts_in_both_ways(run: Main, model
 def test_sampled_sdsat_is_the_nucleus_preset(given: list[str]) -> None:
     """What the report measures is what `decode=nucleus` gives."""
     config = settings("speed", SpeedConfig, [*given, "k=[5]", "temperatures=[0.2]"])
-    asked = ["model=m", "prompt=x", "decode=nucleus", "decode.max_new_tokens=12"]
-    assert specs(config, 0.2)[DecoderSpec("sdsat", 5)] == settings("infer", InferConfig, asked).decode
+    requested = ["model=m", "prompt=x", "decode=nucleus", "decode.max_new_tokens=12"]
+    assert specs(config, 0.2)[DecoderSpec("sdsat", 5)] == settings("infer", InferConfig, requested).decode
     greedy = specs(config, 0.0)
     assert greedy[PLAIN] == DecodeConfig("plain", max_new_tokens=12)
     two = DecodeConfig("sdsat", ["adaptive"], k=5, probes="root", max_new_tokens=12)

@@ -40,17 +40,17 @@ def test_a_run_is_held_against_the_plain_decoding_beside_it() -> None:
     """The machine was twice as slow for the second block. And a table had 588 tokens per second of plain
     decoding, and 579 of a decoder "1.32x" as fast.
     """
-    found = rows(turn([ran("auto", 1), ran("plain", 2), ran("gsd", 0.5)], [ran("ssd", 2), ran("plain", 4)]))
-    speedups = {name: row["speedup"] for name, row in found.items()}
+    result = rows(turn([ran("auto", 1), ran("plain", 2), ran("gsd", 0.5)], [ran("ssd", 2), ran("plain", 4)]))
+    speedups = {name: row["speedup"] for name, row in result.items()}
     assert speedups == pytest.approx({"plain": 1, "auto": 2, "gsd": 4, "ssd": 2})
-    assert found["auto"]["tokens_per_second_measured"] == pytest.approx(4)  # behind the first token
-    assert found["auto"]["speedup_whole"] == pytest.approx(2.1 / 1.1)
-    assert found["auto"]["first_ms"] == pytest.approx(100)
-    assert found["plain"]["tokens"] == 10 and found["auto"]["speedup_interval"] is None
-    assert found["plain"]["tokens_per_second"] == found["plain"]["tokens_per_second_measured"]
-    assert found["ssd"]["tokens_per_second_measured"] == pytest.approx(2)
-    for row in found.values():
-        assert row["tokens_per_second"] == pytest.approx(found["plain"]["tokens_per_second"] * row["speedup"])
+    assert result["auto"]["tokens_per_second_measured"] == pytest.approx(4)  # behind the first token
+    assert result["auto"]["speedup_whole"] == pytest.approx(2.1 / 1.1)
+    assert result["auto"]["first_ms"] == pytest.approx(100)
+    assert result["plain"]["tokens"] == 10 and result["auto"]["speedup_interval"] is None
+    assert result["plain"]["tokens_per_second"] == result["plain"]["tokens_per_second_measured"]
+    assert result["ssd"]["tokens_per_second_measured"] == pytest.approx(2)
+    for row in result.values():
+        assert row["tokens_per_second"] == pytest.approx(result["plain"]["tokens_per_second"] * row["speedup"])
 
 
 def test_long_texts_count_for_more() -> None:
@@ -68,19 +68,19 @@ def test_prompts_of_a_partial_report_may_have_other_numbers_of_rounds() -> None:
     assert report["units"] == {"all": 9, "done": 3} and "all" not in report
 
 
-def test_another_text_is_told() -> None:
+def test_another_text_is_reported() -> None:
     other = [1, 2, 3, 4, 6]
     differs = ran("generate", 1, other)
     first = turn([ran("auto", 1), ran("plain", 2), differs], [ran("base", 1, other), ran("plain", 2)])
-    found = rows(first, turn([ran("auto", 1, other), ran("plain", 2), differs], round_=1))
-    told = {name: (row["identical"], row["compared"], row["exact"]) for name, row in found.items()}
-    assert told == {
+    result = rows(first, turn([ran("auto", 1, other), ran("plain", 2), differs], round_=1))
+    message = {name: (row["identical"], row["compared"], row["exact"]) for name, row in result.items()}
+    assert message == {
         "plain": (3, 3, True),
         "auto": (1, 2, False),
         "generate": (0, 2, False),
         "base": (0, 0, False),  # another model: compared with nothing
     }
-    assert [row["peer"] for row in found.values()] == [False, False, False, True]
+    assert [row["peer"] for row in result.values()] == [False, False, False, True]
     plain, strange = [ran("plain", 2)], [ran("plain", 2, other)]  # not itself in the second round
     row = rows(turn(plain), turn(strange, round_=1), turn(plain, prompt="a/1"))["plain"]
     assert (row["identical"], row["compared"], row["exact"]) == (2, 3, False)
@@ -118,12 +118,12 @@ def test_drafts_by_source_and_place() -> None:
     assert row["acceptance_by_position"] == pytest.approx([2 / 3, 2 / 3, 1 / 3])
     assert row["acceptance_where_reached"] == pytest.approx([2 / 3, 1, 1 / 2])
     assert row["mean_acceptance_length"] == pytest.approx(1 + 5 / 3)
-    found = row["sources"]
-    assert [(name, one["accepted"], one["proposed"]) for name, one in found.items()] == [
+    result = row["sources"]
+    assert [(name, item["accepted"], item["proposed"]) for name, item in result.items()] == [
         *(("adaptive", 2, 3), ("text", 2, 3), ("ngrams", 1, 3))
     ]
-    assert [one["share"] for one in found.values()] == pytest.approx([0.4, 0.4, 0.2])
-    places = [found[name]["by_place"] for name in chain]
+    assert [item["share"] for item in result.values()] == pytest.approx([0.4, 0.4, 0.2])
+    places = [result[name]["by_place"] for name in chain]
     assert [sum(place) for place in zip_longest(*places, fillvalue=0)] == row["acceptance_by_position"]
     assert rows(turn([ran("gsd", 1), ran("plain", 2)]))["gsd"]["sources"] == {}
 
@@ -132,10 +132,10 @@ def test_rows_come_in_the_order_of_the_settings() -> None:
     block = [ran("gsd", 1), ran("plain", 1), ran("sdsat", 1, k=7)]
     other = [ran("sdsat", 1, k=3), ran("plain", 1)]
     later = [turn(block, other, name="b", temperature=heat) for heat in (0.0, 1.0)]
-    found = aggregate(dict(zip("012", [turn(block, other), *later])), HEADER)["rows"]
-    places = [(row["prompt_set"], row["temperature"]) for row in found[::4]]
+    result = aggregate(dict(zip("012", [turn(block, other), *later])), HEADER)["rows"]
+    places = [(row["prompt_set"], row["temperature"]) for row in result[::4]]
     assert places == [("b", 1.0), ("b", 0.0), ("a", 0.0)]
-    decoders = [(row["decoder"], row["k"]) for row in found[:4]]
+    decoders = [(row["decoder"], row["k"]) for row in result[:4]]
     assert decoders == [("plain", 0), ("sdsat", 3), ("sdsat", 7), ("gsd", 0)]
     assert aggregate({}, HEADER)["rows"] == []
 
@@ -145,8 +145,8 @@ def test_what_was_looked_at_once_belongs_to_its_row() -> None:
     parts = {"ms_draft": 1.5, "ms_forward": 2.0, "ms_rest": 0.5, "peak_memory_bytes": 9}
     parts |= {"drafted_nodes": None, "graph_success": None}
     look = {"parts": [part | parts], "samples": [{"id": "a/0"}]}
-    found = rows(turn([ran("auto", 1), ran("plain", 2)]), look=look)
-    assert found["auto"]["ms_draft"] == 1.5 and found["plain"]["ms_draft"] is None
+    result = rows(turn([ran("auto", 1), ran("plain", 2)]), look=look)
+    assert result["auto"]["ms_draft"] == 1.5 and result["plain"]["ms_draft"] is None
     assert aggregate({"look": look}, HEADER)["samples"] == [{"id": "a/0"}]
 
 

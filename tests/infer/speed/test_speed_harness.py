@@ -56,15 +56,15 @@ def report() -> dict:
 def test_the_figures_are_the_closed_forms(report: dict, k: int) -> None:
     """Within 1 %: acceptance by position, tokens per forward, speedup, the first token."""
     (row,) = (row for row in report["rows"] if row["k"] == k)
-    for name, wanted in expected(k, seconds, PROMPT).items():
-        assert row[name] == pytest.approx(wanted, rel=0.01), name
+    for name, target in expected(k, seconds, PROMPT).items():
+        assert row[name] == pytest.approx(target, rel=0.01), name
     assert row["speedup_interval"] == pytest.approx([row["speedup"]] * 2, rel=0.01)
     assert row["speedup_quartiles"] == pytest.approx([row["speedup"]] * 2, rel=0.01)
     assert (row["exact"], row["identical"], row["compared"]) == (True, 4, 4)
     assert (row["prompts"], row["rounds"], row["tokens"]) == (2, 2, 4000)
     forwards = 1000 / expected(k, seconds, PROMPT)["tokens_per_forward"]
-    wanted = (PROMPT + 1000 * seconds(1)) / (PROMPT + forwards * seconds(1 + k))
-    assert row["speedup_whole"] == pytest.approx(wanted, rel=0.01)
+    target = (PROMPT + 1000 * seconds(1)) / (PROMPT + forwards * seconds(1 + k))
+    assert row["speedup_whole"] == pytest.approx(target, rel=0.01)
     assert row["speedup_whole"] < row["speedup"]
 
 

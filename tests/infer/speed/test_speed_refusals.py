@@ -34,19 +34,19 @@ def test_a_set_that_the_model_cannot_read_is_left_out(
     described = json.loads((plain / "adaptive.json").read_text())
     (plain / "adaptive.json").write_text(json.dumps({**described, "infilling": None}))
     (tmp_path / "code.jsonl").write_text(json.dumps({"text": "def one():\n    return 1\n\n\none()\n"}))
-    asked = [f"model={plain}", *SHORT, f"prompts.middle.path={tmp_path / 'code.jsonl'}"]
-    asked += ["prompts.middle.kind=lines", "prompts.middle.count=1"]
-    report = run(*asked)
+    requested = [f"model={plain}", *SHORT, f"prompts.middle.path={tmp_path / 'code.jsonl'}"]
+    requested += ["prompts.middle.kind=lines", "prompts.middle.count=1"]
+    report = run(*requested)
     (skipped,) = report["skipped"]
     assert skipped["prompt_set"] == "middle" and "trained for infilling" in skipped["reason"]
     assert {row["prompt_set"] for row in report["rows"]} == {"mine"} and report["units"]["all"] == 3
     assert "speed: middle is left out: infill needs a model" in capsys.readouterr().out
     assert "trained for infilling" in (tmp_path / "report" / "index.html").read_text()
     with pytest.raises(UserError, match="prompts.middle: infill needs a model trained for infilling"):
-        run(*asked, "~prompts.mine")
+        run(*requested, "~prompts.mine")
 
 
-def test_a_folder_that_cannot_be_had_is_told_before_a_model_is_read(
+def test_a_folder_that_cannot_be_had_is_reported_before_a_model_is_read(
     run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
@@ -86,10 +86,10 @@ def test_diverse_tokens_allow_no_more_drafts_than_there_are(
     described = json.loads((diverse / "adaptive.json").read_text())
     described["adaptive_ids"] = [described["adaptive_ids"][0] + n for n in range(3)]
     (diverse / "adaptive.json").write_text(json.dumps(described))
-    asked = [*given, f"model={diverse}", "base=null", "draft=null"]
-    assert prepare(settings("speed", SpeedConfig, [*asked, "k=[1,3,5]"])).k == [1, 3]
+    requested = [*given, f"model={diverse}", "base=null", "draft=null"]
+    assert prepare(settings("speed", SpeedConfig, [*requested, "k=[1,3,5]"])).k == [1, 3]
     with pytest.raises(UserError, match="k must be 1 to 3 adaptive tokens, got 5"):
-        prepare(settings("speed", SpeedConfig, [*asked, "k=[5,7]"]))
+        prepare(settings("speed", SpeedConfig, [*requested, "k=[5,7]"]))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_diverse_tokens_allow_no_more_drafts_than_there_are(
         (["compile=true"], "compile=true: the model must be on a GPU"),
     ],
 )
-def test_what_cannot_be_measured_is_told_before_a_folder_is_made(
+def test_what_cannot_be_measured_is_reported_before_a_folder_is_made(
     run: Main, base_dir: Path, tmp_path: Path, overrides: list[str], sentence: str
 ) -> None:
     other = shutil.copytree(base_dir, tmp_path / "OTHER")  # two pieces have each other's ids
@@ -128,7 +128,7 @@ def test_what_cannot_be_measured_is_told_before_a_folder_is_made(
     first, second = list(vocab)[100:102]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    overrides = [one.replace("OTHER", str(other)).replace("BASE", str(base_dir)) for one in overrides]
+    overrides = [item.replace("OTHER", str(other)).replace("BASE", str(base_dir)) for item in overrides]
     with pytest.raises(UserError, match=sentence):
         run(*overrides)
     assert not (tmp_path / "report").exists()

@@ -21,31 +21,31 @@ MEASURED = st.lists(
 @given(MEASURED)
 def test_the_whole_is_the_ratio_of_the_sets_times(prompts: list[list[Weighed]]) -> None:
     """sum t / sum (t / r): plain decoding's time over that of the decoder for the same tokens."""
-    plain = [median(one.weight for one in rounds) for rounds in prompts]
-    ours = [seconds / median(one.value for one in rounds) for seconds, rounds in zip(plain, prompts)]
+    plain = [median(item.weight for item in rounds) for rounds in prompts]
+    ours = [seconds / median(item.value for item in rounds) for seconds, rounds in zip(plain, prompts)]
     assert whole(prompts) == pytest.approx(sum(plain) / sum(ours))
 
 
 def slowly(prompts: list[list[Weighed]], times: int) -> np.ndarray:
     generator = random.Random(1)
-    found = []
+    result = []
     for _ in range(times):
         resample = []
         for _ in prompts:
             rounds = generator.choice(prompts)
             resample.append([generator.choice(rounds) for _ in rounds])
-        found.append(whole(resample))
-    return np.percentile(found, (2.5, 97.5))
+        result.append(whole(resample))
+    return np.percentile(result, (2.5, 97.5))
 
 
 @settings(max_examples=8)
 @given(MEASURED.filter(lambda prompts: sum(map(len, prompts)) > 1))
 def test_the_interval_is_the_bootstraps(prompts: list[list[Weighed]]) -> None:
     """Prompts drawn with replacement, and of each its rounds: prompts with fewer rounds too."""
-    values = [one.value for rounds in prompts for one in rounds]
+    values = [item.value for rounds in prompts for item in rounds]
     spread = max(values) - min(values)
-    found, wanted = interval(prompts), slowly(prompts, 2000)
-    assert found == pytest.approx(wanted, abs=0.2 * spread)
+    result, expected = interval(prompts), slowly(prompts, 2000)
+    assert result == pytest.approx(expected, abs=0.2 * spread)
 
 
 def test_the_interval_covers_what_is_measured_again() -> None:
@@ -75,9 +75,9 @@ def test_chunks_change_nothing_but_the_draws(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_few_measurements_have_an_estimate(prompts, value, interval, quartiles) -> None:
-    found = estimate([[Weighed(1.0, value) for value in rounds] for rounds in prompts])
-    assert found is not None and found.value == pytest.approx(value) and found.quartiles == quartiles
-    assert found.interval == (interval and pytest.approx(interval, abs=0.2))
+    result = estimate([[Weighed(1.0, value) for value in rounds] for rounds in prompts])
+    assert result is not None and result.value == pytest.approx(value) and result.quartiles == quartiles
+    assert result.interval == (interval and pytest.approx(interval, abs=0.2))
     assert estimate([]) is estimate([[]]) is None
 
 

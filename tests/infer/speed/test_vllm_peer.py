@@ -25,7 +25,7 @@ def load(adaptive: Adaptive | None = ONE) -> Any:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A stand-in with vLLM's names, which notes what it is asked."""
     noted = list[dict[str, Any]]()
     counts = dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0)
@@ -55,10 +55,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return noted
 
 
-def test_the_model_drafts_for_itself_in_parallel(asked: Asked) -> None:
+def test_the_model_drafts_for_itself_in_parallel(requested: Asked) -> None:
     engines = load()
-    plain, drafting = (one for one in asked if "model" in one)
-    assert len(asked) == 4  # each has been tried
+    plain, drafting = (item for item in requested if "model" in item)
+    assert len(requested) == 4  # each has been tried
     assert plain["speculative_config"] is None and not plain["enable_prefix_caching"]
     drafts = {"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": True}
     assert drafting["speculative_config"] == drafts
@@ -66,15 +66,15 @@ def test_the_model_drafts_for_itself_in_parallel(asked: Asked) -> None:
     assert reason is None
     prompt = TokenPrompt("a", (1, 2), frozenset([5]), "", "")
     runs = {k: decoder(prompt) for k, decoder in decoders.items()}
-    assert asked[-1]["prompts"] == [{"prompt_token_ids": [1, 2]}] and asked[-1]["stop_token_ids"] == [5]
-    assert (asked[-1]["temperature"], asked[-1]["top_k"], asked[-1]["top_p"]) == (0.2, -1, 0.95)
+    assert requested[-1]["prompts"] == [{"prompt_token_ids": [1, 2]}] and requested[-1]["stop_token_ids"] == [5]
+    assert (requested[-1]["temperature"], requested[-1]["top_k"], requested[-1]["top_p"]) == (0.2, -1, 0.95)
     assert (runs[0].forwards, runs[0].rows, runs[0].drafted) == (7, 7, 0)
     # Two steps: each verifies 1 + 4 rows, then drafts by those, the last token and three masks.
     assert (runs[3].forwards, runs[3].rows, runs[3].drafted, runs[3].accepted) == (5, 1 + 2 * (5 + 9), 8, 4)
     assert runs[3].tokens == list(range(7)) and runs[3].first_seconds == 0.5
 
 
-def test_on_a_cpu_nothing_is_sampled_with_drafts(asked: Asked, monkeypatch) -> None:
+def test_on_a_cpu_nothing_is_sampled_with_drafts(requested: Asked, monkeypatch) -> None:
     """Its texts at temperature 1 were noise: vLLM divides the logits by memory that it has not written."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     engines = load()
@@ -84,29 +84,29 @@ def test_on_a_cpu_nothing_is_sampled_with_drafts(asked: Asked, monkeypatch) -> N
     assert list(sampled) == [0] and "it drafts greedily on a CPU" in str(reason)
 
 
-def test_without_vllm_or_the_right_tokens_there_is_no_peer(asked: Asked, monkeypatch) -> None:
+def test_without_vllm_or_the_right_tokens_there_is_no_peer(requested: Asked, monkeypatch) -> None:
     assert load(None) == "it needs a model with adaptive tokens, got none"
-    told = "it needs one adaptive token in the model's own weights, got 2 of them"
-    assert missing(Adaptive((7, 8), 2)) == told
+    message = "it needs one adaptive token in the model's own weights, got 2 of them"
+    assert missing(Adaptive((7, 8), 2)) == message
     assert "an adapter that acts on probes alone" in str(missing(Adaptive((7,), 2, gated=True)))
     monkeypatch.setattr(vllm_peer, "find_spec", lambda name: None)
     assert load() == "vLLM is not installed"
-    assert not asked
+    assert not requested
 
 
-def test_an_engine_that_cannot_load_is_told(asked: Asked, monkeypatch) -> None:
+def test_an_engine_that_cannot_load_is_reported(requested: Asked, monkeypatch) -> None:
     def refuse(**settings: Any) -> None:
         raise ValueError("no room for the cache\nmore")
 
-    told = "vLLM must load the model and decode a prompt, got"
+    message = "vLLM must load the model and decode a prompt, got"
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["vllm"], "LLM", refuse)
-        assert load() == f"{told} ValueError: no room for the cache"
+        assert load() == f"{message} ValueError: no room for the cache"
     monkeypatch.delattr(sys.modules["vllm"], "SamplingParams")
-    assert str(load()).startswith(f"{told} ImportError: cannot import name 'SamplingParams'")
+    assert str(load()).startswith(f"{message} ImportError: cannot import name 'SamplingParams'")
 
 
-def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(asked: Asked, monkeypatch) -> None:
+def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(requested: Asked, monkeypatch) -> None:
     """Weights that fit once and not twice cost vLLM's plain row too, after minutes of loading. And both engines
     had the same share of the memory, though one of them holds the weights twice.
     """
@@ -118,7 +118,7 @@ def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(asked: Asked, mo
         return real(**settings)
 
     load()
-    plain, drafting = (one["gpu_memory_utilization"] for one in asked if "model" in one)
+    plain, drafting = (item["gpu_memory_utilization"] for item in requested if "model" in item)
     assert drafting == 2 * plain
     monkeypatch.setattr(sys.modules["vllm"], "LLM", twice)
     engines = load()
@@ -128,7 +128,7 @@ def test_plain_decoding_is_kept_where_there_is_no_room_to_draft(asked: Asked, mo
         assert (list(decoders), reason) == ([0], None)
 
 
-def test_an_engine_without_metrics_has_no_time_of_the_first_token(asked: Asked, monkeypatch) -> None:
+def test_an_engine_without_metrics_has_no_time_of_the_first_token(requested: Asked, monkeypatch) -> None:
     """It ended the run of all decoders."""
     real = sys.modules["vllm"].LLM.generate
 

@@ -59,12 +59,12 @@ def test_parallel_drafting_gives_the_models_own_tokens(
     for n in range(8):
         prompt = TokenPrompt(str(n), tuple(range(20 + n, 25 + 3 * n)), frozenset(), "", "")
         runs = {k: decoder(prompt) for k, decoder in decoders.items()}
-        wanted = drafted(lm, prompt.ids, mask=adaptive.ids[0], K=K, new=NEW, ends=ends)
+        expected = drafted(lm, prompt.ids, mask=adaptive.ids[0], K=K, new=NEW, ends=ends)
         steps = generate(model, prompt.ids, DecodeConfig(method="plain", max_new_tokens=NEW))
         plain = [token for step in steps for token in step.tokens]
-        assert runs[0].tokens == runs[K - 1].tokens == wanted.tokens == plain
-        assert (runs[K - 1].forwards, runs[K - 1].accepted) == (1 + 2 * wanted.steps, wanted.accepted)
-        more += wanted.accepted - wanted.steps
+        assert runs[0].tokens == runs[K - 1].tokens == expected.tokens == plain
+        assert (runs[K - 1].forwards, runs[K - 1].accepted) == (1 + 2 * expected.steps, expected.accepted)
+        more += expected.accepted - expected.steps
     assert more > 0  # behind the model's own next token, by masks
     if not torch.cuda.is_available():
         sampled, reason = engines.decoders(sampling=Sampling(1.0, 0, 0.95), max_new_tokens=NEW)

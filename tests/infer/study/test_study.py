@@ -38,7 +38,7 @@ def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
     drafts = unroll(graph, [0.0] * 10, depth=10)
     assert sorted(drafts.nodes) == [0, 1, 2, 3, 4, 4]
 
-    def one(*nodes: int) -> Counts:
+    def item(*nodes: int) -> Counts:
         path = [0]
         for node in nodes:
             behind = (at for at, parent in enumerate(drafts.parents) if parent == path[-1])
@@ -46,10 +46,10 @@ def test_an_accepted_path_behind_a_merged_node_is_a_success() -> None:
         tokens = [*(drafts.tokens[at] for at in path[1:]), D]
         return Counts.of(Outcome(graph, drafts, path, tokens, rows=4))
 
-    assert one() == Counts(4, 2, 4, 1, (), False)
-    assert one(2, 4) == Counts(4, 2, 4, 3, (2, 1), False)
-    assert one(1, 3) == Counts(4, 2, 4, 3, (1, 1), False)  # merged itself, but no copy
-    assert one(1, 3, 4) == Counts(4, 2, 4, 4, (1, 1, 1), True)  # three of two levels: a copy lies deeper
+    assert item() == Counts(4, 2, 4, 1, (), False)
+    assert item(2, 4) == Counts(4, 2, 4, 3, (2, 1), False)
+    assert item(1, 3) == Counts(4, 2, 4, 3, (1, 1), False)  # merged itself, but no copy
+    assert item(1, 3, 4) == Counts(4, 2, 4, 4, (1, 1, 1), True)  # three of two levels: a copy lies deeper
 
 
 def test_n_grams_recur_in_other_branches() -> None:
@@ -67,14 +67,14 @@ def test_recurrence_is_that_of_all_pairs_of_paths(nodes: list[tuple[int, int]], 
     paths = [[]]
     for node in range(1, len(tree.tokens)):
         paths.append([*paths[tree.parents[node]], node])
-    wanted = set()
-    for one in range(1, len(paths)):
+    expected = set()
+    for item in range(1, len(paths)):
         for other in range(1, len(paths)):
-            related = one in paths[other] or other in paths[one]
-            grams = [[tree.tokens[node] for node in path[-n:]] for path in (paths[one], paths[other])]
+            related = item in paths[other] or other in paths[item]
+            grams = [[tree.tokens[node] for node in path[-n:]] for path in (paths[item], paths[other])]
             if not related and len(grams[0]) == n and grams[0] == grams[1]:
-                wanted |= {*paths[one][-n:], *paths[other][-n:]}
-    assert recurring(tree, n) == wanted
+                expected |= {*paths[item][-n:], *paths[other][-n:]}
+    assert recurring(tree, n) == expected
 
 
 def test_rates_are_those_of_the_runs() -> None:
@@ -104,7 +104,7 @@ def test_acceptance_is_by_level_drafted_as_the_authors_count() -> None:
     strict = (Counts(1, 1, 1, 2, (1,), False), Counts(2, 2, 2, 3, (1, 1), False))
     loose = (Counts(40, 8, 9, 4, (1, 2, 1), False), Counts(44, 8, 9, 6, (1, 1, 1, 3, 1), False))
     runs = [DraftedRun([1] * 9, 1.0, 3, 44, 8, counts) for counts in (strict, loose)]
-    rates = [figures(some)["acceptance_rate"] for some in (runs[:1], runs[1:], runs)]
+    rates = [figures(subset)["acceptance_rate"] for subset in (runs[:1], runs[1:], runs)]
     assert rates == [3 / 3, 8 / 16, (3 / 3 + 8 / 16) / 2]
 
 
@@ -119,8 +119,10 @@ def test_the_authors_tau_counts_the_tokens_before_the_merged_one() -> None:
 
 def test_only_what_promised_the_same_tokens_is_lossy() -> None:
     row = {"prompt_set": "a", "decoding": "top-p", "method": "gsd", "prompts": 3, "identical": 2}
-    found = lossy([row | {"verify": "ratio"}, row | {"verify": "pick"}, row | {"verify": None, "identical": 3}])
-    assert found == ["top-p gsd on a"]
+    result = lossy(
+        [row | {"verify": "ratio"}, row | {"verify": "pick"}, row | {"verify": None, "identical": 3}]
+    )
+    assert result == ["top-p gsd on a"]
 
 
 def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Model) -> None:
@@ -130,14 +132,14 @@ def test_merging_is_held_against_the_draft_models_forward_on_each_path(model: Mo
     graph.merge(3, 2)
     paths = [context, [*context, 50], [*context, 9], [*context, 50, 9], [*context, 9, 60]]
     with torch.inference_mode():
-        wanted = torch.stack(
+        expected = torch.stack(
             [model.lm(torch.tensor([path])).logits[0, -1].double().log_softmax(-1) for path in paths]
         )
-        found = log_q(model.lm, context, graph)
-    assert torch.allclose(found, wanted, atol=1e-4)
-    kl = torch.nn.functional.kl_div(wanted[2], wanted[3], log_target=True, reduction="sum")
-    assert divergences(found, graph) == pytest.approx([float(kl)], rel=1e-3)
-    assert divergences(found, tree_of((0, 50))) == []
+        result = log_q(model.lm, context, graph)
+    assert torch.allclose(result, expected, atol=1e-4)
+    kl = torch.nn.functional.kl_div(expected[2], expected[3], log_target=True, reduction="sum")
+    assert divergences(result, graph) == pytest.approx([float(kl)], rel=1e-3)
+    assert divergences(result, tree_of((0, 50))) == []
 
 
 SIZE = ("rounds=1", "nodes=12")
@@ -189,10 +191,10 @@ def test_counts_are_those_of_the_drafts(given_settings: list[str]) -> None:
     for run, prompt in zip(runs, models.all_prompts, strict=True):
         assert len(run.counts) == run.forwards - 1
         assert tuple(map(Counts.of, models.outcomes(decode, prompt))) == run.counts
-        assert sum(one.tokens for one in run.counts) < len(run.tokens)
-        accepted = sum(len(one.ranks) for one in run.counts)
-        assert accepted == sum(one.tokens - 1 for one in run.counts) <= run.accepted
-        assert all(one.nodes >= one.rows > 0 for one in run.counts[1:])
+        assert sum(item.tokens for item in run.counts) < len(run.tokens)
+        accepted = sum(len(item.ranks) for item in run.counts)
+        assert accepted == sum(item.tokens - 1 for item in run.counts) <= run.accepted
+        assert all(item.nodes >= item.rows > 0 for item in run.counts[1:])
     with pytest.raises(UserError, match="max_new_tokens=600: .* the model's 512 positions, got 6"):
         StudyModels(settings("study", StudyConfig, [*given_settings, "max_new_tokens=600"]))
 
@@ -203,10 +205,10 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
     real = measurements.measure
     monkeypatch.setattr(measurements, "measure", lambda *args, **kwargs: spoiled(real(*args, **kwargs)))
 
-    def spoiled(found: dict[measurements.Key, Measured]) -> dict[measurements.Key, Measured]:
-        key = next(key for key in found if key.method == "gsd")
-        found[key].rounds[0][0].tokens.append(1)
-        return found
+    def spoiled(result: dict[measurements.Key, Measured]) -> dict[measurements.Key, Measured]:
+        key = next(key for key in result if key.method == "gsd")
+        result[key].rounds[0][0].tokens.append(1)
+        return result
 
     config = settings("study", StudyConfig, [*given_settings, "parts=[methods]"])
     for _ in range(2):
@@ -229,7 +231,9 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
         (["nodes=3"], "nodes must be at least 4 with sampling among parts, .* got 3"),
     ],
 )
-def test_what_cannot_be_studied_is_told(given_settings: list[str], overrides: list[str], sentence: str) -> None:
+def test_what_cannot_be_studied_is_refused(
+    given_settings: list[str], overrides: list[str], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         settings("study", StudyConfig, [*given_settings, *overrides])
 

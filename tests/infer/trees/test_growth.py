@@ -33,8 +33,8 @@ def grown(model: literal.Model, rules: Rules, most: int = 10_000) -> TokenGraph:
     for _ in range(rules.depth):
         if not growth.frontier:
             break
-        found = [model(path_to(growth.graph, node))[: rules.k] for node in growth.frontier]
-        growth.grow(*([[pair[i] for pair in row] for row in found] for i in (0, 1)))
+        result = [model(path_to(growth.graph, node))[: rules.k] for node in growth.frontier]
+        growth.grow(*([[pair[i] for pair in row] for row in result] for i in (0, 1)))
     return growth.graph
 
 
@@ -69,14 +69,14 @@ def test_a_graph_is_unrolled_as_the_paper_says_the_likeliest_paths_first(
     model: literal.Model, rules: Rules, count: int, depth: int
 ) -> None:
     drafts = unroll(grown(model, rules), [0.0] * count, depth=depth)
-    wanted = dict(literal.hypotheses(literal.draw(ROOT, model, **vars(rules))[0], depth))
+    expected = dict(literal.hypotheses(literal.draw(ROOT, model, **vars(rules))[0], depth))
     paths: list[tuple[int, ...]] = [()]
     for node in range(1, len(drafts.tokens)):
         paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
-        assert drafts.chances[node] == pytest.approx(wanted.pop(paths[-1]))  # and none comes twice
+        assert drafts.chances[node] == pytest.approx(expected.pop(paths[-1]))  # and none comes twice
         assert drafts.depths[node] == len(paths[-1])
-    assert len(paths) == 1 + min(count, len(paths) - 1 + len(wanted))
-    assert not wanted or max(wanted.values()) <= min(drafts.chances) * (1 + 1e-9)
+    assert len(paths) == 1 + min(count, len(paths) - 1 + len(expected))
+    assert not expected or max(expected.values()) <= min(drafts.chances) * (1 + 1e-9)
 
 
 @settings(max_examples=300)

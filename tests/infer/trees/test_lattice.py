@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from infer.drafters.adaptive import FixedPolicy
 from infer.drafters.places import Places
-from infer.engine.reading import Candidates
+from infer.engine.output import Candidates
 from infer.trees.lattice import lattice, nucleus_tree
 from infer.trees.token_graph import Drafts, unroll
 
@@ -27,14 +27,14 @@ def lattices(draw: st.DrawFn) -> tuple[list[list[int]], list[list[float]]]:
 
 def all_paths(ids: list[list[int]], chances: list[list[float]]) -> dict[tuple[int, ...], float]:
     """The slow way: every path through the lattice with its joint chance."""
-    found = {}
+    result = {}
     for depth in range(1, len(ids) + 1):
         for ranks in itertools.product(*(range(len(row)) for row in ids[:depth])):
             joint = 1.0
             for place, rank in enumerate(ranks):
                 joint *= chances[place][rank]
-            found[tuple(ids[place][rank] for place, rank in enumerate(ranks))] = joint
-    return found
+            result[tuple(ids[place][rank] for place, rank in enumerate(ranks))] = joint
+    return result
 
 
 def merged(root: int, ids: list[list[int]], chances: list[list[float]], prices: list[float]) -> Drafts:
@@ -55,16 +55,16 @@ BOTH = pytest.mark.parametrize("tree", [merged, grown])
 def test_the_tree_is_the_likeliest_paths(tree: Tree, drawn: tuple[list, list], nodes: int) -> None:
     ids, chances = drawn
     drafts = tree(7, ids, chances, [0.0] * nodes)
-    wanted = all_paths(ids, chances)
-    assert len(drafts.tokens) == 1 + min(nodes, len(wanted))
+    expected = all_paths(ids, chances)
+    assert len(drafts.tokens) == 1 + min(nodes, len(expected))
     paths: list[tuple[int, ...]] = [()]
     for node in range(1, len(drafts.tokens)):
         assert drafts.parents[node] < node
         paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
-        assert drafts.chances[node] == pytest.approx(wanted[paths[-1]])
+        assert drafts.chances[node] == pytest.approx(expected[paths[-1]])
         assert drafts.depths[node] == len(paths[-1])
     assert len(set(paths)) == len(paths)
-    left_out = [chance for path, chance in wanted.items() if path not in paths]
+    left_out = [chance for path, chance in expected.items() if path not in paths]
     assert not left_out or max(left_out) <= min(drafts.chances) * (1 + 1e-12)
     assert sum(drafts.endings()) == pytest.approx(1.0)
 

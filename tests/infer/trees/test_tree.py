@@ -33,15 +33,15 @@ def test_rows_of_the_mask_are_paths_from_the_root(tree: Tree) -> None:
 @given(trees(), st.data())
 def test_walk_follows_the_choices_and_never_enters_a_probe(tree: Tree, data: st.DataObject) -> None:
     choices = [data.draw(st.integers(0, 3)) for _ in tree.tokens]
-    asked: list[int] = []
+    requested: list[int] = []
 
     def choose(node: int) -> int:
-        asked.append(node)
+        requested.append(node)
         return choices[node]
 
     path, after = tree.walk(choose)
     assert path[0] == 0 and all(node < tree.probes_from for node in path)
-    assert asked == path  # and no other node's choice is made
+    assert requested == path  # and no other node's choice is made
     for parent, child in zip(path, path[1:]):
         assert tree.parents[child] == parent and tree.tokens[child] == choices[parent]
     rivals = [n for n in range(tree.probes_from) if tree.parents[n] == path[-1]]
@@ -50,9 +50,9 @@ def test_walk_follows_the_choices_and_never_enters_a_probe(tree: Tree, data: st.
 
 @given(trees())
 def test_probes_are_chains_under_their_nodes_and_stand_behind_all_drafts(tree: Tree) -> None:
-    shown = [list(tree.probes_of(node)) for node in range(tree.probes_from)]
-    assert sorted(sum(shown, [])) == list(range(tree.probes_from, len(tree.tokens)))
-    for node, probes in enumerate(shown):
+    printed = [list(tree.probes_of(node)) for node in range(tree.probes_from)]
+    assert sorted(sum(printed, [])) == list(range(tree.probes_from, len(tree.tokens)))
+    for node, probes in enumerate(printed):
         assert bool(probes) == (node in tree.probed)
         assert [tree.parents[probe] for probe in probes] == [node, *probes][: len(probes)]
 

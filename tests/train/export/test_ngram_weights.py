@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from infer.drafters.places import Places
-from infer.engine.reading import Candidates
+from infer.engine.output import Candidates
 from infer.ngrams import Ngrams, NgramTable, NgramWeights, TextNgrams
 from tests.infer.ngram_tables import make_table
 from train.export.ngram_weights import PLACES, _hits, accepted_drafts, count, expected, fit_ngrams

@@ -60,15 +60,15 @@ def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
 def test_a_chat_of_one_message_is_its_completion(api: Any, model: Path) -> None:
     """Chats were an internal error: the export had no chat template."""
     (prompt, _), name = PROMPTS, str(model)
-    wanted = plain(model, prompt)
+    expected = plain(model, prompt)
     message = {"role": "user", "content": prompt}
     chat = api.chat.completions.create(model=name, messages=[message], **GREEDY)
-    assert chat.choices[0].message.content == wanted
+    assert chat.choices[0].message.content == expected
     chunks = list(api.chat.completions.create(model=name, messages=[message], stream=True, **GREEDY))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == wanted
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
     args = {"temperature": 0, "max_output_tokens": 24, "stream": False}  # it streams by default
     response = api.responses.create(model=name, input=prompt, **args)
-    assert response.output_text == wanted
+    assert response.output_text == expected
 
 
 def test_a_temperature_samples_and_a_seed_repeats(api: Any, model: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_temperature_samples_and_a_seed_repeats(api: Any, model: Path) -> None
 
 def test_stop_ends_a_text_behind_the_string(api: Any, model: Path) -> None:
     """Transformers' server leaves the string in the text, where OpenAI's cuts it off (docs/serving.md)."""
-    wanted = plain(model, PROMPTS[0])
-    stop = wanted[5:7]
+    expected = plain(model, PROMPTS[0])
+    stop = expected[5:7]
     text = stream(api, model, PROMPTS[0], stop=[stop], **GREEDY)
-    assert wanted.startswith(text) and stop in text and len(text) < len(wanted)
+    assert expected.startswith(text) and stop in text and len(text) < len(expected)
 
 
 def test_without_max_tokens_a_text_ends_at_the_context(api: Any, model: Path, place: Path) -> None:

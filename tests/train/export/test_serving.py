@@ -64,15 +64,15 @@ def test_the_model_drafts_for_itself_one_token_more_than_k() -> None:
     text = rendered()
     (serve, sglang) = commands(text)
     drafting = json.loads(serve[serve.index("--speculative-config") + 1])
-    wanted = {
+    expected = {
         "method": "draft_model",
         "model": "ORG/NAME",
         "num_speculative_tokens": 6,
         "parallel_drafting": True,
     }
-    assert serve[:3] == ["vllm", "serve", "ORG/NAME"] and drafting == wanted
+    assert serve[:3] == ["vllm", "serve", "ORG/NAME"] and drafting == expected
     vllm, tensorrt = map(called, blocks(text, "python"))
-    assert vllm["LLM"] == (("ORG/NAME",), {"speculative_config": wanted})
+    assert vllm["LLM"] == (("ORG/NAME",), {"speculative_config": expected})
     drafts = {"max_draft_len": 6, "speculative_model": "ORG/NAME", "mask_token_id": 6}
     assert tensorrt["PARDDecodingConfig"] == ((), drafts)
     assert sglang[:3] == ["python", "-m", "sglang.launch_server"]

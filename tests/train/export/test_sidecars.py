@@ -175,11 +175,11 @@ def test_readers_of_the_older_names_find_the_same_rope(name: str, tmp_path: Path
     shape = SHAPES[name]
     served = served_config(trained(tmp_path, shape), architecture="", dtype="float32", mask_id=None)
     assert served["rope_theta"] == shape["rope_theta"] and served["torch_dtype"] == "float32"
-    wanted = dict(shape.get("rope_scaling") or {})
-    if wanted:
-        wanted.setdefault("rope_type", wanted.pop("type", None))
+    expected = dict(shape.get("rope_scaling") or {})
+    if expected:
+        expected.setdefault("rope_type", expected.pop("type", None))
     scaling = served["rope_scaling"]
-    assert bool(scaling) == bool(wanted) and (not scaling or wanted.items() <= scaling.items())
+    assert bool(scaling) == bool(expected) and (not scaling or expected.items() <= scaling.items())
     assert served.get("partial_rotary_factor") == shape.get("partial_rotary_factor")
 
 

@@ -5,6 +5,6 @@ import re
 
 def error(printed: str) -> str:
     """The one sentence; with it there may be the page of the documentation, and nothing else."""
-    found = re.fullmatch(r"error: ([^\n]+)\n(  see docs/\S+\n)?", printed)
-    assert found, printed
-    return found[1]
+    result = re.fullmatch(r"error: ([^\n]+)\n(  see docs/\S+\n)?", printed)
+    assert result, printed
+    return result[1]

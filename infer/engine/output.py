@@ -1,4 +1,4 @@
-"""What a forward says: the picks along a path, and the drafts behind it. Two ways of reading it.
+"""What a forward returns: the picks along a path, and the drafts behind it. Two ways of reading it.
 
 On a CPU, as far as it is asked: all of it would cost as much as a layer, and the probes under nodes
 that were not accepted, most rows of a one-forward tree, are never looked at. On a GPU the questions
@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from infer.engine.pick import LEADERS, Logits, candidates, draw, law, likeliest, pick, probabilities
+from infer.engine.pick import (
+    LEADERS,
+    Logits,
+    candidates,
+    conditional_distribution,
+    draw,
+    likeliest,
+    pick,
+    probabilities,
+)
 from infer.engine.sampling import Sampling
 from infer.trees.tree import FlatTrees, Tree
 
@@ -44,7 +53,7 @@ class Candidates:
     weights: list[list[float]]
 
 
-class Reading(Protocol):
+class ForwardOutput(Protocol):
     """One forward of trees."""
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
@@ -58,7 +67,7 @@ class Reading(Protocol):
         """Return the candidates of the probes under a node of tree b; None where it has none."""
         ...
 
-    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+    def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """Return the likeliest tokens behind adjacent nodes of a draft model's tree b, with their chances."""
         ...
 
@@ -71,7 +80,7 @@ class Reading(Protocol):
         ...
 
 
-class LazyReading:
+class LazyOutput:
     """Reads B * q rows of logits as far as it is asked. `agree` makes the answers those of all ranks."""
 
     def __init__(
@@ -89,7 +98,7 @@ class LazyReading:
         self._picks: list[list[int]] | None = None
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """See Reading."""
+        """See ForwardOutput."""
         processors = self._requests[b].processors
         if processors:
             return self._processed(b, list(context), processors)
@@ -100,7 +109,7 @@ class LazyReading:
         return self._picks[b].__getitem__
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """See Reading."""
+        """See ForwardOutput."""
         tree = self.trees[b]
         probes = tree.probes_of(node)
         if not probes:
@@ -110,8 +119,8 @@ class LazyReading:
         ids, weights = map(self._agree, best)
         return Candidates(ids.tolist(), weights.tolist())
 
-    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """See Reading."""
+    def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """See ForwardOutput."""
         rows = self._rows(b, nodes)
         chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
         return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
@@ -119,7 +128,7 @@ class LazyReading:
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
-        """See Reading."""
+        """See ForwardOutput."""
         q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
         drawn = self._agree(draw(q, k, generator))
         ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
@@ -158,7 +167,7 @@ class LazyReading:
         tree, sampling = self.trees[b], self._sampling
         if tree.drawn is not None and node in tree.drawn:
             ids = torch.tensor([[tree.tokens[child] for child in tree.children(node)]], device=logits.device)
-            left = law(probabilities(logits, sampling), tree.drawn[node][None], ids)
+            left = conditional_distribution(probabilities(logits, sampling), tree.drawn[node][None], ids)
             logits, sampling = logits.replaced(left.log()), Sampling(1.0)
         return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
 
@@ -200,9 +209,9 @@ def on_host(tree: Tree, request: Request) -> bool:
     return bool(request.processors) or tree.drawn is not None
 
 
-class PackedReading:
+class PackedOutput:
     """Looks up what was computed with the forward. Picks with processors and those by ratio, and the draws for
-    these, are left to a lazy reading.
+    these, are left to a LazyOutput.
     """
 
     def __init__(
@@ -211,19 +220,19 @@ class PackedReading:
         flat: FlatTrees,
         trees: Sequence[Tree],
         requests: Sequence[Request],
-        lazy: LazyReading | None = None,
+        lazy: LazyOutput | None = None,
     ) -> None:
         self._packed, self._flat, self._trees = packed, flat, trees
         self._requests, self._lazy = requests, lazy
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """See Reading."""
+        """See ForwardOutput."""
         if self._lazy is not None and on_host(self._trees[b], self._requests[b]):
             return self._lazy.chooser(b, context)
         return self._packed.picks[b].tolist().__getitem__
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """See Reading."""
+        """See ForwardOutput."""
         tree, packed = self._trees[b], self._packed
         probes = tree.probes_of(node)
         if not probes:
@@ -235,8 +244,8 @@ class PackedReading:
             packed.ids[b, rows, :width].tolist(), scores.softmax(-1).nan_to_num(0.0)[:, :width].tolist()
         )
 
-    def following(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """See Reading."""
+    def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
+        """See ForwardOutput."""
         first = self._flat.row(b, self._trees[b], nodes[0])
         rows = slice(first, first + len(nodes))
         return Candidates(
@@ -246,6 +255,6 @@ class PackedReading:
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
-        """See Reading."""
+        """See ForwardOutput."""
         assert self._lazy is not None
         return self._lazy.draws(b, nodes, k, generator)
