@@ -2,8 +2,8 @@
 
 A model directory is believed where it can be: another rotary base is another model, and a flipped byte of a
 weight cannot be distinguished from the weight. So whatever decodes must decode losslessly, as the library's
-own forward does, and what only says how to draft must change no token. A pickle that names anything but what our
-checkpoints hold is never run, even where its checksum is right.
+own forward does, and what only says how to draft must change no token. A pickle that names anything but what
+our checkpoints hold is never run, even where its checksum is right.
 """
 
 import functools
