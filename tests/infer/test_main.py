@@ -148,7 +148,7 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
         "study": ["draft=self:1"],
         "regenerate": ["data.path=absent", "out=absent/out"],
     }
-    out, code = ["out=absent/out"], "import runpy, sys\ntold = []\n"
+    out, code = ["out=absent/out"], "import runpy, sys\nreported = []\n"
     for entry, given in (calls | {"study": [*calls["study"], *out], "speed": out, "quality": out}).items():
         name = entry if entry == "infer" else f"infer.{entry}"
         code += f"sys.argv = {[name, 'model=absent', *given]}\n"
