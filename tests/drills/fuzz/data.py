@@ -31,7 +31,7 @@ from data_prep.pipeline import prepare
 from data_prep.shards import SPLITS, Shards
 from data_prep.sources import UNREADABLE
 from data_prep.vocab import Vocab, load_tokenizer
-from tests.data_prep.test_pipeline import text_of
+from tests.data_prep.conftest import text_of
 from tests.drills.fuzz import mutate
 from tests.drills.fuzz.setup import ROOT, Result, call, demo
 

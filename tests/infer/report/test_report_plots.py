@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from data_prep.inspect_page import COLOURS
+from data_prep.inspect import COLOURS
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
