@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from data_prep.inspect import COLOURS
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from conf.html import LIGHT, THEME, plot_style
+from data_prep.inspect import COLOURS
 from infer.graph.picture import COLOURS as NODES
 from infer.report.plots import (
     PLOTS,
