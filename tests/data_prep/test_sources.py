@@ -177,7 +177,7 @@ def test_links_to_nothing_and_closed_folders_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "wanted"),
+    ("pattern", "target"),
     [
         ("**/*", ["a.py", "x/b.py", "x/y/c.c"]),
         ("*.py", ["a.py"]),

@@ -169,7 +169,7 @@ def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("[]", "must be a model's JSON, got list"),
         ("[" * 100_000, "must be a model's JSON, got maximum recursion depth exceeded"),

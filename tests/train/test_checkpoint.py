@@ -143,7 +143,8 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "kept"), [(1, 0, [10]), (2, 0, [8, 10]), (1, 4, [4, 8, 10]), (9, 0, [2, 4, 6, 8, 10])]
+    ("last", "every", "remaining"),
+    [(1, 0, [10]), (2, 0, [8, 10]), (1, 4, [4, 8, 10]), (9, 0, [2, 4, 6, 8, 10])],
 )
 def test_old_checkpoints_go(tmp_path: Path, last: int, every: int, remaining: list[int]) -> None:
     for step in (2, 4, 6, 8, 10):

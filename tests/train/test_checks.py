@@ -87,7 +87,7 @@ def test_settings_beside_zero_are_checked_first(name: str, value: object, senten
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("optimizer.beta2=95", "optimizer.beta2 must be from 0 to below 1, got 95"),
         ("deepspeed.zero_optimization.stage=4", "zero_optimization.stage must be 0, 1, 2 or 3, got 4"),

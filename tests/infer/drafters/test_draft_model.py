@@ -176,7 +176,7 @@ class Reader:
         pending = self.drafters._pending[b]
         if pending:
             fed = [node for node in path[1:] if pending.drafts.nodes[node] in pending.rows]
-            self.wanted.append(len(path) - len(fed))  # the path less its root, and the target's own token
+            self.expected.append(len(path) - len(fed))  # the path less its root, and the target's own token
         self.drafters.observe(b, result)
 
 
@@ -194,7 +194,7 @@ def test_the_cache_keeps_what_was_accepted_and_is_never_rebuilt(prompt: list[int
         _, accepted = texts(lm, [Request(prompt)], drafters, Limits(38, []))
     assert len(prefills) == 2  # the target's and the draft model's, once
     assert accepted > 25 and len(drafters.read) > 7
-    assert drafters.read == drafters.wanted[: len(drafters.read)]
+    assert drafters.read == drafters.expected[: len(drafters.read)]
     assert set(drafters.read[1:]) == {1, 2}
 
 

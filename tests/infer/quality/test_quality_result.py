@@ -53,7 +53,7 @@ def test_scores_differences_and_identical_answers() -> None:
     base = unit(2, "base", [answer("a", "bad"), answer("b", "bad")])
     units = {"0": plain, "1": sdsat, "2": base, "v": verdicts(plain, sdsat, base)}
     output = [{"benchmark": "humaneval", "language": "python", "id": "a", "before": "def", "after": ""}]
-    actual = result(header(output=output), units)
+    actual = result(header(shown=output), units)
     rows = {(row["who"], row["decoder"]): row for row in actual["rows"]}
     assert rows["model", "plain"]["value"] == rows["model", "sdsat"]["value"] == 0.5
     assert rows["base", "plain"] | {"interval": None} == {

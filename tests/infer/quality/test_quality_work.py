@@ -128,7 +128,7 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("decoders=[sdsat]", "decoders must contain plain"),
         ("decoders=[plain,gsd]", "decoders must be of plain, sdsat, got gsd"),

@@ -97,7 +97,7 @@ def test_plain_decoding_is_not_held_against_itself(tmp_path: Path, capsys) -> No
     assert "tokens by forward count both" in lines(output) and "tokens by forward count both" in page
 
 
-@pytest.mark.parametrize(("temperature", "told"), [(0.0, ")"), (1.0, ", which sampled other texts)")])
+@pytest.mark.parametrize(("temperature", "message"), [(0.0, ")"), (1.0, ", which sampled other texts)")])
 def test_a_peer_is_not_beaten_within_the_noise(tmp_path: Path, temperature: float, message: str) -> None:
     """ "1.50x the fastest peer" was a ratio of two noisy figures, without a word on their intervals."""
     speed = single(temperatures=(temperature,))

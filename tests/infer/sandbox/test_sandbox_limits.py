@@ -124,7 +124,7 @@ def test_a_level_that_the_machine_refuses_is_passed_over(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ({"memory": 10}, "sandbox.memory must be at least 64, got 10"),
         ({"wall_seconds": 0}, "sandbox.wall_seconds must be more than 0, got 0"),
