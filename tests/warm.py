@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,32 @@ def run_ranks(
                 process.kill()
                 process.join()
         return subprocess.CompletedProcess(command, code, *(stream.read_text() for stream in streams))
+
+
+def call_ranks(
+    function: Callable[..., None], *arguments: object, ranks: int, timeout: float = 120
+) -> list[int | None]:
+    """Return the exit codes of `ranks` processes with torchrun's variables that call a module's function.
+
+    A fork of pytest's own process inherited locks that its threads held: ranks now and then waited for ever.
+    """
+    processes = [
+        forks.Process(target=_call, args=(variables, function, arguments))
+        for variables in _torchrun_variables(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def _call(environment: dict[str, str], function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    os.environ.update(environment)
+    function(*arguments)
 
 
 def _join(processes: list[Any], timeout: float, command: list[str]) -> int:

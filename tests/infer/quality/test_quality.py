@@ -1,10 +1,8 @@
 """python -m infer.quality, from files of problems to tables, with tiny models and the real sandbox."""
 
+import contextlib
 import json
-import multiprocessing
-import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from infer.quality.result import read
 from infer.quality.run import cases, judge
 from infer.quality.work import answer
 from infer.sandbox import SandboxConfig, Verdict, open_sandbox
+from tests import warm
 from tests.infer.quality.conftest import done
 
 
@@ -217,32 +216,18 @@ def test_right_answers_pass_and_wrong_ones_do_not() -> None:
     assert [passed for passed, _ in verdicts.values()] == [True, True, False, False]
 
 
-def _rank(config: QualityConfig, rank: int, port: int) -> None:
-    """What torchrun does for a process, without importing everything anew."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    quality.run(config)
+def _rank(config: QualityConfig, printed: Path) -> None:
+    with printed.open("a") as stream, contextlib.redirect_stdout(stream):
+        quality.run(config)
     dist.barrier()
 
 
-def test_two_ranks_give_the_answers_of_one(
-    run: Callable[..., QualityConfig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_give_the_answers_of_one(run: Callable[..., QualityConfig], tmp_path: Path) -> None:
     """Each has whole models; every unit is made once, and one of them prints."""
     settings_of = ("decoders=[plain]", "batch=1")
     alone, both = (run(*settings_of, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
     quality.run(alone)
-    capfd.readouterr()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_rank, args=(both, rank, port)) for rank in range(2)]
-    for item in ranks:
-        item.start()
-    for item in ranks:
-        item.join(120)
-    assert [item.exitcode for item in ranks] == [0, 0]
-    assert capfd.readouterr().out.count("exact match in %") == 1
+    assert warm.call_ranks(_rank, both, tmp_path / "printed", ranks=2) == [0, 0]
+    assert (tmp_path / "printed").read_text().count("exact match in %") == 1
     for name in ("rows", "differences", "samples", "units"):
         assert done(both)[name] == done(alone)[name]

@@ -1,10 +1,8 @@
 """python -m infer.regenerate with tiny models: which text it writes, and what decides it."""
 
 import json
-import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from infer.measure.distributed import UnitStore
 from infer.regenerate import RegenerateConfig
 from infer.regenerate import run as stage
 from infer.regenerate.run import KIND, PLAIN, Source, content
+from tests import warm
 
 Run = Callable[..., RegenerateConfig]
 
@@ -119,10 +118,8 @@ def test_the_text_depends_on_seed_and_document_alone(
         assert all(a["content"] != b["content"] for a, b in zip(unit["rows"], rows(fewer)))
 
 
-def _rank(config: RegenerateConfig, rank: int, port: int) -> None:
-    """What torchrun does for a process, without importing everything anew."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
+def _rank(config: RegenerateConfig) -> None:
+    stage.SHARD_DOCUMENTS = 3
     stage.run(config)
     dist.barrier()
 
@@ -137,6 +134,7 @@ def _killed(config: RegenerateConfig) -> None:
         save(self, name, value)
         remaining.append(name)
 
+    stage.SHARD_DOCUMENTS = 3
     UnitStore.save = kill  # type: ignore[method-assign]
     stage.run(config)
 
@@ -148,20 +146,8 @@ def test_two_ranks_and_a_run_that_was_killed_write_the_bytes_of_one(
     alone, both, killed = (run(name, "documents=23", "batch=2", "decode.temperature=1") for name in "abc")
     stage.run(alone)
     assert list(shards(alone)) == [f"own-{index:05}.jsonl" for index in range(8)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_rank, args=(both, rank, port)) for rank in range(2)]
-    for item in ranks:
-        item.start()
-    for item in ranks:
-        item.join(120)
-    assert [item.exitcode for item in ranks] == [0, 0] and shards(both) == shards(alone)
-    victim = fork.Process(target=_killed, args=(killed,))
-    victim.start()
-    victim.join(120)
-    assert victim.exitcode == -signal.SIGKILL and not Path(killed.out).exists()
+    assert warm.call_ranks(_rank, both, ranks=2) == [0, 0] and shards(both) == shards(alone)
+    assert warm.call_ranks(_killed, killed, ranks=1) == [-signal.SIGKILL] and not Path(killed.out).exists()
     stage.run(killed)
     assert shards(killed) == shards(alone)
     capsys.readouterr()
