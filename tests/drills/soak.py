@@ -201,7 +201,7 @@ class Models:
             "base": partial(load, base, "float32", "cpu"),
             "bfloat16": partial(load, model, "bfloat16", "cpu", draft=draft),
         }
-        self._rng, self._models, self.loaded = rng, dict[str, Model](), 0
+        self._rng, self._models, self._texts, self.loaded = rng, dict[str, Model](), dict[str, Text](), 0
         for slot in self._load:
             self._fill(slot)
 
@@ -211,8 +211,11 @@ class Models:
     def _fill(self, slot: str) -> None:
         model = self._load[slot]()
         self.loaded += 1
-        rng = random.Random(0)  # `tokenizers` keeps the ids of 10,000 words
-        model.text.encode(" ".join("".join(rng.choices(ascii_lowercase, k=8)) for _ in range(10_000)))
+        # `tokenizers` 0.23.3 keeps the ids of 10,000 words, after the tokenizer is gone too: one for each slot.
+        if slot not in self._texts:
+            rng = random.Random(0)
+            model.text.encode(" ".join("".join(rng.choices(ascii_lowercase, k=8)) for _ in range(10_000)))
+        model = replace(model, text=self._texts.setdefault(slot, model.text))
         if slot == "static":
             model = replace(model, runners=Runners(model.lm, static=True))
         for temperature in TEMPERATURES if slot != "base" else ():

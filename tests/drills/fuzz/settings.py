@@ -145,7 +145,7 @@ def arrived(kind: Any, text: str, value: Any, *, resolved: bool = False) -> bool
         return text.strip().lower() in (TRUE if value else FALSE)
     if int in kinds or float in kinds:
         number = text.strip("' ")
-        return type(value) in kinds and value == (int(number) if number.isdecimal() else float(number))
+        return type(value) in kinds and value == (int(number) if type(value) is int else float(number))
     listed = next((get_args(item)[0] for item in kinds if get_origin(item) is list), None)
     return listed not in (str, int, float) or all(type(item) is listed for item in value)
 
