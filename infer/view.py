@@ -25,11 +25,11 @@ from rich.style import Style
 from rich.text import Text
 
 from conf import UserError
-from conf.clock import duration
 from conf.console import pictures
 from conf.files import write_bytes
 from infer.api import Model, TextStep, generate
 from infer.config import DecodeConfig
+from infer.engine.runner import duration
 from infer.loop import Step
 from infer.text import in_pieces
 

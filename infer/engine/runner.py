@@ -20,6 +20,7 @@ from infer.engine.static import StaticForward, fixed_shapes
 from infer.trees.tree import Tree
 
 FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
+TICK = 1e-6  # seconds of any duration, at least
 Clock = Callable[[], float]
 
 
@@ -181,6 +182,13 @@ def fine_clock(first: Clock, second: Clock) -> Clock:
     tick every 10 ms.
     """
     return first if tick_of(first) <= FINE else second
+
+
+def duration(began: float, ended: float) -> float:
+    """Return the seconds between two readings of a clock, `TICK` at least: one that ticks every 10 ms, as a
+    sandbox's may, reads the same twice.
+    """
+    return max(ended - began, TICK)
 
 
 @cache  # a clock that ticks seldom would be waited for at every text

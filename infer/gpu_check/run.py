@@ -23,14 +23,13 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from conf import UserError
-from conf.clock import duration
 from conf.console import PlainConsole
 from conf.errors import NOT_IDENTICAL, in_one_line
 from conf.files import file_to_write, write_json
 from conf.stage import commit, versions
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.output import Request
-from infer.engine.runner import Runner
+from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY
 from infer.gpu_check import SHAPES, GpuCheckConfig, random_model
 from infer.gpu_check.parity import check_parity

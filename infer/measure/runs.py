@@ -13,10 +13,9 @@ from typing import TypeVar
 
 import torch
 
-from conf.clock import duration
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.output import Request
-from infer.engine.runner import Runner
+from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY, SEEDS, Sampling
 from infer.loop import Drafters, Limits, Step, decode
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.clock import duration
 from infer.config import SOURCES
+from infer.engine.runner import duration
 from infer.measure.distributed import HEADER, UNITS, read_header, read_units
 from infer.report.write import SCHEMAS
 from infer.speed import PEERS

@@ -30,10 +30,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from conf.clock import duration
 from infer.engine.cache import shape
 from infer.engine.forward import windows
 from infer.engine.gate import GatedEmbedding, GatedLinear
+from infer.engine.runner import duration
 from infer.measure.runs import clock
 
 ROWS = tuple(2**power for power in range(11))  # of the table

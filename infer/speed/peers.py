@@ -34,9 +34,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from conf.clock import duration
 from conf.errors import visible
 from infer.benchmarks.prompts import TokenPrompt
+from infer.engine.runner import duration
 from infer.engine.sampling import Sampling
 from infer.measure.runs import Decoder, Run, clock, seed_of
 from infer.methods import LOOKED_UP

@@ -46,7 +46,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from conf import UserError
 from infer import DecodeConfig, DraftConfig, Infill, Model, TextStep, generate, load, ngrams
-from infer.drafters.auto import MOST
+from infer.drafters import auto
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.methods import library_processors
@@ -80,8 +80,6 @@ DRAFTED = [
 PROBED = [{"method": "ssd"}, {"method": "gsd", "nodes": 6}, {"method": "gsd", "nodes": 20, "depth": 3, "k": 2}]
 RATIO = {"method": "gsd", "nodes": 20, "verify": "ratio"}
 NEAR_TIE = 1e-4  # by float64, so far may float32 logits of some tens be off
-# As many temperatures as `auto` keeps, and none that a case draws: stores that are full cannot grow.
-TEMPERATURES = [3 + number / 100 for number in range(MOST)]
 
 
 class Stopped(Exception):
@@ -218,9 +216,6 @@ class Models:
         model = replace(model, text=self._texts.setdefault(slot, model.text))
         if slot == "static":
             model = replace(model, runners=Runners(model.lm, static=True))
-        for temperature in TEMPERATURES if slot != "base" else ():
-            for method in ("sdsat", "gsd"):
-                list(generate(model, [20, 30], DecodeConfig(method, temperature=temperature, max_new_tokens=2)))
         self._models[slot] = model
 
     def renew(self) -> str | None:
@@ -403,7 +398,8 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ngrams.CACHED = 64  # contexts of a table: a bounded store that takes hours to fill
+    # Bounded stores that take hours to fill: contexts of a table, and what was learned for a kind of sampling.
+    ngrams.CACHED, auto.MOST = 64, 4
     separate_large()
     soak = Soak(args)
     signal.signal(signal.SIGINT, soak.end)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conf.clock import TICK, duration
 from infer.drafters.auto import AutoPolicy
 from infer.engine import runner as clocks
-from infer.engine.runner import fine_clock, tick_of
+from infer.engine.runner import TICK, duration, fine_clock, tick_of
 from infer.engine.sampling import GREEDY
 from infer.gpu_check.run import in_turns
 from infer.loop import Step
