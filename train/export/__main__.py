@@ -11,14 +11,18 @@ adaptive.json        adaptive and control ids, L, provenance; absent without ada
 manifest.json        written last
 """
 
-from dataclasses import replace
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from conf import UserError, run
 from conf.console import print_line
 from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
-from conf.stage import MANIFEST, is_finished, made_from, read_manifest
+from conf.stage import MANIFEST, is_finished, made_from, read_manifest, staged, write_manifest
+from data_prep.ngrams import TABLE
 from data_prep.vocab import Vocab
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
@@ -47,14 +51,67 @@ def main(config: ExportConfig) -> None:
 
     check_publication(config, finished=finished)
     if not finished:  # the checkpoints of a finished export may be gone
-        from train.export.directory import write
-
         write(config, origin, keep_adapter=keep_adapter)
     elif not (config.report or config.push or config.artifact):
         print_line(f"export: {config.out} is finished: nothing to do")
     publish(config, manifest)
     if config.tracker.mode != "disabled" and (config.artifact or not finished):
         track(config)
+
+
+def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool) -> None:
+    """Write the model directory, complete and verified, or nothing."""
+    import torch
+
+    from train.export.card import render_card, write_card
+    from train.export.ngram_weights import fit_directory
+    from train.export.sidecars import ADAPTIVE, write_custom_generate, write_sidecars
+    from train.export.trained import check_trained, open_trained
+    from train.export.verify import verify
+    from train.export.weights import return_large_blocks, write_weights
+    from train.lora import PlainWeights
+
+    return_large_blocks()
+    trained = open_trained(config.checkpoint, keep_adapter=keep_adapter)
+    check_trained(trained)
+    data = None
+    if config.verify:
+        _ = trained.validation  # raises before anything is written
+        data = trained.shards(config.data.path)
+    manifest, step, dtype = trained.manifest, trained.checkpoint.step, getattr(torch, config.dtype)
+    verified, fit, windows = None, None, list[Any]()
+    with staged(config.out) as out:
+        template = config.chat_template
+        write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype, chat_template=template)
+        weights, indexed = trained.served_weights(dtype), trained.table is not None
+        if isinstance(weights, PlainWeights) and keep_adapter:
+            weights.save_adapter(out / "adapter")
+        write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size, indexed=indexed)
+        if trained.table:
+            shutil.copyfile(trained.table, out / TABLE)
+        if data:
+            verified, windows = verify(out, trained, data, dtype=dtype, sequences=config.verify_sequences)
+        if (out / ADAPTIVE).is_file():
+            fit = fit_directory(out, windows)
+        write_custom_generate(out)
+        if verified and fit:
+            verified = replace(verified, drafts=fit.accepted)
+        comparison = asdict(verified) if verified else None
+        write_card(out, render_card(out, manifest, step=step, verified=comparison, push=config.push))
+        write_manifest(
+            out,
+            "model",
+            origin,
+            parameters=manifest["parameters"],
+            step=step,
+            verified=comparison,
+            ngrams=fingerprint_file(out / TABLE) if trained.table else None,
+            decontaminated=(manifest.get("data") or {}).get("decontaminated"),
+        )
+    print_line(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
+    print_line(f"export: {verified.describe() if verified else 'not verified'}")
+    if fit:
+        print_line(f"export: {fit.describe()}")
 
 
 def _template_hash(path: str | None) -> str | None:

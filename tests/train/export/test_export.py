@@ -132,7 +132,7 @@ def test_a_wrong_weight_is_detected(
         nearly["model.embed_tokens.weight"][wrong_row, 3] *= 1.01
         write_weights(config, nearly, out, **settings)
 
-    monkeypatch.setattr("train.export.directory.write_weights", wrong)
+    monkeypatch.setattr("train.export.weights.write_weights", wrong)
     message = refused(runs / name, tmp_path / "model", "dtype=fp32")
     assert message.startswith("verify: model.embed_tokens.weight must equal the training's")
 
@@ -160,7 +160,7 @@ def test_another_validation_is_detected(runs: Path, tmp_path: Path, monkeypatch:
     message = refused(run, tmp_path / "model")
     assert "masked_loss must be" in message and "on 4 of its 4 held-out sequences when read back" in message
     manifest["validation"][-1]["step"] = 2
-    monkeypatch.setattr("train.export.directory.write_sidecars", None)  # is not reached
+    monkeypatch.setattr("train.export.sidecars.write_sidecars", None)  # is not reached
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert "must have a validated checkpoint, got none at step 3" in refused(run, tmp_path / "model")
 
