@@ -176,11 +176,7 @@ class Live:
 
 
 def decode(
-    runner: Runner,
-    requests: Sequence[Request],
-    drafters: Drafters,
-    limits: Limits,
-    sampling: Sampling = GREEDY,
+    runner: Runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY
 ) -> Iterator[list[Step]]:
     """Decode prompts side by side; each forward yields a step of every sequence that goes on.
 

@@ -61,13 +61,7 @@ class DraftMethods:
         self._learners = Learners[AutoBudget]()
 
     def drafters(
-        self,
-        decode: DecodeConfig,
-        *,
-        batch: int,
-        capacity: int,
-        left: int,
-        watch: Watch | None = None,
+        self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
         """Return drafters as Methods.drafters does, for a method that is one of RULES.
 

@@ -156,12 +156,7 @@ class AdaptiveDrafter(Drafter):
             self._places = None
             return Tree.chain(context[-1])
         self._places = Places(
-            context,
-            self._answers,
-            self._ngrams,
-            self._policy.width,
-            self._sampling,
-            self._seed,
+            context, self._answers, self._ngrams, self._policy.width, self._sampling, self._seed
         )
         drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts

@@ -260,11 +260,7 @@ class LevelDrafters(DraftModelDrafters):
 
     def _growth(self, root: int) -> Growth:
         return Growth(
-            root,
-            self._rules,
-            most=self._most,
-            within_level=self.within_level,
-            calibrated=self._budget.chance,
+            root, self._rules, most=self._most, within_level=self.within_level, calibrated=self._budget.chance
         )
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:

@@ -49,12 +49,7 @@ class Target:
         self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
         self.agree = agreement(beside or lm)
         self.cache = TreeCache(
-            lm.config,
-            batch=batch,
-            capacity=capacity,
-            dtype=lm.dtype,
-            device=lm.device,
-            shares=shares(lm),
+            lm.config, batch=batch, capacity=capacity, dtype=lm.dtype, device=lm.device, shares=shares(lm)
         )
 
     @property

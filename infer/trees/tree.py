@@ -71,13 +71,7 @@ class Tree:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
         return Tree(
-            tuple(tokens),
-            tuple(parents),
-            self.probes_from,
-            tuple(under),
-            self.drawn,
-            self.shared,
-            self.sources,
+            tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn, self.shared, self.sources
         )
 
     @property

@@ -232,10 +232,7 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
             {"method": "gsd", "tau": 0},
             "decode.tau must be at least 1 .* got 0. Set decode.tau_reading=preceding",
         ),
-        (
-            {"method": "tsd", "tau_reading": "preceding"},
-            "decode.tau_reading needs decode.method=gsd.* got tsd",
-        ),
+        ({"method": "tsd", "tau_reading": "preceding"}, "decode.tau_reading needs decode.method=gsd.* got tsd"),
         ({"tau_reading": "both"}, "decode.tau_reading must be gram or preceding, got both"),
         ({"tree": ""}, "decode.tree must be lattice or paper, got nothing"),
         ({"method": "sdsat", "tree": "paper"}, "decode.probes must be root, all or a number .* got auto"),

@@ -204,10 +204,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt=\udcff"], "prompt must be text in UTF-8"),
         (["prompt=x", "dtype=int8"], "dtype must be one of float32, bfloat16, float16, got int8"),
         (["prompt=x", "device=tpu"], "device must be one of cpu, got tpu"),
-        (
-            ["prompt=x", "draft=/nowhere (1)"],
-            "draft=/nowhere (1) must be a Transformers model directory, got",
-        ),
+        (["prompt=x", "draft=/nowhere (1)"], "draft=/nowhere (1) must be a Transformers model directory, got"),
         (["prompt=x", "draft=self:2"], "draft must have fewer layers than the model's 2, got self:2"),
         (
             ["prompt=x", "draft=self:1", "decode.width=4", "decode.probes=root"],

@@ -47,10 +47,7 @@ FAMILIES = {
         "llama",
         {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     ),
-    "llama, scaled": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
-    ),
+    "llama, scaled": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral, window": ("mistral", {"sliding_window": 6}),
     "qwen2": ("qwen2", {}),

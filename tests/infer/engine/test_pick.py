@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from infer.engine.pick import Logits, _hashed, candidates, gumbel, likeliest, pick, probabilities, top
 from infer.engine.sampling import Sampling

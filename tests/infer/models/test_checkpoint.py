@@ -144,10 +144,7 @@ def test_a_tokenizer_whose_opening_id_has_no_row(base_dir: Path, tmp_path: Path)
         ({"control": ["<s>"]}, "an id of control must be int, got '<s>'"),
         ({"infilling": [1, 2, 3, 4]}, r"infilling must be dict, got \[1, 2, 3, 4\]"),
         ({"infilling": {"pre": 1, "suf": 2, "eot": 3}}, "infilling must have pre, suf, mid, eot, got no mid"),
-        (
-            {"infilling": {"pre": 1, "suf": 2, "mid": 3, "eot": 4.0}},
-            "an id of infilling must be int, got 4.0",
-        ),
+        ({"infilling": {"pre": 1, "suf": 2, "mid": 3, "eot": 4.0}}, "an id of infilling must be int, got 4.0"),
         ({"ngrams": []}, r"ngrams must be numbers table and text and a list places, got \[\]"),
         ({"ngrams": {"table": "2", "text": 1, "places": [1]}}, "ngrams must be numbers table and text"),
         ({"ngrams": {"table": 2, "text": 1, "places": "1"}}, "ngrams must be numbers table and text"),

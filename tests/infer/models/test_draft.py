@@ -186,10 +186,7 @@ def test_no_memory_for_the_draft_is_reported_as_its_own(model_dir: Path, base_di
     ("settings", "sentence"),
     [
         ({"model": ""}, "draft must be a model directory or self:N, got nothing"),
-        (
-            {"adaptive": True},
-            "draft must be a model with draft.adaptive or draft.dtype, got none",
-        ),
+        ({"adaptive": True}, "draft must be a model with draft.adaptive or draft.dtype, got none"),
         ({"dtype": "float32"}, "draft must be a model with .* got none"),
         ({"model": "d", "dtype": "int8"}, r"draft.dtype must be one of float32, bfloat16, float16, got int8"),
         (

@@ -9,13 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    set_seed,
-)
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from infer import DecodeConfig, Model
 from infer import generate as by_infer
