@@ -138,12 +138,6 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(pieces: list[str], stop:
     assert output(pieces, *stop) == result
 
 
-def test_a_stop_string_over_many_tokens() -> None:
-    assert output(["a\n", "", "\n", "def f"], "\n\ndef") == 3
-    assert output(["a\n", "\ndef f"], "\n\ndef") == 1
-    assert output(["a\n", " \ndef f"], "\n\ndef") is None
-
-
 def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a model trained for infilling"):
         load_text(base_dir).infill(Infill("a", "b"))

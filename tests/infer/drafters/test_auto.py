@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -206,31 +205,6 @@ def test_a_batch_may_have_more_rows_than_any_tree() -> None:
     text.observe(2 * policy.max_rows, CPU(2 * policy.max_rows), 0.0)
     spent = CPU(2 * policy.max_rows) / CPU(1)
     assert policy._credit._left == pytest.approx(before + 1 - spent, rel=0.05)
-
-
-def test_no_more_probes_than_places_that_are_drafted() -> None:
-    """The time of a plan grew with their cube, and later a table of rows with their number: decode.k=2**32
-    took all memory.
-    """
-    policy = AutoPolicy(CPU, 2**32)
-    assert policy.max_rows == CPU.rows[-1] and len(Text(policy, distinct).propose(99).tokens) < 64
-
-
-def test_texts_in_several_threads_share_what_is_learned() -> None:
-    """And none is drafted beyond the rows that its cache has."""
-    policy, sizes = AutoPolicy(CPU, 5), list[int]()
-
-    def write(seed: int) -> float:
-        text = Text(policy, distinct, seed=seed)
-        for _ in range(200):
-            rows = len(text.propose(99).tokens)
-            sizes.append(rows)
-            text.observe(rows, CPU(rows), 0.8)
-        return len(text.tokens) * CPU(1) / text.ms
-
-    with ThreadPoolExecutor(4) as pool:
-        assert min(pool.map(write, range(4))) > 1.4
-    assert max(sizes) <= policy.max_rows
 
 
 def test_probes_that_are_tried_fit_the_tree() -> None:

@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import PreTrainedModel
 
-from infer.engine.attention import ProbeGate, view_of
+from infer.engine.attention import ProbeGate, biased, view_of
 from infer.engine.families import check_tree
-from infer.engine.forward import windows
+from infer.engine.forward import context_length, windows
 from infer.engine.gate import GatedLinear
+from infer.trees.tree import Tree, flatten, key_positions, mask
 from tests.infer.engine.test_families import FAMILIES, tiny
 
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
@@ -127,3 +128,29 @@ def test_what_a_forward_is_bound_to_beside_modules_is_shared(bound: Any) -> None
     attention.forward = bound(timer)
     torch.testing.assert_close(view_of(lm)(IDS).logits, logits)
     assert timer.calls == 1
+
+
+def test_two_rivals_and_a_child_behind_two_tokens() -> None:
+    """With ALiBi. A root, its rivals, the child of the first: columns 2 to 5 hold positions 2, 3, 3, 4."""
+    tree = Tree((5, 1, 2, 3), (-1, 0, 0, 1), 4)
+    flat, lengths, no = flatten([tree], [2]), [2], -torch.inf
+    at = torch.from_numpy(key_positions(flat, lengths, 6))
+    assert at.tolist() == [[0, 1, 2, 3, 3, 4]]
+    attends = torch.from_numpy(mask(flat, lengths, 6))
+    (by_head,) = biased(attends, at, torch.tensor([1.0, 0.5]), torch.float32)
+    assert by_head[0].tolist() == [
+        [0, 1, 2, no, no, no],
+        [0, 1, 2, 3, no, no],
+        [0, 1, 2, no, 3, no],
+        [0, 1, 2, 3, no, 4],
+    ]
+    assert torch.equal(by_head[1], by_head[0] / 2)
+
+
+def test_the_context_is_what_the_model_was_trained_on() -> None:
+    """ALiBi has no table of positions to read it off."""
+    config = tiny("bloom").config
+    assert context_length(config) == 2048
+    config.seq_length = 512
+    assert context_length(config) == 512
+    assert context_length(tiny("opt").config) == 128

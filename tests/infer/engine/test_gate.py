@@ -18,8 +18,8 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree
 from tests.infer.engine.test_families import FAMILIES, tiny
-from tests.infer.engine.test_runner import logits_of
 from tests.infer.gated import write_adapter
+from tests.infer.library import collect, logits_of
 
 PROMPTS = [[20, 30, 40, 51], [61, 62], [9] * 11]
 RANKS = pytest.mark.parametrize("rank", [2, 24], ids=["low rank", "dense"])
@@ -94,21 +94,12 @@ def test_every_way_of_drafting_writes_the_base_models_text(rank: int, static: bo
     base, gated = tiny("llama"), gate_model(tiny("llama"), adapter)
 
     def texts(lm: PreTrainedModel, prompts: list[list[int]], new: Callable[[], Drafter]) -> list[list[int]]:
-        drafters = Drafters(new)
         runner = Runner(lm, capacity=64, max_rows=64, batch=len(prompts), static=static)
-        result = [list[int]() for _ in prompts]
-        for steps in decode(runner, [Request(prompt) for prompt in prompts], drafters, Limits(30)):
-            for step in steps:
-                result[step.sequence] += step.tokens
-        return result
+        requests = [Request(prompt) for prompt in prompts]
+        return collect(decode(runner, requests, Drafters(new), Limits(30)), len(prompts))[0]
 
     plain = [texts(base, [prompt], Drafter)[0] for prompt in PROMPTS]
-    policies = [
-        FixedPolicy(3),
-        FixedPolicy(3, "all"),
-        FixedPolicy(3, 2),
-        FixedPolicy(3, "all", nodes=6, width=2),
-    ]
+    policies = [FixedPolicy(3), FixedPolicy(3, "all"), FixedPolicy(3, 2), FixedPolicy(3, "all", 6, 2)]
     for new in (Drafter, *(partial(AdaptiveDrafter, [90], policy) for policy in policies)):
         assert [texts(gated, [prompt], new)[0] for prompt in PROMPTS] == plain
         assert texts(gated, PROMPTS, new) == plain

@@ -4,7 +4,6 @@ from copy import deepcopy
 
 import pytest
 from torch import nn
-from transformers import PreTrainedModel
 
 from infer.drafters.budget import FixedBudget
 from infer.engine.output import Request
@@ -30,17 +29,12 @@ def test_a_text_longer_than_the_draft_models_context_goes_on_without_drafts(meth
 def test_no_learned_position_beyond_the_context_is_asked_for(method: str, static: bool) -> None:
     """The probes for a short text stood behind a text at the context's end too: an IndexError."""
     lm = tiny("opt").double()
-    draft = Draft(with_positions(lm, 40), 97, 40, METHODS[method])
-    check(lm, draft, method, [[5, 17, 3], list(range(2, 36))], 45, static=static)
-
-
-def with_positions(lm: PreTrainedModel, n: int) -> PreTrainedModel:
-    """An OPT with the first n of its learned positions, which two rows for padding come before."""
     short = deepcopy(lm)
     positions = short.model.decoder.embed_positions
-    positions.weight = nn.Parameter(positions.weight[: 2 + n].detach())
-    short.config.max_position_embeddings = n
-    return short
+    positions.weight = nn.Parameter(positions.weight[: 2 + 40].detach())  # two rows for padding come first
+    short.config.max_position_embeddings = 40
+    draft = Draft(short, 97, 40, METHODS[method])
+    check(lm, draft, method, [[5, 17, 3], list(range(2, 36))], 45, static=static)
 
 
 def check(lm, draft: Draft, method: str, prompts: list[list[int]], n: int, **runner: bool) -> None:

@@ -1,6 +1,5 @@
 """`model.generate` by this decoder: the library's greedy tokens and `infer.generate`'s draws."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Pre
 
 from infer import DecodeConfig, Model
 from infer import generate as by_infer
-from infer.engine.attention import is_alibi
 from infer.engine.sampling import Sampling
 from infer.portable.generate_args import WARPERS, prompts_of, sampling_of
-from tests.infer.engine.test_families import FAMILIES, tiny
-from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
+from tests.infer.library import PROMPT, Ends, Generate, Listener, left_padded
 
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
 WAYS: list[dict[str, Any]] = [
@@ -148,13 +145,10 @@ def test_a_streamer_gets_what_the_library_gives(
     lm: PreTrainedModel, ours: Generate, way: dict[str, Any]
 ) -> None:
     """The library passes no streamer to a callable: it got the prompt, and never the end."""
-    heard = []
-    for decode, more in ((lm.generate, {}), (ours, way)):
-        streamer = Listener()
-        decode(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, streamer=streamer, **more)
-        heard.append(streamer.heard)
-    assert heard[0] == heard[1]
-    assert heard[1][0] == [PROMPT] and heard[1][-1] == "end"
+    theirs, mine = Listener(), Listener()
+    lm.generate(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, streamer=theirs)
+    ours(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, streamer=mine, **way)
+    assert mine.heard == theirs.heard and mine.heard[-1] == "end"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -206,52 +200,6 @@ def test_a_given_custom_generate_goes_first(lm: PreTrainedModel, ours: Generate)
 
     assert torch.equal(ours(torch.tensor([PROMPT]), custom_generate=other, k=4), torch.tensor([PROMPT]))
     assert seen == {"model": lm, "k": 4}
-
-
-def test_diverse_tokens_draft_no_more_than_there_are(lm: PreTrainedModel) -> None:
-    ours, prompt = drafting(lm, 6, 7, 8), torch.tensor([PROMPT])
-    expected = lm.generate(prompt, max_new_tokens=20, do_sample=False)
-    for way in WAYS[:3]:
-        assert torch.equal(ours(prompt, max_new_tokens=20, do_sample=False, **way), expected)
-    with pytest.raises(ValueError, match="k must be 1 to 3 adaptive tokens, got 4"):
-        ours(prompt, k=4)
-
-
-@pytest.fixture
-def interrupted() -> Iterator[type[Listener]]:
-    class Interrupts(Listener):
-        def put(self, value: Tensor) -> None:
-            super().put(value)
-            if len(self.heard) > 3:
-                raise KeyboardInterrupt
-
-    yield Interrupts
-
-
-def test_attention_is_the_models_own_whatever_happens(
-    lm: PreTrainedModel, ours: Generate, interrupted: type[Listener]
-) -> None:
-    prompt = torch.tensor([PROMPT])
-    expected = lm.generate(prompt, max_new_tokens=9)
-    with pytest.raises(KeyboardInterrupt):
-        ours(prompt, max_new_tokens=9, streamer=interrupted())
-    assert lm.config._attn_implementation == "sdpa"
-    assert torch.equal(lm.generate(prompt, max_new_tokens=9), expected)
-    assert torch.equal(ours(prompt, max_new_tokens=9), expected)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_decodes_as_the_library_does(family: str) -> None:
-    kind, more = FAMILIES[family]
-    lm = tiny(kind, **more)
-    before = "eager" if is_alibi(lm.config) else "sdpa"
-    assert lm.config._attn_implementation == before
-    args: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": 20, "do_sample": False}
-    expected = lm.generate(**args)
-    for way in WAYS:
-        assert torch.equal(drafting(lm, 5)(**args, **way), expected), way
-    assert lm.config._attn_implementation == before
-    assert torch.equal(lm.generate(**args), expected)
 
 
 @given(st.lists(IDS, min_size=1, max_size=4), st.data())

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
-from tests.infer.engine.test_families import REFUSED
 from tests.infer.library import PROMPT, Ends, Generate, Listener, drafting, left_padded
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
@@ -116,13 +115,3 @@ def test_what_several_texts_at_once_cannot_have(ours: Generate, lm: PreTrainedMo
 def test_another_models_adaptive_ids_are_refused(lm: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match="model must have the adaptive id 400, got 400 ids"):
         drafting(lm, 400)(torch.tensor([PROMPT]))
-
-
-@pytest.mark.parametrize("family", ["gemma2", "mpt"])
-def test_other_families_are_refused_by_name(family: str) -> None:
-    settings, reason = REFUSED[family]
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 97, "d_model": 32, "n_layers": 1}
-    config = AutoConfig.for_model(family, **small, **settings)
-    lm = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match=f"must be a causal model whose attention follows a tree.*{reason}"):
-        drafting(lm, 5)(torch.tensor([PROMPT]), max_new_tokens=3)
