@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -93,11 +94,18 @@ def load(
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
-    _check_device(device)
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
+        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
     model_dir = find_folder(model_dir)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
-    draft_config = _asked(draft)
+    try:
+        draft_config = (
+            draft if isinstance(draft, DraftConfig) else DraftConfig(None if draft is None else str(draft))
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if draft_config.model:
         draft_config = replace(draft_config, model=str(find_folder(draft_config.model, setting="draft")))
     rows = check_draft(draft_config, text) if draft_config.model else 0
@@ -109,15 +117,6 @@ def load(
     methods = Methods(lm, adaptive, draft_methods, load_ngrams(model_dir))
     runners = Runners(lm, compile=compile)
     return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
-
-
-def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:
-    if isinstance(draft, DraftConfig):
-        return draft
-    try:
-        return DraftConfig(None if draft is None else str(draft))
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
@@ -162,21 +161,14 @@ def generate(
         for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
     outputs = [_output(model, prompt, prompt_ids, decode) for prompt, prompt_ids in zip(batch, ids)]
-    return _steps(model, requests, outputs, *_allocate(model, ids, decode, watch), decode)
-
-
-def _allocate(
-    model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig, watch: Watch | None
-) -> tuple[Runner, Drafters]:
     longest = max(map(len, ids))
-    capacity = longest + decode.max_new_tokens
-    with _memory(model, len(ids), capacity, 0):
-        drafters = model.methods.drafters(
-            decode, batch=len(ids), capacity=capacity, left=model.context - longest, watch=watch
-        )
-    rows = drafters.max_rows
-    with _memory(model, len(ids), capacity, rows):
-        return model.runners.take(batch=len(ids), capacity=capacity, max_rows=rows), drafters
+    room: Any = {"batch": len(ids), "capacity": longest + decode.max_new_tokens}
+    with _memory(model, **room, max_rows=0):
+        drafters = model.methods.drafters(decode, **room, left=model.context - longest, watch=watch)
+    room["max_rows"] = drafters.max_rows
+    with _memory(model, **room):
+        runner = model.runners.take(**room)
+    return _steps(model, requests, outputs, runner, drafters, decode, _memory(model, **room))
 
 
 def _steps(
@@ -186,22 +178,16 @@ def _steps(
     runner: Runner,
     drafters: Drafters,
     decode: DecodeConfig,
+    memory: AbstractContextManager[None],
 ) -> Iterator[TextStep]:
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
-    longest = max(len(request.prompt) for request in requests)
-    with _memory(model, len(requests), longest + decode.max_new_tokens, drafters.max_rows):
+    with memory:
         for steps in loop.decode(runner, requests, drafters, limits, decode.sampling):
             for step in steps:
                 texts = outputs[step.sequence].take(finished=step.finished)
                 values = {field.name: getattr(step, field.name) for field in fields(Step)}
                 yield TextStep(**values, texts=texts)
     model.runners.give(runner)
-
-
-def _check_device(device: str | None) -> None:
-    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
-        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
 
 
 def _processors(
@@ -221,13 +207,10 @@ def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfi
     return Output(stream, stop=decode.stop, ends=model.text.ends(ids) | model.text.unseen(decode.stop))
 
 
-def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractContextManager[None]:
+def _memory(model: Model, *, batch: int, capacity: int, max_rows: int) -> AbstractContextManager[None]:
     """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
-    lm = model.lm
-    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + rows))
-    needed = (
-        f"{gib(size)} for the cache of {batch} x {capacity} tokens and {rows} rows of drafts in {lm.dtype} on "
-        f"{lm.device}"
-    )
+    lm, tokens = model.lm, f"{batch} x {capacity} tokens and {max_rows} rows of drafts"
+    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + max_rows))
+    needed = f"{gib(size)} for the cache of {tokens} in {lm.dtype} on {lm.device}"
     remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
     return enough_memory(needed, f"{remedy}decode.k, decode.probes or decode.nodes")

@@ -143,7 +143,6 @@ class Live:
     limits: Limits
     context: list[int]
     left: int
-    stop: Stop | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop = self.limits.stop(self.index) if self.limits.stop else None
@@ -184,10 +183,8 @@ def decode(
     where drafts are verified by ratio, distributed as those of plain decoding.
     """
     runner.prefill([request.prompt[:-1] for request in requests])
-    live = [
-        Live(index, request, limits, list(request.prompt), limits.max_new_tokens)
-        for index, request in enumerate(requests)
-    ]
+    new = limits.max_new_tokens
+    live = [Live(index, request, limits, list(request.prompt), new) for index, request in enumerate(requests)]
     drafters.start(requests, sampling)
     clock, observing = runner.clock, 0.0
     while live:

@@ -43,10 +43,7 @@ class FixedBudget:
         return weight
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """Return whether a level of so many rows is drafted.
-
-        `reach` is the chance that a text goes on through them, the mean of all sequences.
-        """
+        """Return whether a level of `rows` is drafted; a text goes on through it with chance `reach`."""
         return True
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:

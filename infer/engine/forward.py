@@ -2,17 +2,14 @@
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
 
-`Target` is the library's model in the parts that decoding uses, and its cache. `DynamicForward` computes as
-many rows and columns as there are; static.py fills both up to fixed shapes and captures CUDA graphs.
-
-Where a model is divided over ranks, whatever decides (picks, drafts, costs) is rank 0's on every rank: ranks
-that chose differently would wait for each other for ever. A draft model is whole on every rank, and what it
-drafts is rank 0's too.
+`DynamicForward` computes as many rows and columns as there are; static.py fills both up to fixed shapes.
+Where a model is divided over ranks, whatever decides (picks, drafts, costs) is rank 0's on every rank, also of
+a draft model, which is whole on each: ranks that chose differently would wait for each other for ever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.attention import ProbeGate, biased, is_alibi, leave_to_masks, view_of
 from infer.engine.cache import TreeCache
-from infer.engine.output import ForwardOutput, LazyOutput, Request
+from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
 from infer.trees.tree import FlatTrees, Tree, flatten, key_positions, mask
@@ -92,20 +89,6 @@ def context_length(config: PretrainedConfig) -> int:
     return learned or TRAINED
 
 
-class Forward(Protocol):
-    """A way through the model."""
-
-    def __call__(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
-    ) -> ForwardOutput:
-        """Compute the trees' rows, which wait in the cache behind the committed ones."""
-        ...
-
-
 class DynamicForward:
     """As many rows and columns as there are: nothing is computed in vain, and every launch is paid for."""
 
@@ -130,7 +113,7 @@ class DynamicForward:
         sampling: Sampling,
         fed: Sequence[int] | None = None,
     ) -> LazyOutput:
-        """See Forward."""
+        """Compute the trees' rows, which wait in the cache behind the committed ones."""
         target = self._target
         flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
@@ -143,13 +126,9 @@ class DynamicForward:
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         flat = flatten(trees, cache.lengths, fed=fed, drafts=self._least - probes)
         cache.place(flat.ids.shape[1], fed)
+        ids, positions = (torch.from_numpy(each).to(target.device) for each in (flat.ids, flat.positions))
         with target.gate.open(flat.drafts, flat.ids.shape[1]):
-            hidden = target.hidden(
-                torch.from_numpy(flat.ids).to(target.device),
-                torch.from_numpy(flat.positions).to(target.device),
-                self._masks(flat),
-            )
-        return flat, hidden
+            return flat, target.hidden(ids, positions, self._masks(flat))
 
     def _masks(self, flat: FlatTrees) -> dict[str, Tensor] | None:
         """Return masks by kind of layer; none for a row that is alone and sees everything."""

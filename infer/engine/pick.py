@@ -148,9 +148,7 @@ def candidates(
 def leaders(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, up to m) the highest scores, falling, and their ids: of all tokens, or of those that may be
-    drawn.
-    """
+    """Return (n, up to m) the highest scores, falling, and their ids: of those that may be drawn."""
     if not sampling.temperature:
         return logits.top(min(m, logits.vocabulary))
     # Drafts may miss a token far down that the noise lifts; a pick may not.
@@ -196,14 +194,11 @@ def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tu
     total, m = whole.logsumexp(-1, keepdim=True), min(most or WIDE, V)
     values, ids = top(whole, m)
     # On a GPU the question would wait for the device; there a sort of all tokens costs little.
-    if most is None and (whole.device.type != "cpu" or not _reaches(values - total, sampling.top_p)):
+    if most is None and (
+        whole.device.type != "cpu" or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
+    ):
         values, ids = whole.sort(dim=1, descending=True)
     return nucleus(values, sampling.top_p, total), ids
-
-
-def _reaches(log_shares: Tensor, top_p: float) -> bool:
-    """Return whether the leaders of every row make up the share `top_p`."""
-    return bool((log_shares.exp().sum(-1) >= top_p).all())
 
 
 def _best(noisy: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
@@ -255,7 +250,6 @@ def _mixed_one(x: int) -> int:
 
 
 def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:
-    """Return (n, m) numbers of 52 bits."""
     key = _mixed(_mixed(seeds) ^ positions)
     return _shifted(_mixed(key[:, None] ^ _mixed(ids)), 12)
 
@@ -269,7 +263,6 @@ def _mixed(x: Ints) -> Ints:
 
 
 def _shifted(x: Ints, bits: int) -> Ints:
-    """Shift to the right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -300,10 +293,8 @@ def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tens
         chance = torch.where(tried, r.gather(1, c) / q.gather(1, c), 0).clamp(max=1)
         result.scatter_add_(1, c, rejected * chance)
         rejected = rejected * (1 - chance)
-        r, q = (
-            torch.where(tried, _norm((r - q).clamp(min=0)), r),
-            torch.where(tried, _norm(q.scatter(1, c, 0)), q),
-        )
+        rest, left = _norm((r - q).clamp(min=0)), _norm(q.scatter(1, c, 0))
+        r, q = torch.where(tried, rest, r), torch.where(tried, left, q)
     return result + rejected * r
 
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from infer.engine.attention import band
-from infer.engine.forward import DynamicForward, Forward, Target, agreed_value
+from infer.engine.forward import DynamicForward, Target, agreed_value
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward, fixed_shapes
@@ -52,16 +53,12 @@ class Runner:
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._places = target.places
         self._dynamic = DynamicForward(target)
-        self._forward: Forward = (
-            StaticForward(target, batch=batch, compile=compile) if static else self._dynamic
-        )
+        self._static = StaticForward(target, batch=batch, compile=compile) if static else None
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
-        """Return whether so many sequences, tokens and nodes find room, and the weights still lie where they
-        were: a graph has their addresses.
-        """
-        room = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
-        return room and self._target.places == self._places
+        """Return whether so much finds room, and the weights lie where they did: graphs have addresses."""
+        fits = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
+        return fits and self._target.places == self._places
 
     @property
     def lengths(self) -> list[int]:
@@ -73,10 +70,8 @@ class Runner:
         """Start over with these tokens in the cache. Raises ValueError when they do not fit."""
         longest = max(map(len, prompts))
         if len(prompts) > self._batch or longest > self._capacity:
-            raise ValueError(
-                f"{len(prompts)} prompts of up to {longest} tokens do not fit a cache of {self._batch} x "
-                f"{self._capacity}"
-            )
+            room = f"a cache of {self._batch} x {self._capacity}"
+            raise ValueError(f"{len(prompts)} prompts of up to {longest} tokens do not fit {room}")
         self._target.cache.clear(len(prompts))
         self.read(prompts)
 
@@ -118,7 +113,7 @@ class Runner:
         A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the output
         has the candidates behind the others (`ForwardOutput.next_candidates`), no picks.
         """
-        return self._forward(trees, requests, sampling, fed)
+        return (self._static or self._dynamic)(trees, requests, sampling, fed)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the rows of these nodes of each tree."""
@@ -140,7 +135,8 @@ class Runners:
         compile: bool = False,
         beside: PreTrainedModel | None = None,
     ) -> None:
-        self.static, self._lm, self._compile, self._beside = static, lm, compile, beside
+        self.static, self._lm = static, lm
+        self._more: dict[str, Any] = {"compile": compile, "beside": beside}
         self._kept: Runner | None = None
         self._lock = Lock()
 
@@ -151,15 +147,8 @@ class Runners:
         if runner is not None and runner.fits(batch=batch, capacity=capacity, max_rows=max_rows):
             return runner
         del runner  # its memory makes room for the new one's
-        return Runner(
-            self._lm,
-            capacity=capacity,
-            max_rows=max_rows,
-            batch=batch,
-            static=self.static,
-            compile=self._compile,
-            beside=self._beside,
-        )
+        room: Any = {"batch": batch, "capacity": capacity, "max_rows": max_rows}
+        return Runner(self._lm, **room, static=self.static, **self._more)
 
     def give(self, runner: Runner) -> None:
         """Give back a runner whose text has ended; one without graphs is not worth its memory."""
@@ -168,18 +157,13 @@ class Runners:
 
 
 def loop_clock(device: torch.device) -> Clock:
-    """Return the clock of steps on a device.
-
-    One thread that does all the work has a clock of its own, on which no other process shows.
-    """
+    """Return the clock of steps on a device: a thread's own, where one does all the work."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
 
 
 def fine_clock(first: Clock, second: Clock) -> Clock:
-    """Return the first clock, or the second where the first does not tell a step from the next: a thread's may
-    tick every 10 ms.
-    """
+    """Return the first clock, or the second where the first, as a thread's may, ticks every 10 ms."""
     return first if tick_of(first) <= FINE else second
 
 

@@ -3,7 +3,6 @@
 A small forward on a GPU is mostly launches: a graph replays a thousand kernels for the price of one, with the
 shapes and addresses that it was captured with. So rows and columns are filled up to buckets, the masks are
 made on the device, and everything from the tokens to the picks is in the graph: one copy there, one copy back.
-(A path that is not the first rows takes one more, of its places, and moves the cache outside of the graph.)
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
 
@@ -57,10 +56,7 @@ class CompileWarning(UserWarning):
 
 
 class Compiled:
-    """A function by torch.compile, and by itself from the first failure on, which is a CompileWarning.
-
-    A new shape is compiled in the runs ahead of its capture, never within one.
-    """
+    """A function by torch.compile, and by itself from the first failure on, which is a CompileWarning."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self._function, self._failed = function, False
@@ -107,7 +103,7 @@ class StaticForward:
         sampling: Sampling,
         fed: Sequence[int] | None = None,
     ) -> ForwardOutput:
-        """See Forward."""
+        """See DynamicForward."""
         target = self._target
         drafts, probes = map(bucket, extent(trees, fed))
         idle = min(bucket(len(trees)), self._batch) - len(trees)
@@ -117,16 +113,8 @@ class StaticForward:
             [*trees, *[Tree.chain(0)] * idle], lengths, fed=before, drafts=drafts, probes=probes, width=width
         )
         columns = COLUMNS * bucket(-(-(max(lengths) + width) // COLUMNS))
-        shape = Shape(
-            len(lengths),
-            drafts,
-            probes,
-            width,
-            min(columns, target.cache.capacity),
-            sampling,
-            any(map(on_host, trees, requests)),
-            fed is not None,
-        )
+        columns, keeps = min(columns, target.cache.capacity), any(map(on_host, trees, requests))
+        shape = Shape(len(lengths), drafts, probes, width, columns, sampling, keeps, fed is not None)
         self._graphs[sampling] = graphs = self._graphs.pop(sampling, {})
         if len(self._graphs) > SAMPLINGS:
             del self._graphs[next(iter(self._graphs))]  # of the sampling unused for longest
@@ -184,10 +172,8 @@ class Graph:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate and wait meanwhile: by default that ends a capture.
-        with (
-            CAPTURES,
-            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
-        ):
+        lonely: Any = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
+        with CAPTURES, torch.cuda.graph(graph, **lonely):
             self._packed = self._compute()
         return graph
 
@@ -197,10 +183,8 @@ class Graph:
         target, given = self._target, self._inputs
         q = D + P
         target.cache.place_each(given.lengths + given.fed, rows=q, end=n)
-        masks = {
-            kind: additive_mask(given, n, window, target.dtype, target.slopes)
-            for kind, window in target.windows.items()
-        }
+        more = target.dtype, target.slopes
+        masks = {kind: additive_mask(given, n, window, *more) for kind, window in target.windows.items()}
         with target.gate.open(D, q):
             hidden = self._hidden(given.ids, given.positions, masks)
         logits = target.head(hidden)
@@ -234,9 +218,8 @@ class Inputs:
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._views = [view.numpy() for view in self._split(self._host)]
-        self.ids, self.positions, self.places, self.seeds, self.lengths, self.fed, self.seen = self._split(
-            self._device
-        )
+        self.ids, self.positions, self.places, *each, self.seen = self._split(self._device)
+        self.seeds, self.lengths, self.fed = each
 
     def fill(self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]) -> None:
         """Bring these over, in one copy; the last one must have been used."""

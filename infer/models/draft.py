@@ -3,16 +3,9 @@
     draft=DIR       a model directory whose tokenizer has the same piece at every id that both have
     draft=self:N    the target's first N layers with its final norm and head, in the target's own memory
 
-Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023): they skip attention and MLP blocks all over
-the depth, chosen for each model by Bayesian optimisation, and stop drafting below a confidence that adapts.
-Here the first layers draft as they are, without a search; they draft worse for the same number of layers.
-
-Under torchrun the target is divided over the ranks. A draft model is small: every rank loads all of it and
-drafts the same tree (engine/forward.py). The first layers are divided as the target is.
-
-Knows which ids both models have; knows no drafting.
-
-Whether a base model can be given the ids of the model that was tuned from it.
+Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023), who search for the blocks to skip; the first
+layers as they are draft worse for the same number of layers. Under torchrun every rank loads all of a draft
+model; the first layers are divided as the target is.
 """
 
 import copy
@@ -70,10 +63,14 @@ def check_draft(config: DraftConfig, text: Text) -> int:
         pieces = load_text(folder).pieces
         if config.adaptive:
             load_adaptive(folder)
+    return _rows_of_both(text, pieces, f"draft={folder}")
+
+
+def _rows_of_both(text: Text, pieces: Mapping[int, str], name: str) -> int:
     try:
         return rows_of_both(text.pieces, pieces)
     except ValueError as error:
-        raise UserError(f"draft={folder} must have the token ids of the model, {error}") from error
+        raise UserError(f"{name} must have the token ids of the model, {error}") from error
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
@@ -104,16 +101,17 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
         with failing_together(target), named_errors("draft", folder), fits:
             lm = load_model(folder, dtype=dtype, device=device, whole=True)
             adaptive = load_adaptive(folder) if config.adaptive else None
-        _warn_of_size(folder, lm, target)
+        if (size := lm.num_parameters()) > (limit := target.num_parameters()):
+            message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
+            getLogger(__name__).warning(message, folder, f"{limit:,}", f"{size:,}")
     else:
         layers = target.config.num_hidden_layers
         if config.layers >= layers:
             raise UserError(f"draft must have fewer layers than the model's {layers}, got {config.model}")
         lm = first_layers(target, config.layers)
     if config.adaptive and adaptive is None:
-        raise UserError(
-            "draft.adaptive=true needs a model fine-tuned with adaptive tokens, got no adaptive.json"
-        )
+        tuned = "a model fine-tuned with adaptive tokens"
+        raise UserError(f"draft.adaptive=true needs {tuned}, got no adaptive.json")
     _narrow_head(lm, rows)
     return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
 
@@ -136,13 +134,6 @@ def failing_together(lm: PreTrainedModel) -> Iterator[None]:
     for error in errors:
         if error is not None:
             raise error
-
-
-def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
-    parameters, limit = lm.num_parameters(), target.num_parameters()
-    if parameters > limit:
-        message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
-        getLogger(__name__).warning(message, folder, f"{limit:,}", f"{parameters:,}")
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -189,17 +180,10 @@ def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
     """
     with named_errors("base", folder):
         pieces = load_text(folder).pieces
-    try:
-        rows_of_both(text.pieces, pieces)
-    except ValueError as error:
-        raise UserError(f"base={folder} must have the token ids of the model, {error}") from error
+    _rows_of_both(text, pieces, f"base={folder}")
     return pieces
 
 
 def lacking(pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]) -> str | None:
-    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are.
-
-    The tuned model may have more ids than its base, such as those of infilling.
-    """
-    strange = ((id, name) for name, ids in prompts for id in ids if id not in pieces)
-    return next((f"no id {id} of {name}" for id, name in strange), None)
+    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are."""
+    return next((f"no id {id} of {name}" for name, ids in prompts for id in ids if id not in pieces), None)

@@ -65,9 +65,7 @@ class Growth:
         return sum(map(self._joint.__getitem__, self.frontier))
 
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
-        """Grow one level: the candidates behind each node of the frontier, in its order, at most k: the
-        likeliest first, or in the order of drawing.
-        """
+        """Grow a level: at most k candidates behind each node of the frontier, likeliest first or as drawn."""
         rules, parents, self.frontier = self._rules, self.frontier, []
         if self._within_level:
             self._ended.clear()

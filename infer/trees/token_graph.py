@@ -68,9 +68,7 @@ class TokenGraph:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """A tree of drafts: node 0 is the root; `chances[i]` is that of the path to node i being right.
-    `nodes[i]` is the node of the graph that it was unrolled from.
-    """
+    """A tree: `chances[i]` of the path to node i being right, `nodes[i]` the graph's; node 0 is the root."""
 
     tokens: list[int]
     parents: list[int]
@@ -80,13 +78,8 @@ class Drafts:
 
     def first(self, count: int) -> "Drafts":
         """Return the likeliest `count` nodes."""
-        return Drafts(
-            self.tokens[:count],
-            self.parents[:count],
-            self.depths[:count],
-            self.chances[:count],
-            self.nodes[:count],
-        )
+        n = count
+        return Drafts(self.tokens[:n], self.parents[:n], self.depths[:n], self.chances[:n], self.nodes[:n])
 
     def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
         """Add a node of the graph under a node of the tree; `chance` is that of the path to it."""

@@ -54,7 +54,7 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
     drafters = Drafters(partial(AdaptiveDrafter, [90], policy))
     for seed in range(2):
         list(decode(runner, [Request(PROMPT, seed)], drafters, Limits(380), Sampling(0.7)))
-    assert len(runner._forward._graphs) < 40
+    assert len(runner._static._graphs) < 40
 
 
 @settings(max_examples=60)
@@ -104,7 +104,7 @@ def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
 def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrainedModel) -> None:
     """The runner that is kept between texts got more graphs with each temperature that it had not met."""
     runner = Runner(llama, capacity=75, max_rows=6, static=True)
-    graphs = runner._forward._graphs  # type: ignore[attr-defined]
+    graphs = runner._static._graphs  # type: ignore[attr-defined]
 
     def text(temperature: float) -> list[list[Step]]:
         return list(decode(runner, requests(1), Drafters(TWO_FORWARDS), Limits(9), Sampling(temperature)))
@@ -117,9 +117,7 @@ def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrained
 
 
 def test_an_overflow_does_not_outlive_its_text(llama: PreTrainedModel) -> None:
-    """Rows of NaN stayed behind a text, in the runner that is kept and where a batch had dropped a sequence:
-    they have weight 0 there, and 0 times NaN is NaN, so that every later text was spoilt.
-    """
+    """Rows of NaN stayed behind a text, in the runner that is kept and where a batch had dropped a sequence."""
     second = [[7, 8, 9]]
     for static in (False, True):
         runner = Runner(llama, capacity=75, max_rows=6, batch=3, static=static)
@@ -161,9 +159,7 @@ def test_a_gated_adapter_acts_on_probes_alone(rank: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("rank", [0, 2, 16], ids=["no adapter", "low rank", "dense"])
 def test_the_decoder_compiles_whole(rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a graph break, once for all shapes of a sequence, and with an adapter once more for those with
-    probes; only the tracing is tried here.
-    """
+    """Without a graph break, once for all shapes of a sequence."""
     traced = []
 
     def backend(module: nn.Module, inputs: object) -> Callable:
@@ -181,9 +177,7 @@ def test_the_decoder_compiles_whole(rank: int, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_batchs_trees_fit_behind_the_longest_text() -> None:
-    """One tree had the most drafts and another the most probes: together they had more rows than
-    `max_rows`, and behind a text that was nearly done no room was left in the cache.
-    """
+    """One tree had the most drafts and another the most probes: together they had more rows than `max_rows`."""
     trees = [Tree.chain(1), Tree.chain(1, [2] * 5), Tree.chain(1, probes=[90] * 5)]
     picks = []
     for static in (False, True):
