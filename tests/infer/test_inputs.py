@@ -51,9 +51,7 @@ def finishing(kind: str) -> Callable[..., Any]:
 def test_a_result_of_other_weights_or_texts_is_not_finished(
     stage: str, name: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Models without a manifest were known by their paths, the study's prompts by their file's name: with other
-    weights or texts in the same place the old figures were given as theirs.
-    """
+    """Models without a manifest were known by their paths, the study's prompts by their file's name."""
     module, schema, measures, models, more = STAGES[stage]
     folders = {setting: tmp_path / setting for setting in models}
     for folder in folders.values():

@@ -81,9 +81,7 @@ def tokens_of(steps: list[Step]) -> list[int]:
     ids=["always", "never", "first only", "all but the first"],
 )
 def test_a_forward_emits_the_accepted_drafts_and_one_more(right: Callable[[int], bool], accepted: int) -> None:
-    """Two forwards in turn (eq. 1-3): y_{n+1} and y_{n+2} for certain, k+2 tokens at most. With probes under
-    every draft the next draft is made while this one is verified.
-    """
+    """Two forwards in turn (eq. 1-3): y_{n+1} and y_{n+2} for certain, k+2 tokens at most."""
     verifies = (1 + accepted, 3, accepted)
     for probes, turns in (("root", [(1, 0, 0), verifies]), ("all", [verifies, verifies])):
         steps = run(ScriptedRunner(right), sdsat(3, probes), [1, 2], 40)

@@ -74,9 +74,7 @@ ENTRIES = ["infer.__main__", *(f"infer.{room}.__main__" for room in ROOMS)]
 
 
 def test_settings_are_read_without_torch() -> None:
-    """`--help` and a mistyped setting were answered after seconds: every entry imported PyTorch, Transformers,
-    plots and tracker before it looked at its settings.
-    """
+    """`--help` and a mistyped setting were answered after seconds of imports."""
     code = f"import importlib, sys\nfor name in {ENTRIES}: importlib.import_module(name)\n"
     slow = {"torch", "transformers", "matplotlib", "wandb", "datasets", "pyarrow"}
     answer = subprocess.run(

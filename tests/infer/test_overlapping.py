@@ -51,9 +51,7 @@ def in_threads(calls: Sequence[Callable[[], Value]]) -> list[Value]:
 
 
 def test_custom_generate_beside_the_librarys_padded_batches(lm: PreTrainedModel, ours: Generate) -> None:
-    """custom_generate set the model's attention while it ran: batches of the library's that were filled up on
-    the left came out wrong in other threads (30 of 30), and after two calls at once the model stayed so.
-    """
+    """custom_generate set the model's attention while it ran, and the library's batches came out wrong."""
     requested = [
         left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False} for prompts in (PROMPTS, PROMPTS[1:])
     ]
@@ -91,9 +89,7 @@ def test_generate_in_threads(model: Model, model_dir: Path, tmp_path: Path, gate
 
 
 def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
-    """Another thread's text makes a policy plan anew. More probes were then hung under the sites of the plan
-    before, and the tree was larger than the cache has room for.
-    """
+    """Another thread's text made the policy plan anew, and the tree was larger than the cache has room for."""
     policy = AutoPolicy(Costs((1, 64), (1.0, 1.01)), 16)
 
     def rows() -> list[int]:

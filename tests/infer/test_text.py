@@ -53,9 +53,7 @@ def test_pieces_join_to_the_text(text: Text, whole: str, data: st.DataObject | N
 @given(st.lists(st.integers(0, 398), max_size=20))
 @example([153, 1, 298])
 def test_bytes_that_are_no_text_end_no_stream(text: Text, ids: list[int]) -> None:
-    """The library's stream raises for CodeLlama's broken bytes before a control id, and holds its
-    breath for half a character at the end: every id's text comes out, broken bytes as a mark.
-    """
+    """The library's stream raises for CodeLlama's broken bytes, and holds half a character at the end."""
     stream = text.stream(opens=False)
     result = "".join(map(stream, ids)) + stream.rest()
     if "�" not in text.decode(ids):
@@ -69,9 +67,7 @@ def test_bytes_that_are_no_text_end_no_stream(text: Text, ids: list[int]) -> Non
 @example([153, 1, 298])
 @example([0xE4 + 3, 0xBD + 3, 0xA0 + 3, 0xE4 + 3, 0x0A + 3, 300]).via("CodeLlama's bytes, whole and then not")
 def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
-    """Of random ids every eighth stream or so gave another text: the library's stream raises for broken bytes,
-    and what had been held was decoded apart from what came before it.
-    """
+    """Of random ids every eighth stream or so gave another text."""
     expected = text.decode(ids)
     stream = text.stream(opens=True)
     assert "".join(map(stream, ids)) + stream.rest() == expected
@@ -112,9 +108,7 @@ PANICS: dict[str, dict[str, Any]] = {
 def test_a_tokenizer_that_makes_the_library_panic_is_refused(
     case: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    """A panic of the library's Rust code is a BaseException, which no `except Exception` of ours or of a server
-    catches: a traceback, and a thread that was gone. Training's data and an export read the same files.
-    """
+    """A panic of the library's Rust code is a BaseException: a traceback, and a thread that was gone."""
     folder = damaged(model_dir, tmp_path / "model", **PANICS[case])
     with pytest.raises(UserError, match="tokenizer(.json must be| must encode and decode every text, got)"):
         text = load_text(folder)
@@ -146,14 +140,6 @@ def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path
         load_text(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must be a tokenizers file, got"):
-        load_text(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="must be a model's JSON, got list"):
-        load_text(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "adaptive.json").write_text('{"adaptive_ids": [6], "L": 3, "infilling": {"pre": 2}}')
-    with pytest.raises(UserError, match="infilling must have pre, suf, mid, eot, got no suf"):
         load_text(tmp_path)
 
 

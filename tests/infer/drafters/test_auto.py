@@ -57,9 +57,8 @@ class Text:
         self.ms += ms
         first, answers = len(self.tokens) + 1, None  # the place behind the next draft's root
         if k := len(self.tree.probes_of(path[-1])):
-            ids = [
-                [self._token(first - 1 + j) if self._rng.random() < accepted else WRONG, 4] for j in range(k)
-            ]
+            right = [self._rng.random() < accepted for _ in range(k)]
+            ids = [[self._token(first - 1 + j) if right[j] else WRONG, 4] for j in range(k)]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
         self._drafter.observe(Verified(self.tree, path, choice, answers, rows, ms / 1e3))
 
@@ -112,14 +111,9 @@ def test_drafting_that_does_not_pay_costs_little(
 @pytest.mark.parametrize("costs", [FLAT, CPU, RISING, JUMP], ids=["flat", "cpu", "rising", "jump"])
 @pytest.mark.parametrize("accepted", [0.6, 0.8, 0.9, 0.99])
 def test_no_fixed_policy_is_much_better(costs: Costs, accepted: float) -> None:
-    """k was bounded by the first plan's, and never grew: places that no probe had looked at were
-    never bought. Where the second row costs as much as the first, no row was bought at all.
-    """
-    fixed = [
-        speedup(FixedPolicy(k, probes), costs, accepted, 2000)
-        for k in (1, 2, 3, 5)
-        for probes in ("root", "all")
-    ]
+    """k was bounded by the first plan's, and never grew."""
+    policies = [FixedPolicy(k, probes) for k in (1, 2, 3, 5) for probes in ("root", "all")]
+    fixed = [speedup(policy, costs, accepted, 2000) for policy in policies]
     # The best of eight runs of 2,000 tokens is itself some hundredths above its own mean.
     assert speedup(AutoPolicy(costs, 5), costs, accepted, 4000) > 0.91 * max(*fixed, 1.0)
 
@@ -165,25 +159,20 @@ def test_the_price_of_a_row_is_that_on_the_way_to_more() -> None:
     assert slopes([1.0, 2.0, 4.0]) == [1.0, 2.0] and slopes([3.0]) == []
 
 
-def test_an_unlucky_start_does_not_end_drafting() -> None:
+@pytest.mark.parametrize(
+    ("before", "then", "least"), [([(0.0, 8)], 60, 1.3), ([(0.0, 500), (0.8, 1000)], 1000, 1.6)]
+)
+def test_a_bad_start_does_not_end_drafting(before: list[tuple[float, int]], then: int, least: float) -> None:
     """After six drafts of which none was right, a text of 60 tokens was decoded plainly to its end."""
     policy = AutoPolicy(CPU, 5)
-    speedup(policy, CPU, 0.0, 8)
-    assert speedup(policy, CPU, 0.8, 60) > 1.3
-
-
-def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
-    policy = AutoPolicy(CPU, 5)
-    speedup(policy, CPU, 0.0, 500)
-    speedup(policy, CPU, 0.8, 1000)
-    assert speedup(policy, CPU, 0.8, 1000) > 1.6
+    for accepted, n in before:
+        speedup(policy, CPU, accepted, n)
+    assert speedup(policy, CPU, 0.8, then) > least
 
 
 @pytest.mark.parametrize("accepted", [0.1, 0.3, 0.5])
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(accepted: float) -> None:
-    """Each was charged its own tree, but one's drafts and another's probes add up: drafting that cost
-    a tenth was believed to pay.
-    """
+    """Each was charged its own tree, but one's drafts and another's probes add up."""
     policy = AutoPolicy(RISING, 5)
     texts, ms = [Text(policy, distinct, seed=seed) for seed in range(8)], 0.0
     for _ in range(400):
@@ -195,9 +184,7 @@ def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(accepted: float) -> 
 
 
 def test_a_batch_may_have_more_rows_than_any_tree() -> None:
-    """One tree had the most drafts and another the most probes, and their sum was looked up in a table
-    of a tree's rows: an IndexError.
-    """
+    """One tree had the most drafts and another the most probes."""
     policy = AutoPolicy(CPU, 5)
     text = Text(policy, distinct)
     before = policy._credit._left

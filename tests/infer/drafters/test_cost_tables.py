@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -100,16 +101,12 @@ def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
         Sampling(1.0, 0, 0.9),
         Sampling(1.0, 0, 0.2),
     ]
-    texts = [(k, batch, capacity) for k in (2, 3) for batch in (1, 2) for capacity in (100, 2000)]
+    texts = list(product((2, 3), (1, 2), (100, 2000), ways))
     result = [
-        [
-            auto(k, frozenset(), batch=batch, capacity=capacity, sampling=way)
-            for k, batch, capacity in texts
-            for way in ways
-        ]
+        [auto(k, frozenset(), batch=batch, capacity=n, sampling=way) for k, batch, n, way in texts]
         for _ in range(2)
     ]
-    assert result[0] == result[1] and len(set(map(id, result[0]))) == len(texts) * len(ways)
+    assert result[0] == result[1] and len(set(map(id, result[0]))) == len(texts)
     assert len(loaded) == 4 * 4  # greedy, sampled, by top_k, by top_p: whatever k is
 
 

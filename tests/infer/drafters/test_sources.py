@@ -101,9 +101,7 @@ def test_no_source_of_drafts_changes_a_token(
     new: int,
     diverse: int,
 ) -> None:
-    """Random models in float64, greedy and sampled, in shapes as they come and in fixed ones: each sequence of
-    a batch is what plain decoding gives it alone.
-    """
+    """Random models in float64, greedy and sampled, in shapes as they come and in fixed ones."""
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
     if method == "sdsat":

@@ -116,9 +116,7 @@ def test_in_bfloat16_every_token_is_the_librarys_or_a_near_tie(family: str) -> N
 @pytest.mark.parametrize("static", [False, True], ids=["as they come", "fixed shapes"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_is_the_librarys(family: str, static: bool) -> None:
-    """Every prompt of a batch, drafted by random probes and by a draft model of the family, whose levels are
-    fed in parts.
-    """
+    """Every prompt of a batch, drafted by random probes and by a draft model of the family."""
     kind, settings = FAMILIES[family]
     lm = tiny(kind, **settings)
     expected = [by_generate(lm, prompt) for prompt in PROMPTS]

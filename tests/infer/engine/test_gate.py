@@ -63,10 +63,7 @@ def test_an_embeddings_own_rows_are_for_probes_alone() -> None:
 @RANKS
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_draft_reads_the_adapter(family: str, rank: int, tmp_path: Path) -> None:
-    """Drafts' logits to the last bit, whatever the adapter has learned; without probes the base model's.
-
-    Of OPT, whose layers take (rows, d), the gate cut off features instead of rows.
-    """
+    """Drafts' logits to the last bit, whatever the adapter has learned; without probes the base model's."""
     kind, settings = FAMILIES[family]
     new = partial(tiny, kind, **settings)
     tree = Tree.chain(7, [8, 9, 3], probes=[90, 90])

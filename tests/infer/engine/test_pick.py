@@ -75,14 +75,6 @@ def test_noise_is_a_standard_gumbel_and_differs_by_seed_position_and_token() -> 
     assert torch.equal(gumbel(torch.tensor([2]), torch.tensor([8]), ids[:1, 5:9])[0], noise[2, 5:9])
 
 
-def test_a_draw_depends_on_its_own_seed_position_and_logits_alone() -> None:
-    sampling, values = Sampling(1.0), torch.randn(5, 300)
-    together = pick(rows(values), sampling, *keys(5, seed=3))
-    for row in range(5):
-        alone = pick(rows(values[row : row + 1]), sampling, torch.tensor([row]), torch.tensor([3]))
-        assert alone == together[row]
-
-
 def test_of_scores_beyond_all_numbers_no_chance_is_known() -> None:
     """NaN, which a draft model's budget could not weigh: a traceback at a temperature near 0."""
     result, _ = likeliest(rows(1e10 * torch.randn(3, 300)), Sampling(1e-30), *keys(3), 4)

@@ -149,9 +149,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "sentence"), FIELDS, ids=lambda value: str(value)[:30])
 def test_fields_that_cannot_be(model_dir: Path, tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
-    """They were read as what they might have meant, "67" as the two ids 6 and 7, "false" as gated, or were an
-    IndexError in the middle of decoding.
-    """
+    """They were read as what they might have meant, "67" as the two ids 6 and 7, "false" as gated."""
     for name in ("config.json", "adaptive.json"):
         shutil.copyfile(model_dir / name, tmp_path / name)
     changed("adaptive.json", **values)(tmp_path)
@@ -191,9 +189,7 @@ def test_json_of_no_use(model_dir: Path, tmp_path: Path, text: str) -> None:
 def test_a_gated_adapter_that_a_gate_cannot_close_is_refused(
     model_dir: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Some changed the base model's weights, so that plain decoding was another model's; of others the gated
-    layers left a part out, or ended in a KeyError.
-    """
+    """Some changed the base model's weights, so that plain decoding was another model's."""
     folder = adapted_copy(model_dir, tmp_path / "model", **{"target_modules": ["q_proj"]} | settings)
     with pytest.raises(UserError, match="a gated adapter must be LoRA of linear layers, got"):
         load_model(folder, dtype="float32")

@@ -162,9 +162,7 @@ def test_settings_that_would_do_nothing_are_refused(
 
 
 def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
-    """They were bounded by the target's 512 positions, of which siblings share one. Settings of gsd, such as
-    nodes, were refused with a sentence on sdsat's where no method was given.
-    """
+    """They were bounded by the target's 512 positions, of which siblings share one."""
     model = load(model_dir, "float32", draft="self:1")
     for chosen in ({"draft_rows": 1000}, {"nodes": 16}):
         assert any(s.drafted for s in generate(model, [5, 6], DecodeConfig(max_new_tokens=8, **chosen)))  # type: ignore[arg-type]

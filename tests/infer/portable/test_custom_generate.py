@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, set_seed
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from infer import DecodeConfig, Model
 from infer import generate as by_infer
@@ -78,32 +78,6 @@ def test_draws_are_those_of_infer(ours: Generate, model: Model, data: st.DataObj
         assert all(set(text[len(own) :]) <= {2} for text, own in zip(texts, expected))
 
 
-class Opaque(LogitsProcessor):
-    """A warper of an unknown class."""
-
-    def __init__(self, warper: LogitsProcessor) -> None:
-        self._warper = warper
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self._warper(input_ids, scores)
-
-
-@settings(max_examples=10)
-@given(st.data())
-def test_the_picks_own_cuts_are_the_librarys(ours: Generate, data: st.DataObject) -> None:
-    """Temperature, top_k and top_p by the pick, and by the library's warpers."""
-    values = {
-        "top_p": data.draw(st.sampled_from([0.5, 0.9])),
-        "top_k": data.draw(st.sampled_from([4, 50])),
-        "temperature": data.draw(st.sampled_from([0.6, 1.4])),
-    }
-    args = {"max_new_tokens": 24, "do_sample": True, "seed": data.draw(st.integers(0, 99)), "probes": "root"}
-    prompt = torch.tensor([data.draw(IDS)])
-    opaque = [Opaque(kind(values[name])) for kind, name in reversed(WARPERS)]
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert torch.equal(ours(prompt, **args, **values), ours(prompt, **args, **off, logits_processor=opaque))
-
-
 def test_warpers_in_another_order_stay_processors() -> None:
     p, k, t = (kind(value) for (kind, _), value in zip(WARPERS, (0.5, 4, 0.6)))
     assert sampling_of([t, k, p], sample=True) == (Sampling(0.6, 4, 0.5), [])
@@ -112,17 +86,6 @@ def test_warpers_in_another_order_stay_processors() -> None:
     wide = WARPERS[0][0](0.5, min_tokens_to_keep=2)
     assert sampling_of([t, wide], sample=True) == (Sampling(1.0), [t, wide])
     assert sampling_of([t, p], sample=False) == (Sampling(), [t, p])
-
-
-@pytest.mark.parametrize(
-    "warper", [{"min_p": 0.2}, {"typical_p": 0.5}, {"epsilon_cutoff": 0.1}, {"top_h": 0.4}]
-)
-def test_the_librarys_other_warpers_hold_whatever_is_drafted(ours: Generate, warper: dict[str, float]) -> None:
-    args = {"max_new_tokens": 20, "do_sample": True, "seed": 5, **warper}
-    result = [ours(torch.tensor([PROMPT]), **args, **way) for way in WAYS]
-    assert all(torch.equal(ids, result[0]) for ids in result)
-    free = {name: value for name, value in args.items() if name not in warper}
-    assert not torch.equal(result[0], ours(torch.tensor([PROMPT]), **free))
 
 
 def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
