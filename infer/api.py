@@ -10,6 +10,7 @@ Knows the order of things and refuses what cannot be done; what is done is the l
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from infer.engine.cache import shape
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.output import Request
-from infer.engine.runner import Runner, Runners
+from infer.engine.runner import Runners
 from infer.engine.static import fixed_shapes
-from infer.loop import Drafters, Limits, Step
+from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import (
     Adaptive,
@@ -60,11 +61,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TextStep(Step):
-    """One forward's yield for one sequence, with the text that each of its tokens completes.
-
-    `sequence` is the prompt's index; the first `accepted` of `tokens` were drafted, the last `shared` of these
-    behind a merged node; `drafted` is how many might have been; `finished` with the sequence's last
-    step. A token in the middle of a character has the text "".
+    """A Step of the prompt with the index `sequence`, and the text that each of its tokens completes: in the
+    middle of a character "".
     """
 
     texts: list[str]
@@ -86,11 +84,8 @@ def load(
     """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
     `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
-    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
-
-    Raises UserError for what is no model, for a model whose attention takes no tree, for an unknown
-    dtype, for a draft that does not suit the model, for `compile` without a GPU, and when the memory does
-    not suffice.
+    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text. Raises
+    UserError for what cannot be loaded, drafted with or compiled so, and when the memory does not suffice.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
@@ -139,17 +134,13 @@ def generate(
 ) -> Iterator[TextStep]:
     """Continue 1 to 8 prompts side by side; yield the steps as they are made.
 
-    A prompt is a text, an `Infill`, or token ids (n,), also as a tensor or an array, which may be BOS
-    alone. Each forward yields a step of every sequence that goes on. A sequence's tokens do not depend
-    on `decode.method` nor on the sequences beside it: they are those of plain decoding with the same
-    seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). With
-    `decode.verify` "ratio" they are others, of the same distribution. `processors`
-    are further ones of Transformers', applied as its `generate` does: functions of the ids (1, n)
-    before a place and the scores (1, V) alone. `watch` receives each step's draft, where it is a graph,
-    before the step comes.
-
-    Raises UserError, before anything is decoded, for what cannot be done; later only when the
-    memory does not suffice.
+    A prompt is a text, an `Infill`, or token ids (n,) of any kind. A sequence's tokens do not depend on
+    `decode.method` nor on the sequences beside it: they are those of plain decoding with the same seed,
+    `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties), or with `decode.verify`
+    "ratio" others, of the same distribution. `processors` are further ones of Transformers': functions of the
+    ids (1, n) before a place and the scores (1, V) alone. `watch` receives each step's draft, where it is a
+    graph, before the step comes. Raises UserError, before anything is decoded, for what cannot be done; later
+    only when the memory does not suffice.
     """
     decode = decode or DecodeConfig()
     batch, names = batch_of(prompts)
@@ -168,26 +159,17 @@ def generate(
     room["max_rows"] = drafters.max_rows
     with _memory(model, **room):
         runner = model.runners.take(**room)
-    return _steps(model, requests, outputs, runner, drafters, decode, _memory(model, **room))
-
-
-def _steps(
-    model: Model,
-    requests: Sequence[Request],
-    outputs: Sequence[Output],
-    runner: Runner,
-    drafters: Drafters,
-    decode: DecodeConfig,
-    memory: AbstractContextManager[None],
-) -> Iterator[TextStep]:
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
-    with memory:
-        for steps in loop.decode(runner, requests, drafters, limits, decode.sampling):
-            for step in steps:
-                texts = outputs[step.sequence].take(finished=step.finished)
+    decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
+
+    def steps() -> Iterator[TextStep]:
+        with _memory(model, **room):
+            for step in chain.from_iterable(decoded):
                 values = {field.name: getattr(step, field.name) for field in fields(Step)}
-                yield TextStep(**values, texts=texts)
-    model.runners.give(runner)
+                yield TextStep(**values, texts=outputs[step.sequence].take(finished=step.finished))
+        model.runners.give(runner)
+
+    return steps()
 
 
 def _processors(

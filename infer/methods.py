@@ -1,6 +1,6 @@
 """Drafters and logits processors by their settings."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,12 +59,7 @@ class DraftMethods:
     def drafters(
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
-        """Return drafters as Methods.drafters does, for a method that is one of RULES.
-
-        Raises UserError for a k, depth or number of nodes that cannot be; and with draft.adaptive for more
-        places than the draft model has diverse tokens for, for their candidates verified by ratio, and
-        for settings that do nothing.
-        """
+        """Return drafters as Methods.drafters does, for a method that is one of RULES."""
         rules, most = rules_of(decode), decode.draft_rows or ROWS
         self._check(decode, rules, left)
         draft, budget = self._draft, self._budget(decode, batch, capacity)
@@ -143,11 +138,8 @@ class Methods:
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
-        """Return the settings with the method that will run.
-
-        The default is gsd with a draft model, sdsat with adaptive tokens, ngrams with a table, else plain.
-
-        Raises UserError for settings that this method does not have.
+        """Return the settings with the method that will run: by default gsd with a draft model, sdsat with
+        adaptive tokens, ngrams with a table, else plain. Raises UserError for settings that it does not have.
         """
         if decode.method:
             return decode
@@ -160,13 +152,11 @@ class Methods:
     def drafters(
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
-        """Return the drafters of `batch` sequences of up to `capacity` tokens.
+        """Return the drafters of `batch` sequences of up to `capacity` tokens, with `left` positions of the
+        context behind the prompts. `watch` is called with drafts that are graphs.
 
-        Behind the prompts the context has `left` positions. `watch` is called with drafts that are graphs.
-
-        Raises UserError for what `settled` refuses, for sdsat without adaptive tokens, for ssd, tsd and
-        gsd without a model that drafts, for a k, depth or number of nodes that the models or the context
-        do not allow, and for verification by ratio of what was not drawn from a distribution.
+        Raises UserError for what `settled` refuses, and for settings that the models or the context do not
+        allow.
         """
         decode = self.settled(decode)
         method = decode.method
@@ -178,7 +168,11 @@ class Methods:
                 raise UserError(f"decode.method={method} needs a draft model, got none. {cure}")
             return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sources = self._sources(decode)
-        ids = self._ids() if "adaptive" in sources else ()
+        if "adaptive" in sources and self._adaptive is None:
+            others = "decode=plain, decode=ngrams and decode=prompt_lookup need none"
+            lacks = f"no adaptive.json in its directory ({others})"
+            raise UserError(f"decode.method=sdsat needs a model fine-tuned with adaptive tokens, got {lacks}")
+        ids = self._adaptive.ids if self._adaptive and "adaptive" in sources else ()
         automatic = decode.probes == "auto" and (method == "sdsat" or (method == "ngrams" and not decode.k))
         k = decode.k or min(self._adaptive.L if ids and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
@@ -218,14 +212,6 @@ class Methods:
         table = self._table if "ngrams" in sources else None
         vocabulary = self._lm.config.get_text_config().vocab_size
         return Ngrams(table, vocabulary, text="text" in sources, weights=weights)
-
-    def _ids(self) -> Sequence[int]:
-        if self._adaptive is None:
-            raise UserError(
-                "decode.method=sdsat needs a model fine-tuned with adaptive tokens, got no adaptive.json "
-                "in its directory (decode=plain, decode=ngrams and decode=prompt_lookup need none)"
-            )
-        return self._adaptive.ids
 
 
 def library_processors(

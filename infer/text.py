@@ -5,8 +5,6 @@
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)        the model goes on with the middle, EOT
 
 What enc and inf are, and that no text becomes a control id, is conf.encoding's. (SDSAT §3.1; Code Llama §2.3.)
-
-What becomes of one sequence's tokens: text, piece by piece, and the end where a stop string says so.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -159,10 +157,8 @@ class TextStream:
 
 
 class Output:
-    """Told every token in turn; says whether the text ends with it.
-
-    It ends with the token that completes a string of `stop`, as with Transformers' `stop_strings`,
-    or with an id of `ends`. Only new text counts: a stop string of the prompt ends nothing.
+    """Takes every token in turn and says whether it ends the text: by completing a string of `stop`, as with
+    Transformers' `stop_strings`, or by an id of `ends`. A stop string of the prompt ends nothing.
     """
 
     def __init__(self, stream: TextStream, *, stop: Sequence[str] = (), ends: Collection[int] = ()) -> None:

@@ -66,11 +66,8 @@ class Calibration:
 
 
 class Credit:
-    """What drafting may lose against plain decoding; `drafting` says whether there is any.
-
-    What drafting loses is taken from the credit and what it gains is added, up to a limit. When it is used up,
-    decoding is plain, and a small share of that time is put aside for the next attempt. So decoding takes at
-    most that share longer than plain decoding, and the first credit once.
+    """What drafting may lose against plain decoding: losses are taken away, gains added, up to a limit. When it
+    is used up decoding is plain, and a small share of that time is put aside for the next attempt.
     """
 
     def __init__(self) -> None:
@@ -94,7 +91,7 @@ class Saving:
         self._save, self._next = save, SAVED[0]
 
     def step(self, steps: int, tables: Sequence[Costs]) -> None:
-        """Return the number of steps that were learned from."""
+        """Save the tables if so many steps that were learned from are enough."""
         if self._save and steps >= self._next:
             self._next *= SAVED[1]
             self._save(*tables)

@@ -63,9 +63,8 @@ def work(sampling: Sampling) -> tuple[bool, int, bool]:
 class CostCurve:
     """A table that learns: `costs` is how it stands. With `base`, L(1) is fixed: it is the unit.
 
-    Each point has a mean of the times seen there. What it says is shrunk towards the table that it began with,
-    scaled to fit all means: a slow first step at one point does not make that point dear for good, and points
-    that no step came near move with the others. More rows never cost less (isotonic regression).
+    Each point has a mean of the times seen there, and is shrunk towards the first table, scaled to fit all
+    means: a slow first step makes no point dear for good. More rows never cost less (isotonic regression).
     """
 
     def __init__(self, costs: Costs, *, base: bool = False) -> None:

@@ -211,10 +211,9 @@ class DraftModelDrafters(Drafters, ABC):
 
 
 class LevelDrafters(DraftModelDrafters):
-    """SSD, TSD and GSD: the draft model draws a sequence, a tree or a graph, level by level (GSD §3-§5).
-
-    Each level is one forward, in which only the new frontier's tokens are rows (trees/growth.py). `most` bounds
-    the draft model's rows for a sequence and step, but for the text's own tokens.
+    """SSD, TSD and GSD: a sequence, a tree or a graph is drawn level by level (GSD §3-§5), each by one forward
+    of the new frontier. `most` bounds the draft model's rows for a sequence and step, but for the text's own
+    tokens.
     """
 
     within_level = False  # see Growth
@@ -250,10 +249,8 @@ class LevelDrafters(DraftModelDrafters):
 
 
 class ProbeDrafters(DraftModelDrafters):
-    """A draft model with adaptive tokens draws its whole graph in one forward (SDSAT's probes; PARD, 2025).
-
-    Behind the last token it is asked for the next place as ever, and by a probe for each further one. The `k`
-    candidates for each of `depth` places, predicted without regard to one another, are a lattice.
+    """A draft model with adaptive tokens draws its whole graph in one forward (SDSAT's probes; PARD, 2025): `k`
+    candidates for the next place and, by a probe each, for all of `depth` places are a lattice.
     """
 
     def __init__(self, draft: Draft, budget: Budget, *, k: int, depth: int, **lend: Any) -> None:
@@ -278,12 +275,11 @@ class ProbeDrafters(DraftModelDrafters):
 
 
 class RatioDrafters(LevelDrafters):
-    """SSD, TSD and GSD for verification by ratio: the candidates are draws from the draft model (GSD §3).
+    """SSD, TSD and GSD for verification by ratio: the candidates are draws without replacement (GSD §3).
 
-    Behind each node of the frontier k tokens are drawn without replacement, by a generator of each sequence's
-    own, which begins with its request's seed: runs repeat, whatever stands beside them. A merged node's
-    children were drawn from the distribution behind the node that it was merged into. The budget must verify
-    whole families (see ratio.py).
+    Each sequence has a generator of its own, which begins with its request's seed: runs repeat, whatever stands
+    beside them. A merged node's children were drawn behind the node that it was merged into. The budget must
+    verify whole families (see pick.py).
     """
 
     within_level = True

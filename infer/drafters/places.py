@@ -27,10 +27,8 @@ UNREAD = 0.25  # of the last answer's share: that of a token which is not among 
 
 
 class Places:
-    """What may follow a text whose last token is the root of the next draft.
-
-    `answers` are of the adaptive tokens, for the places behind the root; `width` bounds the candidates of a
-    place. `graph` holds what was looked at so far.
+    """What may follow a text whose last token is the root of the next draft: at most `width` candidates of a
+    place, of the adaptive tokens' `answers` and n-grams. `graph` holds what was looked at so far.
     """
 
     def __init__(

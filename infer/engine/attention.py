@@ -55,10 +55,8 @@ def _beside(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tenso
 
 
 def biased(attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (B, H, q, n) in `dtype`: slope x key position where a row attends, and -inf elsewhere.
-
-    `attends` (B, 1, q, n) bool; `places` (B, n) positions of the tokens that the columns hold. The
-    position is absolute, and rounded in narrow types, as the library's is and as in BLOOM's training.
+    """Return (B, H, q, n): slope x key position where a row attends, -inf elsewhere; of `attends` (B, 1, q, n)
+    and the columns' `places` (B, n), absolute and rounded in narrow types as in BLOOM's training.
     """
     bias = (slopes[:, None, None] * places[:, None, None]).to(dtype)
     return torch.where(attends, bias, float("-inf"))
@@ -140,10 +138,8 @@ def _own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | N
 
 
 def view_of(lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None) -> PreTrainedModel:
-    """Return a view with tree attention. It follows the model's weights, not a later change of its modules.
-    It has the modules `replaced`, by names, in the place of the model's.
-
-    Takes a millisecond for every five layers.
+    """Return a view with tree attention, and with the modules `replaced` by name. It follows the model's
+    weights, not a later change of its modules. Takes a millisecond for every five layers.
     """
     AttentionInterface.register(NAME, tree_attention)
     AttentionMaskInterface.register(NAME, _own_mask)

@@ -21,15 +21,14 @@ from infer.engine.cache import TreeCache
 from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
-from infer.trees.tree import FlatTrees, Tree, flatten, key_positions, mask
+from infer.trees.tree import Fed, FlatTrees, Tree, flatten, key_positions, mask
 
 T = TypeVar("T")
 TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 
 
 class Target:
-    """Decoder, head, gate and cache; `slopes` (H,) where positions are ALiBi's. The cache has room for
-    `capacity` rows of up to `batch` sequences.
+    """Decoder, head, gate, `slopes` (H,) of ALiBi, and a cache of `capacity` rows of up to `batch` sequences.
 
     `agree` makes what decides the same on all ranks: those that the model is divided over, or those that
     `beside` is, where every rank has a whole copy of `lm` that drafts for it.
@@ -107,11 +106,7 @@ class DynamicForward:
         return capacity + (max_rows + 1 if batch == 1 else 2 * max_rows)
 
     def __call__(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
+        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
     ) -> LazyOutput:
         """Compute the trees' rows, which wait in the cache behind the committed ones."""
         target = self._target
@@ -120,7 +115,7 @@ class DynamicForward:
         logits = Logits(target.head, hidden, target.head(hidden))
         return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
 
-    def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[FlatTrees, Tensor]:
+    def hidden(self, trees: Sequence[Tree], fed: Fed = None) -> tuple[FlatTrees, Tensor]:
         """Return the rows, and (B, q, d) what the decoder makes of them."""
         target, cache = self._target, self._target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)

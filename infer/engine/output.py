@@ -175,29 +175,25 @@ def on_host(tree: Tree, request: Request) -> bool:
     return bool(request.processors) or tree.drawn is not None
 
 
+@dataclass(frozen=True, slots=True)
 class PackedOutput:
     """Looks up what was computed with the forward; what `on_host` says is left to a LazyOutput."""
 
-    def __init__(
-        self,
-        packed: Packed,
-        flat: FlatTrees,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        lazy: LazyOutput | None = None,
-    ) -> None:
-        self._packed, self._flat, self._trees = packed, flat, trees
-        self._requests, self._lazy = requests, lazy
+    packed: Packed
+    flat: FlatTrees
+    trees: Sequence[Tree]
+    requests: Sequence[Request]
+    lazy: LazyOutput | None = None
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """See LazyOutput."""
-        if self._lazy is not None and on_host(self._trees[b], self._requests[b]):
-            return self._lazy.chooser(b, context)
-        return self._packed.picks[b].tolist().__getitem__
+        if self.lazy is not None and on_host(self.trees[b], self.requests[b]):
+            return self.lazy.chooser(b, context)
+        return self.packed.picks[b].tolist().__getitem__
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
         """See LazyOutput."""
-        tree, packed = self._trees[b], self._packed
+        tree, packed = self.trees[b], self.packed
         probes = tree.probes_of(node)
         if not probes:
             return None
@@ -209,16 +205,16 @@ class PackedOutput:
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """See LazyOutput."""
-        first = self._flat.row(b, self._trees[b], nodes[0])
+        first = self.flat.row(b, self.trees[b], nodes[0])
         leaders = b, slice(first, first + len(nodes)), slice(width)
-        return Candidates(self._packed.ids[leaders].tolist(), self._packed.scores[leaders].tolist())
+        return Candidates(self.packed.ids[leaders].tolist(), self.packed.scores[leaders].tolist())
 
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
         """See LazyOutput."""
-        assert self._lazy is not None
-        return self._lazy.draws(b, nodes, k, generator)
+        assert self.lazy is not None
+        return self.lazy.draws(b, nodes, k, generator)
 
 
 ForwardOutput: TypeAlias = LazyOutput | PackedOutput

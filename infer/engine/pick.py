@@ -49,6 +49,7 @@ class Logits:
     def __init__(self, head: nn.Module, hidden_nd: Tensor, logits_nV: Tensor) -> None:
         self._head, self._hidden, self._logits = head, hidden_nd, logits_nV
         self._narrow = logits_nV.dtype.itemsize < 4
+        self.device, self.vocabulary = logits_nV.device, logits_nV.shape[-1]
 
     def __len__(self) -> int:
         return len(self._logits)
@@ -59,16 +60,6 @@ class Logits:
     def replaced(self, logits_nV: Tensor) -> "Logits":
         """Return the same rows with other logits of full precision."""
         return Logits(self._head, self._hidden, logits_nV)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows lie."""
-        return self._logits.device
-
-    @property
-    def vocabulary(self) -> int:
-        """V."""
-        return self._logits.shape[-1]
 
     def top(self, m: int) -> tuple[Tensor, Tensor]:
         """Return (n, m) logits in falling order, and their ids; m is at most V."""
@@ -100,10 +91,8 @@ class Logits:
 
 
 def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """Compute torch.topk over long rows: the m largest lie in the m blocks of the largest maxima.
-
-    On a CPU four times as fast at 32,000 columns, where a selection reads every value with care
-    and a maximum does not.
+    """Compute torch.topk over long rows: the m largest lie in the m blocks of the largest maxima. On a CPU four
+    times as fast at 32,000 columns.
     """
     n, V = values_nV.shape
     blocks = V // BLOCK
@@ -136,10 +125,8 @@ def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -
 def candidates(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
-
-    Of sampled text the likeliest pick is known better than by its probability: the noise is known. Of scores
-    beyond all numbers no share is known: it is 0.
+    """Return (n, m) ids, the likeliest to be picked first, by the known noise where text is sampled, and (n, m)
+    weights, their share among the leaders; 0 of scores beyond all numbers.
     """
     scores, ids = leaders(logits, sampling, positions, seeds, max(m, LEADERS))
     return ids[:, :m], scores.softmax(-1).nan_to_num(0.0)[:, :m]
@@ -159,10 +146,8 @@ def leaders(
 def likeliest(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
-
-    Greedy: the model's own probabilities. Of sampled text the noise is known, and a chance is a
-    token's share of the perturbed scores of those that may be drawn. Of scores beyond all numbers it is 0.
+    """Return (n, m) chances of the m tokens likeliest to be picked, falling, and their ids: of sampled text,
+    whose noise is known, shares of the perturbed scores; 0 of scores beyond all numbers.
     """
     if not sampling.temperature:
         return top(logits.chances(), min(m, logits.vocabulary))
@@ -267,11 +252,10 @@ def _shifted(x: Ints, bits: int) -> Ints:
 
 
 def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return (n, k) ids, drawn from each row of `q_nV` without replacement, in the order of drawing.
+    """Return (n, k) ids drawn from each row of `q_nV` without replacement, in order; -1 where tokens run out.
 
-    A row of fewer than k tokens of positive probability is filled up with -1. By an exponential race
-    (Gumbel top-k in other words): the first to arrive are draws without replacement, in their order.
-    torch.multinomial races too, but does not say what it does where tokens run out.
+    By an exponential race (Gumbel top-k in other words). torch.multinomial does not say what it does where
+    tokens run out.
     """
     q = q_nV.double()
     # Tensor.exponential_ takes three times as long. No time is 0; only what cannot be drawn never arrives.

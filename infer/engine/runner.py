@@ -10,7 +10,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from infer.engine.attention import band
@@ -18,7 +17,7 @@ from infer.engine.forward import DynamicForward, Target, agreed_value
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward, fixed_shapes
-from infer.trees.tree import Tree
+from infer.trees.tree import Fed, Tree
 
 FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
 Clock = Callable[[], float]
@@ -27,10 +26,8 @@ Clock = Callable[[], float]
 class Runner:
     """Up to `batch` sequences of up to `capacity` tokens on one model. `max_rows` bounds the nodes of a tree.
 
-    `static` chooses fixed shapes, on CUDA as graphs: so it is there unless said otherwise, where the
-    library knows the model to be free of data-dependent control flow and one process has all of it.
-    `compile` has torch.compile fuse the decoder's kernels first, which takes a minute and pays from
-    some thousand tokens on. `beside` is the Target's.
+    `static` chooses fixed shapes, on CUDA as graphs: the default there, where control flow depends on no data
+    and one process has all of the model. `compile` fuses the kernels first. `beside` is the Target's.
     """
 
     def __init__(
@@ -86,27 +83,16 @@ class Runner:
             ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
             target.cache.place(longest)
             positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
-            target.hidden(ids.to(target.device), positions, self._windows(longest))
+            cutting = {kind: window for kind, window in target.windows.items() if window and window < longest}
+            masks: Any = {kind: band(longest, window, target.device) for kind, window in cutting.items()}
+            masks = {kind: masks.get(kind) for kind in target.windows} if cutting else None
+            target.hidden(ids.to(target.device), positions, masks)
             band.cache_clear()  # n x n bytes: of a long prompt a GiB, for no one else
         target.cache.commit([range(len(text)) for text in texts])
 
-    def _windows(self, n: int) -> dict[str, Tensor | None] | None:
-        """Return the masks of prompts of `n` tokens for layers with a window; None where none cuts."""
-        target = self._target
-        if not any(window and window < n for window in target.windows.values()):
-            return None
-        return {
-            kind: band(n, window, target.device) if window and window < n else None
-            for kind, window in target.windows.items()
-        }
-
     @torch.inference_mode()
     def forward(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
+        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
     ) -> ForwardOutput:
         """Compute the trees' rows, which wait in the cache for `commit`.
 

@@ -24,7 +24,7 @@ from infer.engine.forward import Target, shares
 from infer.engine.output import ForwardOutput, LazyOutput, Packed, PackedOutput, Request, on_host
 from infer.engine.pick import Logits, leaders, likeliest, pick
 from infer.engine.sampling import Sampling
-from infer.trees.tree import FlatTrees, Tree, extent, flatten
+from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten
 
 COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # leaders of every probe that are brought over
@@ -80,15 +80,15 @@ class StaticForward:
     """A graph for every shape, made on its first use; all share one pool of memory."""
 
     def __init__(self, target: Target, *, batch: int, compile: bool = False) -> None:
-        self._target, self._batch = target, batch
-        self._hidden: Callable[..., Tensor] = target.hidden
+        self.target, self._batch = target, batch
+        self.hidden: Callable[..., Tensor] = target.hidden
         if compile:
             # One row and one sequence are compiled by themselves, for each model: more than PyTorch expects.
             torch._dynamo.config.recompile_limit = 64
-            self._hidden = Compiled(target.hidden)
+            self.hidden = Compiled(target.hidden)
         # PyTorch's own stream for captures is on the current device, which need not be the model's.
-        self._stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
-        self._pool = torch.cuda.graph_pool_handle() if self._stream else None
+        self.stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if self.stream else None
         self._graphs = dict[Sampling, dict[Shape, Graph]]()
 
     @staticmethod
@@ -97,14 +97,10 @@ class StaticForward:
         return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
 
     def __call__(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
+        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
     ) -> ForwardOutput:
         """See DynamicForward."""
-        target = self._target
+        target = self.target
         drafts, probes = map(bucket, extent(trees, fed))
         idle = min(bucket(len(trees)), self._batch) - len(trees)
         lengths, before = [*target.cache.lengths, *[0] * idle], [*(fed or [0] * len(trees)), *[0] * idle]
@@ -119,7 +115,7 @@ class StaticForward:
         if len(self._graphs) > SAMPLINGS:
             del self._graphs[next(iter(self._graphs))]  # of the sampling unused for longest
         if shape not in graphs:
-            graphs[shape] = Graph(shape, target, self._hidden, self._stream, self._pool)
+            graphs[shape] = Graph(shape, self)
         graph = graphs[shape]
         packed = graph.run(flat, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
@@ -131,17 +127,11 @@ class StaticForward:
 class Graph:
     """One shape's buffers and, on CUDA, its kernels."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        target: Target,
-        hidden: Callable[..., Tensor],
-        stream: torch.cuda.Stream | None,
-        pool: Any,
-    ) -> None:
-        self._shape, self._target, self._hidden = shape, target, hidden
-        self._stream, self._pool = stream, pool
-        self._inputs = Inputs(shape.sequences, shape.drafts + shape.probes, shape.width, target.device)
+    def __init__(self, shape: Shape, way: StaticForward) -> None:
+        self._shape, self._target, self._hidden = shape, way.target, way.hidden
+        self._stream, self._pool = way.stream, way.pool
+        rows = shape.drafts + shape.probes
+        self._inputs = Inputs(shape.sequences, rows, shape.width, way.target.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._width = 0  # leaders of a row
         self._packed: Tensor | None = None

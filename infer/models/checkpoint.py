@@ -82,10 +82,9 @@ def load_model(
 
 def merge_adapter(lm: PreTrainedModel, folder: Path, *, described: bool) -> PreTrainedModel:
     """Return `lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
-    `described`: there is an adaptive.json, which says that it is not gated.
 
-    Raises UserError for a folder that holds none, or one of another model, and where it is not known whether
-    the adapter of adaptive tokens is gated: ungated it would change every token.
+    Raises UserError for a folder that holds none, or another model's, and for one of adaptive tokens that is
+    not `described`, by adaptive.json, as ungated: merged it would change every token.
     """
     weights = folder / SAFETENSORS_WEIGHTS_NAME
     if not weights.is_file() or not (folder / "adapter_config.json").is_file():
@@ -227,10 +226,8 @@ def _adaptive(value: dict[str, Any]) -> Adaptive:
 
 
 def load_ngrams(folder: str | Path) -> NgramTable | None:
-    """Return the table of the training data's n-grams; None where there is none.
-
-    A model that lacks the table of its export decodes by its other sources, which is logged. Raises UserError
-    for a table that is damaged or of a larger vocabulary.
+    """Return the table of the training data's n-grams; None, which is logged where the export had one, for
+    none. Raises UserError for a table that is damaged or of a larger vocabulary.
     """
     path = check_directory(folder) / FILE
     if not path.is_file():

@@ -33,11 +33,8 @@ STAND_IN = 0  # read for an id that the draft model does not have: any is as goo
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that drafts, on the target's device.
-
-    Its head has the ids below `rows` alone, so that it proposes none that the target lacks. Among them
-    may be some that only one of the two can spell, such as rows of padding: they are read and proposed
-    like any other, and it is for the target to refuse them.
+    """A model that drafts, on the target's device. Its head has the ids below `rows` alone; those that only one
+    of the two can spell are read and proposed like any other, and the target refuses them.
     """
 
     lm: PreTrainedModel = field(repr=False)
@@ -51,10 +48,8 @@ class Draft:
 
 
 def check_draft(config: DraftConfig, text: Text) -> int:
-    """Return `Draft.rows` for a target's tokenizer, before any weight is read.
-
-    Raises UserError for a directory without a tokenizer or with another one's ids, and for `adaptive` without
-    adaptive.json.
+    """Return `Draft.rows` for a target's tokenizer, before any weight is read. Raises UserError for a directory
+    without a tokenizer or with another one's ids, and for `adaptive` without adaptive.json.
     """
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
@@ -74,10 +69,8 @@ def _rows_of_both(text: Text, pieces: Mapping[int, str], name: str) -> int:
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
-    """Return one more than the last id that both have a piece for.
-
-    What only one of them has may be its adaptive tokens. Raises ValueError, with the end of a sentence, for
-    the first id that is another piece in the draft's vocabulary, and where they share none.
+    """Return one more than the last id that both have a piece for. Raises ValueError, with the end of a
+    sentence, for the first id that is another piece in the draft's vocabulary, and where they share none.
     """
     both = sorted(target.keys() & draft.keys())
     for id in both:
@@ -137,10 +130,8 @@ def failing_together(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return the first layers of a model with its final norm and head, on the same tensors.
-
-    The tensors of a copy are the original's wherever `deepcopy` has them in its memo:
-    buffers that no checkpoint has, such as rotary frequencies, and an adapter's weights as well.
+    """Return the first layers of a model with its final norm and head, on the same tensors: `deepcopy` takes
+    them from its memo, also buffers that no checkpoint has and an adapter's weights.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())}
     short = copy.deepcopy(lm, shared)

@@ -37,10 +37,8 @@ def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
-    """Return what takes the place of modules of `lm`, by their names; all have one gate.
-
-    Raises UserError for a folder without an adapter, and for an adapter that is not LoRA of linear layers of
-    this model, or changes the base model's rows.
+    """Return what takes the place of modules of `lm`, by their names; all have one gate. Raises UserError for a
+    folder without an adapter, and for one that is not LoRA of linear layers of this model.
     """
     settings, weights = _read(folder)
     gate, layers = ProbeGate(), dict[str, nn.Module]()

@@ -83,9 +83,8 @@ _lock = Lock()  # or two threads create a state each, and both measure
 def state_of(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False) -> ModelState:
     """Return a model's state, a new one if the model was moved: a graph has the addresses of its weights.
 
-    A missing n-gram table that the export had (`has_table`) is logged once. A `gated` adapter is read from
-    where the model came from. Raise UserError for an unsupported family and for a missing adapter, ValueError
-    for a model on several devices or one that keeps no cache.
+    A missing n-gram table that the export had (`has_table`) is logged once. Raise UserError for an unsupported
+    family or a missing `gated` adapter, ValueError for several devices or a model that keeps no cache.
     """
     if lm.training and lm.is_gradient_checkpointing:
         strange = "training with gradient checkpointing, which keeps no cache"

@@ -146,10 +146,8 @@ def _is_plain(warper: Any) -> bool:
 
 
 class RowProcessor(LogitsProcessor):
-    """A batch's processors applied to its row `b`, whose prompt has `prompt` tokens.
-
-    Processors may use the number of rows (repetition penalty) and the padding (min_length). So they get the
-    whole batch, with this row's ids in every row.
+    """A batch's processors applied to its row `b`, whose prompt has `prompt` tokens. They may use the number of
+    rows and the padding, so they get the whole batch, with this row's ids in every row.
     """
 
     def __init__(self, processors: LogitsProcessorList, ids_BP: Tensor, b: int, *, prompt: int) -> None:

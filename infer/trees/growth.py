@@ -36,7 +36,7 @@ class Growth:
 
     `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
     `within_level`: nodes are merged only into those of their own level, which have no children yet. Draws that
-    are verified by ratio need it (ratio.py): a merge into a node whose children are known may tell of these.
+    are verified by ratio need it (pick.py): a merge into a node whose children are known may tell of these.
     `calibrated` makes of the draft model's chance how often such drafts were right.
     """
 

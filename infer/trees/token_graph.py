@@ -153,9 +153,7 @@ def unroll(
 
 def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
     """Return the graph as a tree of up to `most` drafts; the likeliest nodes of a level get all their children.
-
-    So verification by ratio wants it (ratio.py): what a node's children are, decides neither whether they
-    are verified nor which of them. Best first it would, where another copy of them competes.
+    So what a node's children are decides nothing, as verification by ratio wants it (pick.py).
     """
     drafts, level = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0]), [0]
     for _ in range(depth):
@@ -180,11 +178,8 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The draft of one sequence in one step, and its verification.
-
-    `drafts` is the tree that was verified, whose `nodes` say where each of its nodes stands in the graph;
-    `path` are its accepted nodes from the root on; `tokens` are theirs without the root's, and the target's own
-    token behind them.
+    """A sequence's draft in one step: `drafts` is the tree that was verified, `path` its accepted nodes from
+    the root on, `tokens` theirs without the root's, and the target's own token behind them.
     """
 
     graph: TokenGraph

@@ -59,14 +59,9 @@ def test_a_result_of_other_weights_or_texts_is_not_finished(
     texts = tmp_path / "texts.jsonl"
     texts.write_text(json.dumps({"text": "def f(x):\n    return x\n    pass\n"}) + "\n")
     given = [f"{setting}={folder}" for setting, folder in folders.items()]
-    given += [item.format(texts) for item in more]
-    if stage != "study":
-        given.append("tracker.mode=disabled")
-    config = settings(
-        stage,
-        schema,
-        [*given, "dtype=float32" if stage != "speed" else "dtypes=[float32]", f"out={tmp_path / 'out'}"],
-    )
+    given += [*(item.format(texts) for item in more), f"out={tmp_path / 'out'}"]
+    given += ["tracker.mode=disabled"] if stage != "study" else []
+    config = settings(stage, schema, [*given, "dtypes=[float32]" if stage == "speed" else "dtype=float32"])
     monkeypatch.setattr(module, measures, finishing(stage))
     with pytest.raises(KeyboardInterrupt):
         module.run(config)

@@ -16,7 +16,6 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs
 from infer.engine.attention import biased
-from infer.engine.gate import GatedLinear
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
@@ -143,18 +142,6 @@ def test_processors_read_the_same_logits() -> None:
         result = steps(lm, A_TREE, requests(2, PENALTY), sampling, static=True)
         assert result == steps(lm, A_TREE, requests(2, PENALTY), sampling)
     assert result != steps(lm, A_TREE, requests(2), Sampling())
-
-
-@pytest.mark.parametrize("rank", [2, 16], ids=["low rank", "dense"])
-def test_a_gated_adapter_acts_on_probes_alone(rank: int, tmp_path: Path) -> None:
-    adapter = write_adapter(tiny_llama(), tmp_path, r=rank, target_modules=["q_proj", "down_proj"])
-    lm = gate_model(tiny_llama(), adapter)
-    layers = [module for module in lm.modules() if isinstance(module, GatedLinear)]
-    assert layers and all((layer.dense is not None) == (rank == 16) for layer in layers)
-    result = steps(lm.eval(), A_TREE, requests(3), Sampling(), static=True)
-    assert result == steps(lm, A_TREE, requests(3), Sampling())
-    bare = steps(tiny_llama(), A_TREE, requests(3), Sampling())
-    assert collect(result, 3)[0] == collect(bare, 3)[0] and result != bare
 
 
 @pytest.mark.parametrize("rank", [0, 2, 16], ids=["no adapter", "low rank", "dense"])
