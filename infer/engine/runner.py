@@ -50,7 +50,8 @@ class Runner:
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._places = target.places
         self._dynamic = DynamicForward(target)
-        self._static = StaticForward(target, batch=batch, compile=compile) if static else None
+        fixed = StaticForward(target, batch=batch, compile=compile) if static else None
+        self._forward = fixed or self._dynamic
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
         """Return whether so much finds room, and the weights lie where they did: graphs have addresses."""
@@ -99,7 +100,7 @@ class Runner:
         A draft model's tree grows: the rows of its first `fed[b]` nodes wait there already, and the output
         has the candidates behind the others (`ForwardOutput.next_candidates`), no picks.
         """
-        return (self._static or self._dynamic)(trees, requests, sampling, fed)
+        return self._forward(trees, requests, sampling, fed)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the rows of these nodes of each tree."""

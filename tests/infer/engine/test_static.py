@@ -53,7 +53,7 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
     drafters = Drafters(partial(AdaptiveDrafter, [90], policy))
     for seed in range(2):
         list(decode(runner, [Request(PROMPT, seed)], drafters, Limits(380), Sampling(0.7)))
-    assert len(runner._static._graphs) < 40
+    assert len(runner._forward._graphs) < 40
 
 
 @settings(max_examples=60)
@@ -103,7 +103,7 @@ def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
 def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrainedModel) -> None:
     """The runner that is kept between texts got more graphs with each temperature that it had not met."""
     runner = Runner(llama, capacity=75, max_rows=6, static=True)
-    graphs = runner._static._graphs  # type: ignore[attr-defined]
+    graphs = runner._forward._graphs  # type: ignore[attr-defined]
 
     def text(temperature: float) -> list[list[Step]]:
         return list(decode(runner, requests(1), Drafters(TWO_FORWARDS), Limits(9), Sampling(temperature)))
