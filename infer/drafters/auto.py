@@ -208,7 +208,6 @@ class AutoPolicy:
 
     @property
     def _rate(self) -> float:
-        """λ; plain decoding's at least."""
         plain = 1 / self._costs.ms[1]
         return max(plain, self._earned / self._spent) if self._spent else plain
 

@@ -126,7 +126,6 @@ class AutoBudget:
             self._followed += pace * ((right is not None) - self._followed)
 
     def _drafted(self, forwards: Sequence[int], took: float | None) -> float:
-        """Learn from the time that the draft model's forwards took together, where it is known; return it."""
         expected = sum(map(self._draft.costs, forwards))
         if not forwards or took is None:
             return expected

@@ -65,7 +65,6 @@ class CostTables:
         return priors
 
     def _read(self) -> list[Costs] | None:
-        """Return the saved tables; None where there are none, of another version, or broken ones."""
         try:
             tables = read_checksummed(self._path)["tables"]
             costs = [Costs(*(tuple(table[name]) for name in ("rows", "ms", "weights"))) for table in tables]

@@ -100,7 +100,6 @@ class CostCurve:
         return rising(values, weights)
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
-        """Return the points on both sides of q, and their shares in it."""
         rows = self.costs.rows
         right = min(bisect_left(rows, q), len(rows) - 1)
         if rows[right] <= q or not right:

@@ -244,7 +244,6 @@ class LevelDrafters(DraftModelDrafters):
                 growth.grow(candidates.ids, candidates.weights)
 
     def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:
-        """Return the candidates behind these nodes of graph b, whose rows are `rows`."""
         return output.next_candidates(b, rows, self._rules.k)
 
 

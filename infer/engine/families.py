@@ -82,7 +82,6 @@ def check_tree(lm: PreTrainedModel) -> None:
 
 
 def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
-    """Return (nodes, V) logits behind the nodes of a tree that follows the prompt."""
     target = Target(lm, batch=1, capacity=16)
     target.cache.clear(1)
     forward, requests = DynamicForward(target), [Request(prompt)]

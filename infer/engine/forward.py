@@ -121,7 +121,8 @@ class DynamicForward:
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         flat = flatten(trees, cache.lengths, fed=fed, drafts=self._least - probes)
         cache.place(flat.ids.shape[1], fed)
-        ids, positions = (torch.from_numpy(each).to(target.device) for each in (flat.ids, flat.positions))
+        ids = torch.from_numpy(flat.ids).to(target.device)
+        positions = torch.from_numpy(flat.positions).to(target.device)
         with target.gate.open(flat.drafts, flat.ids.shape[1]):
             return flat, target.hidden(ids, positions, self._masks(flat))
 

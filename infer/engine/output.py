@@ -106,7 +106,6 @@ class LazyOutput:
         return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
-        """Pick for the drafts of all trees in one call and one copy."""
         flat, n, device = self.flat, len(self.trees), self.logits.device
         q, drafts = flat.ids.shape[1], flat.drafts
         rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)

@@ -49,7 +49,6 @@ class Logits:
     def __init__(self, head: nn.Module, hidden_nd: Tensor, logits_nV: Tensor) -> None:
         self._head, self._hidden, self._logits = head, hidden_nd, logits_nV
         self._narrow = logits_nV.dtype.itemsize < 4
-        self.device, self.vocabulary = logits_nV.device, logits_nV.shape[-1]
 
     def __len__(self) -> int:
         return len(self._logits)
@@ -60,6 +59,16 @@ class Logits:
     def replaced(self, logits_nV: Tensor) -> "Logits":
         """Return the same rows with other logits of full precision."""
         return Logits(self._head, self._hidden, logits_nV)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return self._logits.device
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self._logits.shape[-1]
 
     def top(self, m: int) -> tuple[Tensor, Tensor]:
         """Return (n, m) logits in falling order, and their ids; m is at most V."""
@@ -83,7 +92,6 @@ class Logits:
         return self._logits.softmax(-1, dtype=torch.promote_types(self._logits.dtype, torch.float32))
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
-        """Return float32 logits of these ids, from the head's weights."""
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
         values = torch.bmm(weight_ntd, self._hidden.float()[..., None])[..., 0]
         bias = getattr(self._head, "bias", None)
@@ -222,7 +230,6 @@ def noise(seed: int, position: int, id: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _key(number: int, position: int | None = None) -> int:
-    """Return the hash of an id, or of a seed and a position."""
     mixed = _mixed_one(number)
     return mixed if position is None else _mixed_one(mixed ^ position)
 

@@ -144,7 +144,6 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
-    """Cut the head to the first ids, by a view of its weights; the embedding stays whole."""
     if rows >= lm.config.vocab_size:
         return
     head: Any = lm.get_output_embeddings()

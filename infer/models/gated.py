@@ -66,7 +66,6 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the adapter's settings, checked, and its weights by peft's names."""
     if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: an adapter must have {CONFIG} and {WEIGHTS}, got not both of them. {AGAIN}")
     try:
@@ -84,7 +83,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _amiss(settings: dict[str, Any]) -> str | None:
-    """Return the first setting that a gate cannot follow."""
     ids = settings["trainable_token_indices"]
     valid = {
         "peft_type": settings.get("peft_type") == "LORA",
