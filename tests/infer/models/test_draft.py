@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from conf import UserError
+from conf import UserError, settings
 from infer import DecodeConfig, DraftConfig, generate, load
+from infer.config import InferConfig
 from infer.drafters.draft_model import UNREAD
 from infer.engine.runner import Runner
 from infer.methods import ROWS as ROWS_IN_A_STEP
@@ -158,3 +159,11 @@ def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
     for chosen in ({"draft_rows": 1000}, {"nodes": 16}):
         assert any(s.drafted for s in generate(model, [5, 6], DecodeConfig(max_new_tokens=8, **chosen)))  # type: ignore[arg-type]
     assert (UNREAD + ROWS_IN_A_STEP).bit_count() == 1
+
+
+@pytest.mark.parametrize("method", ["ssd", "gsd"])
+def test_the_presets_suit_adaptive_tokens_too(model_dir: Path, method: str) -> None:
+    """They gave settings of the levels, which a draft by adaptive tokens does not have."""
+    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+    given = ["model=m", "prompt=x", f"decode={method}", "decode.max_new_tokens=4"]
+    assert list(generate(model, [5, 6, 7], settings("infer", InferConfig, given).decode))
