@@ -10,8 +10,10 @@ Knows the order of things and refuses what cannot be done; what is done is the l
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -24,9 +26,9 @@ from infer.engine.cache import shape
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.output import Request
-from infer.engine.runner import Runner, Runners
+from infer.engine.runner import Runners
 from infer.engine.static import fixed_shapes
-from infer.loop import Drafters, Limits, Step
+from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import (
     Adaptive,
@@ -59,11 +61,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TextStep(Step):
-    """One forward's yield for one sequence, with the text that each of its tokens completes.
-
-    `sequence` is the prompt's index; the first `accepted` of `tokens` were drafted, the last `shared` of these
-    behind a merged node; `drafted` is how many might have been; `finished` with the sequence's last
-    step. A token in the middle of a character has the text "".
+    """A Step of the prompt with the index `sequence`, and the text that each of its tokens completes: in the
+    middle of a character "".
     """
 
     texts: list[str]
@@ -85,19 +84,23 @@ def load(
     """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
     `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
-    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
-
-    Raises UserError for what is no model, for a model whose attention takes no tree, for an unknown
-    dtype, for a draft that does not suit the model, for `compile` without a GPU, and when the memory does
-    not suffice.
+    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text. Raises
+    UserError for what cannot be loaded, drafted with or compiled so, and when the memory does not suffice.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
-    _check_device(device)
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
+        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
     model_dir = find_folder(model_dir)
     text = load_text(model_dir)
     adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
-    draft_config = _asked(draft)
+    try:
+        draft_config = (
+            draft if isinstance(draft, DraftConfig) else DraftConfig(None if draft is None else str(draft))
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if draft_config.model:
         draft_config = replace(draft_config, model=str(find_folder(draft_config.model, setting="draft")))
     rows = check_draft(draft_config, text) if draft_config.model else 0
@@ -109,15 +112,6 @@ def load(
     methods = Methods(lm, adaptive, draft_methods, load_ngrams(model_dir))
     runners = Runners(lm, compile=compile)
     return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
-
-
-def _asked(draft: DraftConfig | str | Path | None) -> DraftConfig:
-    if isinstance(draft, DraftConfig):
-        return draft
-    try:
-        return DraftConfig(None if draft is None else str(draft))
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
@@ -140,17 +134,13 @@ def generate(
 ) -> Iterator[TextStep]:
     """Continue 1 to 8 prompts side by side; yield the steps as they are made.
 
-    A prompt is a text, an `Infill`, or token ids (n,), also as a tensor or an array, which may be BOS
-    alone. Each forward yields a step of every sequence that goes on. A sequence's tokens do not depend
-    on `decode.method` nor on the sequences beside it: they are those of plain decoding with the same
-    seed, `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties). With
-    `decode.verify` "ratio" they are others, of the same distribution. `processors`
-    are further ones of Transformers', applied as its `generate` does: functions of the ids (1, n)
-    before a place and the scores (1, V) alone. `watch` receives each step's draft, where it is a graph,
-    before the step comes.
-
-    Raises UserError, before anything is decoded, for what cannot be done; later only when the
-    memory does not suffice.
+    A prompt is a text, an `Infill`, or token ids (n,) of any kind. A sequence's tokens do not depend on
+    `decode.method` nor on the sequences beside it: they are those of plain decoding with the same seed,
+    `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties), or with `decode.verify`
+    "ratio" others, of the same distribution. `processors` are further ones of Transformers': functions of the
+    ids (1, n) before a place and the scores (1, V) alone. `watch` receives each step's draft, where it is a
+    graph, before the step comes. Raises UserError, before anything is decoded, for what cannot be done; later
+    only when the memory does not suffice.
     """
     decode = decode or DecodeConfig()
     batch, names = batch_of(prompts)
@@ -162,46 +152,24 @@ def generate(
         for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
     outputs = [_output(model, prompt, prompt_ids, decode) for prompt, prompt_ids in zip(batch, ids)]
-    return _steps(model, requests, outputs, *_allocate(model, ids, decode, watch), decode)
-
-
-def _allocate(
-    model: Model, ids: Sequence[Sequence[int]], decode: DecodeConfig, watch: Watch | None
-) -> tuple[Runner, Drafters]:
     longest = max(map(len, ids))
-    capacity = longest + decode.max_new_tokens
-    with _memory(model, len(ids), capacity, 0):
-        drafters = model.methods.drafters(
-            decode, batch=len(ids), capacity=capacity, left=model.context - longest, watch=watch
-        )
-    rows = drafters.max_rows
-    with _memory(model, len(ids), capacity, rows):
-        return model.runners.take(batch=len(ids), capacity=capacity, max_rows=rows), drafters
-
-
-def _steps(
-    model: Model,
-    requests: Sequence[Request],
-    outputs: Sequence[Output],
-    runner: Runner,
-    drafters: Drafters,
-    decode: DecodeConfig,
-) -> Iterator[TextStep]:
+    room: Any = {"batch": len(ids), "capacity": longest + decode.max_new_tokens}
+    with _memory(model, **room, max_rows=0):
+        drafters = model.methods.drafters(decode, **room, left=model.context - longest, watch=watch)
+    room["max_rows"] = drafters.max_rows
+    with _memory(model, **room):
+        runner = model.runners.take(**room)
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
-    longest = max(len(request.prompt) for request in requests)
-    with _memory(model, len(requests), longest + decode.max_new_tokens, drafters.max_rows):
-        for steps in loop.decode(runner, requests, drafters, limits, decode.sampling):
-            for step in steps:
-                texts = outputs[step.sequence].take(finished=step.finished)
+    decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
+
+    def steps() -> Iterator[TextStep]:
+        with _memory(model, **room):
+            for step in chain.from_iterable(decoded):
                 values = {field.name: getattr(step, field.name) for field in fields(Step)}
-                yield TextStep(**values, texts=texts)
-    model.runners.give(runner)
+                yield TextStep(**values, texts=outputs[step.sequence].take(finished=step.finished))
+        model.runners.give(runner)
 
-
-def _check_device(device: str | None) -> None:
-    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
-        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
+    return steps()
 
 
 def _processors(
@@ -221,13 +189,10 @@ def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfi
     return Output(stream, stop=decode.stop, ends=model.text.ends(ids) | model.text.unseen(decode.stop))
 
 
-def _memory(model: Model, batch: int, capacity: int, rows: int) -> AbstractContextManager[None]:
+def _memory(model: Model, *, batch: int, capacity: int, max_rows: int) -> AbstractContextManager[None]:
     """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
-    lm = model.lm
-    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + rows))
-    needed = (
-        f"{gib(size)} for the cache of {batch} x {capacity} tokens and {rows} rows of drafts in {lm.dtype} on "
-        f"{lm.device}"
-    )
+    lm, tokens = model.lm, f"{batch} x {capacity} tokens and {max_rows} rows of drafts"
+    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + max_rows))
+    needed = f"{gib(size)} for the cache of {tokens} in {lm.dtype} on {lm.device}"
     remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
     return enough_memory(needed, f"{remedy}decode.k, decode.probes or decode.nodes")

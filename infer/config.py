@@ -19,11 +19,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
-GROWTH = {  # of them those of the paper, by method
-    "ssd": ("theta_prob",),
-    "tsd": ("k", "theta_prob", "theta_sib"),
-    "gsd": ("k", "theta_prob", "theta_sib", "tau", "tau_reading"),
-}
+GROWTH = {"ssd": ("theta_prob",), "tsd": ("k", "theta_prob", "theta_sib")}  # of the paper, by method
+GROWTH["gsd"] = (*GROWTH["tsd"], "tau", "tau_reading")
 TAU_READINGS = ("gram", "preceding")
 SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
@@ -105,10 +102,8 @@ class DecodeConfig:
         least = {"max_new_tokens": 1, "min_new_tokens": 0, "no_repeat_ngram_size": 0}
         check_at_least(self, least, group="decode.")
         if self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(
-                f"decode.min_new_tokens must be at most decode.max_new_tokens={self.max_new_tokens}, got "
-                f"{self.min_new_tokens}"
-            )
+            most = f"decode.max_new_tokens={self.max_new_tokens}"
+            raise ValueError(f"decode.min_new_tokens must be at most {most}, got {self.min_new_tokens}")
         if "" in self.stop:
             raise ValueError("decode.stop must be texts, got an empty one")
 
@@ -171,15 +166,11 @@ class DecodeConfig:
             raise ValueError(f"decode.verify=ratio {drawn}, whose drafts are drawn, got {self.method}")
         shaped = self.nodes or self.width > 1
         if self.method != "sdsat" and (shaped or self.tree != "lattice" or self.probes != "auto"):
-            raise ValueError(
-                "decode.nodes, decode.width, decode.tree and decode.probes need decode.method=sdsat, "
-                f"got {self.method}"
-            )
+            names = "decode.nodes, decode.width, decode.tree and decode.probes"
+            raise ValueError(f"{names} need decode.method=sdsat, got {self.method}")
         if self.probes == "auto" and shaped:
-            raise ValueError(
-                "decode.nodes and decode.width need decode.probes=root, all or a number, got auto, which "
-                "chooses the tree itself"
-            )
+            why = "got auto, which chooses the tree itself"
+            raise ValueError(f"decode.nodes and decode.width need decode.probes=root, all or a number, {why}")
         if self.tree == "paper":
             self._check_paper_tree()
 
@@ -189,10 +180,8 @@ class DecodeConfig:
         if self.width < RANKS:
             raise ValueError(f"decode.width must be at least {RANKS} with decode.tree=paper, got {self.width}")
         if self.nodes is not None:
-            raise ValueError(
-                "decode.nodes must be unset with decode.tree=paper, whose size follows from k, "
-                f"got {self.nodes}"
-            )
+            why = "decode.tree=paper, whose size follows from k"
+            raise ValueError(f"decode.nodes must be unset with {why}, got {self.nodes}")
         if self.k is not None and self.k > DEEPEST:
             raise ValueError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {self.k}")
 
@@ -266,10 +255,8 @@ class DraftConfig:
         if self.dtype is not None:
             check_dtype(self.dtype, name="draft.dtype")
         if own and self.dtype:
-            raise ValueError(
-                f"draft.dtype must be unset with draft={self.model}, which has the target's own weights, got "
-                f"{self.dtype}"
-            )
+            why = f"draft={self.model}, which has the target's own weights"
+            raise ValueError(f"draft.dtype must be unset with {why}, got {self.dtype}")
 
     @property
     def layers(self) -> int | None:

@@ -33,9 +33,8 @@ class Step:
 
     The first `accepted` of the tokens were drafted, the last `shared` of these behind a merged node of a graph;
     the others are the model's own pick. `drafted` counts the nodes that might have been accepted, `depth` how
-    many at most; `rows` are all nodes of the sequence's tree, its root and its probes too. `sources` names the
-    source of each accepted draft, and `proposed` that of each draft (drafters/places.py); empty where one model
-    drafts.
+    many at most, `rows` all nodes. `sources` names the source of each accepted draft and `proposed` that of
+    each draft (drafters/places.py); empty where one model drafts.
     """
 
     sequence: int
@@ -62,11 +61,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What one forward made of a sequence's tree.
-
-    `path` is the accepted path from the root, `choice` the token behind it, `answers` what the probes under
-    the path's end predict behind `choice`, `rows` the rows of each sequence in the forward, and `seconds` the
-    time of the step.
+    """What one forward made of a sequence's tree: the accepted `path` from the root, the `choice` behind it,
+    the probes' `answers` for the places behind that, each sequence's `rows` in the forward, and the step's
+    `seconds`.
     """
 
     tree: Tree
@@ -83,10 +80,8 @@ class Verified:
 
 
 class Drafter:
-    """Drafts for one sequence; itself it proposes the root alone, which is plain decoding.
-
-    `max_rows` bounds the nodes of a tree; `width` is the number of candidates that are read for each place
-    behind a probed node.
+    """Drafts for one sequence; itself it proposes the root alone, which is plain decoding. Trees have up to
+    `max_rows` nodes; `width` candidates are read for each place behind a probed node.
     """
 
     max_rows = 1
@@ -143,7 +138,6 @@ class Live:
     limits: Limits
     context: list[int]
     left: int
-    stop: Stop | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop = self.limits.stop(self.index) if self.limits.stop else None
@@ -176,11 +170,7 @@ class Live:
 
 
 def decode(
-    runner: Runner,
-    requests: Sequence[Request],
-    drafters: Drafters,
-    limits: Limits,
-    sampling: Sampling = GREEDY,
+    runner: Runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY
 ) -> Iterator[list[Step]]:
     """Decode prompts side by side; each forward yields a step of every sequence that goes on.
 
@@ -188,10 +178,8 @@ def decode(
     where drafts are verified by ratio, distributed as those of plain decoding.
     """
     runner.prefill([request.prompt[:-1] for request in requests])
-    live = [
-        Live(index, request, limits, list(request.prompt), limits.max_new_tokens)
-        for index, request in enumerate(requests)
-    ]
+    new = limits.max_new_tokens
+    live = [Live(index, request, limits, list(request.prompt), new) for index, request in enumerate(requests)]
     drafters.start(requests, sampling)
     clock, observing = runner.clock, 0.0
     while live:

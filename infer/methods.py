@@ -1,9 +1,6 @@
-"""Drafters and logits processors by their settings.
+"""Drafters and logits processors by their settings."""
 
-The drafters of a draft model by their settings: SSD, TSD, GSD, and its own adaptive tokens.
-"""
-
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +24,6 @@ from infer.drafters.cost_tables import CostTables
 from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters, RatioDrafters
 from infer.engine.forward import context_length
 from infer.engine.runner import Runner, Runners
-from infer.engine.sampling import Sampling
 from infer.engine.static import WIDTH
 from infer.loop import Drafter, Drafters
 from infer.models.checkpoint import Adaptive
@@ -58,38 +54,27 @@ class DraftMethods:
     def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
         self._lm, self._draft = lm, draft
         self._runners = Runners(draft.lm, compile=compile, beside=lm)
-        self._learners = Learners[AutoBudget]()
+        self._learners = Learners()
 
     def drafters(
-        self,
-        decode: DecodeConfig,
-        *,
-        batch: int,
-        capacity: int,
-        left: int,
-        watch: Watch | None = None,
+        self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
-        """Return drafters as Methods.drafters does, for a method that is one of RULES.
-
-        Raises UserError for a k, depth or number of nodes that cannot be; and with draft.adaptive for more
-        places than the draft model has diverse tokens for, for their candidates verified by ratio, and
-        for settings that do nothing.
-        """
+        """Return drafters as Methods.drafters does, for a method that is one of RULES."""
         rules, most = rules_of(decode), decode.draft_rows or ROWS
         self._check(decode, rules, left)
-        draft, give = self._draft, self._runners.give
-        budget = self._budget(decode, batch, capacity)
+        draft, budget = self._draft, self._budget(decode, batch, capacity)
         rows = UNREAD + most  # the text's tokens, and those of the graph
 
         def take(batch: int) -> Runner:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
 
+        lend: Any = {"take": take, "give": self._runners.give, "watch": watch}
         if draft.adaptive is None:
             by_levels = RatioDrafters if decode.verify == "ratio" else LevelDrafters
-            return by_levels(draft, rules, budget, most=most, take=take, give=give, watch=watch)
+            return by_levels(draft, rules, budget, most=most, **lend)
         depth = decode.depth or draft.adaptive.L + 1
         try:
-            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give, watch=watch)
+            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, **lend)
         except ValueError as error:
             raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
 
@@ -106,10 +91,8 @@ class DraftMethods:
             if value > most:
                 raise UserError(f"decode.{name} must be at most the {most} {what}, got {value}")
         if decode.verify == "ratio" and (decode.nodes or NODES) < rules.k:
-            raise UserError(
-                f"decode.nodes must be at least decode.k={rules.k} with decode.verify=ratio, which verifies a "
-                f"node's children together, got {decode.nodes}"
-            )
+            least = f"decode.k={rules.k} with decode.verify=ratio, which verifies a node's children together"
+            raise UserError(f"decode.nodes must be at least {least}, got {decode.nodes}")
 
     def _budget(self, decode: DecodeConfig, batch: int, capacity: int) -> Budget:
         if decode.verify == "ratio":
@@ -124,21 +107,15 @@ class DraftMethods:
 
 
 def _check_adaptive(decode: DecodeConfig) -> None:
+    drawn = "draft.adaptive=true, which draws"
     if decode.verify == "ratio":
-        raise UserError(
-            "decode.verify=ratio needs a draft model that draws token by token, got draft.adaptive=true"
-        )
+        by_token = "a draft model that draws token by token"
+        raise UserError(f"decode.verify=ratio needs {by_token}, got draft.adaptive=true")
     if decode.method == "tsd":
-        raise UserError(
-            "decode.method must be gsd or ssd with draft.adaptive=true, which draws no trees, got tsd"
-        )
+        raise UserError(f"decode.method must be gsd or ssd with {drawn} no trees, got tsd")
     for name in ("theta_prob", "theta_sib", "tau", "draft_rows"):
-        value = getattr(decode, name)
-        if value is not None:
-            raise UserError(
-                f"decode.{name} must be unset with draft.adaptive=true, which draws all in one forward, got "
-                f"{value}"
-            )
+        if (value := getattr(decode, name)) is not None:
+            raise UserError(f"decode.{name} must be unset with {drawn} all in one forward, got {value}")
 
 
 LOOKED_UP = 10  # tokens that prompt lookup copies, where k is not given
@@ -161,11 +138,8 @@ class Methods:
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
-        """Return the settings with the method that will run.
-
-        The default is gsd with a draft model, sdsat with adaptive tokens, ngrams with a table, else plain.
-
-        Raises UserError for settings that this method does not have.
+        """Return the settings with the method that will run: by default gsd with a draft model, sdsat with
+        adaptive tokens, ngrams with a table, else plain. Raises UserError for settings that it does not have.
         """
         if decode.method:
             return decode
@@ -178,13 +152,11 @@ class Methods:
     def drafters(
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
-        """Return the drafters of `batch` sequences of up to `capacity` tokens.
+        """Return the drafters of `batch` sequences of up to `capacity` tokens, with `left` positions of the
+        context behind the prompts. `watch` is called with drafts that are graphs.
 
-        Behind the prompts the context has `left` positions. `watch` is called with drafts that are graphs.
-
-        Raises UserError for what `settled` refuses, for sdsat without adaptive tokens, for ssd, tsd and
-        gsd without a model that drafts, for a k, depth or number of nodes that the models or the context
-        do not allow, and for verification by ratio of what was not drawn from a distribution.
+        Raises UserError for what `settled` refuses, and for settings that the models or the context do not
+        allow.
         """
         decode = self.settled(decode)
         method = decode.method
@@ -192,35 +164,45 @@ class Methods:
             return Drafters(Drafter)
         if method in BY_DRAFT_MODEL:
             if self._draft_methods is None:
-                raise UserError(
-                    f"decode.method={method} needs a draft model, got none. Give draft=DIR or draft=self:N"
-                )
+                cure = "Give draft=DIR or draft=self:N"
+                raise UserError(f"decode.method={method} needs a draft model, got none. {cure}")
             return self._draft_methods.drafters(decode, batch=batch, capacity=capacity, left=left, watch=watch)
         sources = self._sources(decode)
-        ids = self._ids() if "adaptive" in sources else ()
+        if "adaptive" in sources and self._adaptive is None:
+            others = "decode=plain, decode=ngrams and decode=prompt_lookup need none"
+            lacks = f"no adaptive.json in its directory ({others})"
+            raise UserError(f"decode.method=sdsat needs a model fine-tuned with adaptive tokens, got {lacks}")
+        ids = self._adaptive.ids if self._adaptive and "adaptive" in sources else ()
         automatic = decode.probes == "auto" and (method == "sdsat" or (method == "ngrams" and not decode.k))
         k = decode.k or min(self._adaptive.L if ids and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
             raise UserError(f"decode.k must be at most the {left} tokens that the context has left, got {k}")
         if decode.tree == "paper" and k > DEEPEST:
             raise UserError(f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}")
-        if ids:
-            check_k(ids, k)
-        policy: Policy = fixed(decode, k)
+        try:
+            if ids:
+                check_probes(ids, k)
+        except ValueError as error:
+            raise UserError(f"decode.{error}") from error
+        policy: Policy
         if automatic:
-            policy = self._auto(k if ids else 0, sources, batch, capacity, decode.sampling)
+            texts: Any = {"batch": batch, "capacity": capacity, "sampling": decode.sampling}
+            tables = CostTables(self._lm, **texts)
+            more: Any = {"load": tables.load, "save": tables.save}
+            policy = self._policies.auto(k if ids else 0, sources, **texts, **more)
+        else:
+            probes = int(decode.probes) if decode.probes.isdigit() else decode.probes
+            probes = "root" if probes == "auto" else probes
+            policy = FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
         ngrams = None if sources == {"adaptive"} else self._ngrams(sources)
         return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams, watch))
 
     def _sources(self, decode: DecodeConfig) -> frozenset[str]:
-        """Return the sources of the settings; where none are given all that the method and the model have.
-
-        Raises UserError for one that the model does not have.
-        """
+        """Return the sources, by default all that the method and the model have. Raises UserError."""
         if "ngrams" in (decode.sources or ()) and self._table is None:
+            lacks = f"this model, which has no {FILE}"
             raise UserError(
-                f"decode.sources must be some of adaptive and text for this model, which has no {FILE}, got "
-                f"{decode.sources}"
+                f"decode.sources must be some of adaptive and text for {lacks}, got {decode.sources}"
             )
         sources = frozenset(decode.sources or SOURCES[decode.method or ""])
         return sources if self._table else sources - {"ngrams"}
@@ -231,49 +213,17 @@ class Methods:
         vocabulary = self._lm.config.get_text_config().vocab_size
         return Ngrams(table, vocabulary, text="text" in sources, weights=weights)
 
-    def _ids(self) -> Sequence[int]:
-        if self._adaptive is None:
-            raise UserError(
-                "decode.method=sdsat needs a model fine-tuned with adaptive tokens, got no adaptive.json "
-                "in its directory (decode=plain, decode=ngrams and decode=prompt_lookup need none)"
-            )
-        return self._adaptive.ids
-
-    def _auto(self, k: int, sources: frozenset[str], batch: int, capacity: int, sampling: Sampling) -> Policy:
-        texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
-        tables = CostTables(self._lm, **texts)
-        return self._policies.auto(k, sources, **texts, load=tables.load, save=tables.save)
-
-
-def check_k(ids: Sequence[int], k: int) -> None:
-    """Raise UserError for more adaptive tokens than the model has."""
-    try:
-        check_probes(ids, k)
-    except ValueError as error:
-        raise UserError(f"decode.{error}") from error
-
-
-def fixed(decode: DecodeConfig, k: int) -> Policy:
-    """Return the fixed policy of the settings."""
-    probes = int(decode.probes) if decode.probes.isdigit() else "all" if decode.probes == "all" else "root"
-    return FixedPolicy(k, probes, decode.nodes, decode.width, decode.tree)
-
 
 def library_processors(
     decode: DecodeConfig, *, prompt: int, ends: Collection[int], device: torch.device
 ) -> LogitsProcessorList | None:
-    """Return the library's processors in its order; None where the settings need none.
-
-    `ends` are the ids that `min_new_tokens` holds back.
-    """
+    """Return the library's processors, None for none; `min_new_tokens` holds the ids `ends` back."""
     processors = list[LogitsProcessor]()
     if decode.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
     if decode.no_repeat_ngram_size:
         processors.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
     if decode.min_new_tokens and ends:
-        minimum = MinNewTokensLengthLogitsProcessor(
-            prompt, decode.min_new_tokens, sorted(ends), device=str(device)
-        )
-        processors.append(minimum)
+        least, held = decode.min_new_tokens, sorted(ends)
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt, least, held, device=str(device)))
     return LogitsProcessorList(processors) if processors else None

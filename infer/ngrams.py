@@ -59,10 +59,7 @@ class NgramWeights:
 
     @classmethod
     def from_json(cls, value: Any) -> "NgramWeights":
-        """Return the weights that adaptive.json has as `ngrams`; `table` is null where the export had no table.
-
-        Raises ValueError, in a sentence, for a value that no export writes.
-        """
+        """Return the weights of adaptive.json's `ngrams`, with `table` null for none. Raises ValueError."""
         try:
             numbers = [value["text"], *value["places"]]
             numbers += [] if value["table"] is None else [value["table"]]
@@ -79,10 +76,7 @@ class NgramWeights:
 
 
 class NgramTable:
-    """Counts over the training data, read where they lie: `order` of the longest, `vocabulary` of ids.
-
-    Raises ValueError, as the end of a sentence, for a file that is damaged or of another format.
-    """
+    """Counts over the training data, read where they lie. Raises ValueError, as the end of a sentence."""
 
     def __init__(self, path: Path) -> None:
         if not path.stat().st_size:
@@ -126,18 +120,13 @@ class NgramTable:
 
 
 def open_table(path: Path, rows: int | None) -> NgramTable:
-    """Return the table of a model of so many ids; None: it is not known how many.
-
-    Raises ValueError, in a sentence, for a table that is damaged, of another format or of more ids.
-    """
+    """Return the table of a model of `rows` ids, if known. Raises ValueError, in a sentence."""
     try:
         table = NgramTable(path)
     except ValueError as error:
         raise ValueError(f"{path} {error}. Copy it again from the export, or delete it.") from error
-    if rows is not None and table.vocabulary > rows:
-        raise ValueError(
-            f"{path} must be of at most the model's {rows} ids, got {table.vocabulary}. Delete it."
-        )
+    if rows is not None and (known := table.vocabulary) > rows:
+        raise ValueError(f"{path} must be of at most the model's {rows} ids, got {known}. Delete it.")
     return table
 
 
@@ -171,9 +160,7 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
 
 
 def _fits(arrays: Sequence[Integers], vocabulary: int) -> bool:
-    """Return whether every context has its total and its successors, and each of these is an id of the
-    vocabulary.
-    """
+    """Return whether every context has a total and successors, which are ids of the vocabulary."""
     keys, totals, first, ids, counts = arrays
     starts = np.asarray(first)
     return bool(

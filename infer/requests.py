@@ -31,18 +31,14 @@ def _taken(prompt: object, name: str) -> Taken:
     """Return a text or an Infill as it is, and anything else as a list of its items."""
     if isinstance(prompt, str | Infill):
         return prompt
-    items = _items(prompt)
-    if items is None:
+    if (items := _items(prompt)) is None:
         raise UserError(f"{name} must be a text, an Infill or token ids, got {type(prompt).__name__}")
     return items
 
 
 def _items(value: object) -> list | None:
-    """Return the items; None for what is no row of items."""
-    listed = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
-    return (
-        list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str | bytes | Mapping) else None
-    )
+    items = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+    return list(items) if isinstance(items, Iterable) and not isinstance(items, str | bytes | Mapping) else None
 
 
 def seeds_of(seeds: object, default: int, count: int) -> list[int]:
@@ -58,18 +54,17 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
 
 def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
     """Return (n,) token ids below `rows`, at least one."""
-    if isinstance(prompt, Infill) and not prompt.prefix and not prompt.suffix:
-        raise UserError(f"{name} must have a prefix or a suffix, got neither")
-    if not isinstance(prompt, Infill) and not len(prompt):
-        raise UserError(f"{name} must be a text or token ids, got nothing")
     if isinstance(prompt, Infill):
+        if not prompt.prefix and not prompt.suffix:
+            raise UserError(f"{name} must have a prefix or a suffix, got neither")
         return text.infill(prompt)
+    if not len(prompt):
+        raise UserError(f"{name} must be a text or token ids, got nothing")
     if isinstance(prompt, str):
         if not (ids := text.encode(prompt)):
             raise UserError(f"{name} must be a text of at least one token, got {prompt!r}")
         return ids
-    strange = [id for id in prompt if not isinstance(id, Integral)]
-    if strange:
+    if strange := [id for id in prompt if not isinstance(id, Integral)]:
         raise UserError(f"{name} must be token ids, whole numbers, got {strange[0]!r}")
     ids = [int(id) for id in prompt]
     beyond = next((id for id in ids if not 0 <= id < rows), None)
@@ -88,12 +83,10 @@ def check_lengths(
 ) -> None:
     """Raise UserError where a prompt and `new` tokens, by `setting`, exceed the model's context."""
     for prompt, name in zip(ids, names):
-        if len(prompt) >= context:
+        n, room = len(prompt), f"the model's context of {context}"
+        if n >= context:
+            raise UserError(f"{name} must have fewer tokens than {room}, got {n}")
+        if n + new > context:
             raise UserError(
-                f"{name} must have fewer tokens than the model's context of {context}, got {len(prompt)}"
-            )
-        if len(prompt) + new > context:
-            raise UserError(
-                f"{setting} must be at most {context - len(prompt)} for {name} of {len(prompt)} tokens in the "
-                f"model's context of {context}, got {new}"
+                f"{setting} must be at most {context - n} for {name} of {n} tokens in {room}, got {new}"
             )

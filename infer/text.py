@@ -5,8 +5,6 @@
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)        the model goes on with the middle, EOT
 
 What enc and inf are, and that no text becomes a control id, is conf.encoding's. (SDSAT §3.1; Code Llama §2.3.)
-
-What becomes of one sequence's tokens: text, piece by piece, and the end where a stop string says so.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -60,9 +58,8 @@ class Text:
         tokenizer.encode_special_tokens = True
         self._bos = tokenizer.encode("").ids if bos is None else [bos]
         if rows is not None and any(id >= rows for id in self._bos):
-            raise UserError(
-                f"tokenizer: the ids that open a text must be among the model's {rows} rows, got {self._bos}"
-            )
+            among = f"among the model's {rows} rows"
+            raise UserError(f"tokenizer: the ids that open a text must be {among}, got {self._bos}")
         self._encoder = TextEncoder(tokenizer, control=control, rows=rows)
         self._tokenizer, self._infilling = tokenizer, infilling
         self.pieces = self._encoder.pieces
@@ -74,15 +71,11 @@ class Text:
 
     @TOKENIZING
     def infill(self, prompt: Infill) -> list[int]:
-        """Return the prompt whose continuation, up to EOT, is the middle.
-
-        Raises NoInfilling for a model that was not trained for it.
-        """
+        """Return the prompt whose continuation, up to EOT, is the middle. Raises NoInfilling."""
         ids = self._infilling
         if ids is None:
-            raise NoInfilling(
-                "infill needs a model trained for infilling, got no infilling ids in its adaptive.json"
-            )
+            reason = "got no infilling ids in its adaptive.json"
+            raise NoInfilling(f"infill needs a model trained for infilling, {reason}")
         prefix, suffix = self._enc(prompt.prefix), self._inf(prompt.suffix)
         if prompt.order == "psm":
             return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
@@ -105,17 +98,13 @@ class Text:
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
         """Return the ids that end the text behind a prompt beside EOS: EOT, for infilling."""
-        infills = self._infilling is not None and self._infilling.mid in prompt
-        return frozenset([self._infilling.eot]) if self._infilling and infills else frozenset()
+        ids = self._infilling
+        return frozenset([ids.eot] if ids is not None and ids.mid in prompt else ())
 
     def unseen(self, stop: Sequence[str]) -> frozenset[int]:
         """Return the ids of special pieces, which no text shows, that contain a string of `stop`."""
-        special = {
-            id: piece.content
-            for id, piece in self._tokenizer.get_added_tokens_decoder().items()
-            if piece.special
-        }
-        return frozenset(id for id, piece in special.items() if any(string in piece for string in stop))
+        pieces = self._tokenizer.get_added_tokens_decoder().items()
+        return frozenset(id for id, p in pieces if p.special and any(string in p.content for string in stop))
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Return whether this is the prompt of an empty text."""
@@ -168,10 +157,8 @@ class TextStream:
 
 
 class Output:
-    """Told every token in turn; says whether the text ends with it.
-
-    It ends with the token that completes a string of `stop`, as with Transformers' `stop_strings`,
-    or with an id of `ends`. Only new text counts: a stop string of the prompt ends nothing.
+    """Takes every token in turn and says whether it ends the text: by completing a string of `stop`, as with
+    Transformers' `stop_strings`, or by an id of `ends`. A stop string of the prompt ends nothing.
     """
 
     def __init__(self, stream: TextStream, *, stop: Sequence[str] = (), ends: Collection[int] = ()) -> None:

@@ -5,10 +5,7 @@ y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams add what i
 (places.py). Where the probes hang is a policy:
 
 - under a node of drafts that had no adaptive answers, else nowhere: the paper's two forwards in turn (eq. 1-3);
-- under every node: the next draft is made while this one is verified, whose rows are (k + 1) as many;
-- under some of them: between.
-
-The text is the same, whatever the policy.
+- under every node, or some: the next draft is made while this one is verified, with (k + 1) as many rows.
 """
 
 from collections.abc import Sequence
@@ -71,7 +68,7 @@ class FixedPolicy(Policy):
 
     @property
     def most(self) -> int:
-        """Always the same."""
+        """See Policy."""
         return self.k
 
     @property
@@ -117,28 +114,18 @@ def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
-    """Return the ids of k probes: one id serves any k (identical tokens); of several (diverse) the first k.
-
-    Raises ValueError for a k that is not possible.
-    """
+    """Return the ids of k probes: one id serves any k; of several (diverse) the first k. Raises ValueError."""
     check_probes(adaptive_ids, k)
     return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
 
 
 class AdaptiveDrafter(Drafter):
-    """One sequence's drafts. The policy may serve several, and learns from all.
-
-    Without `adaptive_ids` n-grams draft alone; without `ngrams` adaptive tokens do, as in the paper.
-    """
+    """One sequence's drafts; without `ids` by n-grams alone. The policy may serve and learn from several."""
 
     def __init__(
-        self,
-        adaptive_ids: Sequence[int],
-        policy: Policy,
-        ngrams: Ngrams | None = None,
-        watch: Watch | None = None,
+        self, ids: Sequence[int], policy: Policy, ngrams: Ngrams | None = None, watch: Watch | None = None
     ) -> None:
-        self._probes = probe_ids(adaptive_ids, policy.most) if adaptive_ids else ()
+        self._probes = probe_ids(ids, policy.most) if ids else ()
         self._policy, self._watch = policy, watch
         self._ngrams = TextNgrams(ngrams) if ngrams else None
         self._answers: Candidates | None = None
@@ -156,12 +143,7 @@ class AdaptiveDrafter(Drafter):
             self._places = None
             return Tree.chain(context[-1])
         self._places = Places(
-            context,
-            self._answers,
-            self._ngrams,
-            self._policy.width,
-            self._sampling,
-            self._seed,
+            context, self._answers, self._ngrams, self._policy.width, self._sampling, self._seed
         )
         drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts

@@ -12,17 +12,13 @@ the price of their rows in the sums),
 
     h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
-That is Dinkelbach's method for a ratio, a step at a time, λ being followed as it goes. L(q) is learned from the
-time of every step (costs.py).
-
-Drafting lives on credit, which bounds what it may lose against plain decoding.
-
-Policies go on learning from one text to the next of the same kind (`Policies`).
+That is Dinkelbach's method for a ratio, a step at a time. L(q) is learned from the time of every step
+(costs.py). Drafting lives on credit, which bounds what it may lose against plain decoding.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -70,11 +66,8 @@ class Calibration:
 
 
 class Credit:
-    """What drafting may lose against plain decoding; `drafting` says whether there is any.
-
-    What drafting loses is taken from the credit and what it gains is added, up to a limit. When it is used up,
-    decoding is plain, and a small share of that time is put aside for the next attempt. So decoding takes at
-    most that share longer than plain decoding, and the first credit once.
+    """What drafting may lose against plain decoding: losses are taken away, gains added, up to a limit. When it
+    is used up decoding is plain, and a small share of that time is put aside for the next attempt.
     """
 
     def __init__(self) -> None:
@@ -98,7 +91,7 @@ class Saving:
         self._save, self._next = save, SAVED[0]
 
     def step(self, steps: int, tables: Sequence[Costs]) -> None:
-        """Return the number of steps that were learned from."""
+        """Save the tables if so many steps that were learned from are enough."""
         if self._save and steps >= self._next:
             self._next *= SAVED[1]
             self._save(*tables)
@@ -215,7 +208,6 @@ class AutoPolicy:
 
     @property
     def _rate(self) -> float:
-        """λ; plain decoding's at least."""
         plain = 1 / self._costs.ms[1]
         return max(plain, self._earned / self._spent) if self._spent else plain
 
@@ -239,10 +231,7 @@ class AutoPolicy:
                 calibration.record(places.graph.chances[child], child == right)
 
     def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
-        """Return the drafts to verify, the nodes to probe, and the step's worth beyond its rows.
-
-        Drafts make room for probes where those are worth more.
-        """
+        """Return the drafts to verify, the nodes to probe, and the step's worth beyond its rows."""
         best, count = (drafts, list[int](), float("-inf")), len(drafts.tokens)
         while count:
             fewer = drafts.first(count)
@@ -256,10 +245,7 @@ class AutoPolicy:
         return best
 
     def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float, bool]:
-        """Return the nodes to probe, their worth beyond their rows, and whether rows ran out.
-
-        Nodes where the path may end are probed while answers there are worth their rows.
-        """
+        """Return the nodes to probe, their worth beyond their rows, and whether rows ran out."""
         rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
         worth = self._worth(k) - rate * self._costs.reading
         ms, endings = self._costs.ms, drafts.endings()
@@ -279,24 +265,12 @@ class AutoPolicy:
 MOST = 64  # policies of a kind: a server may hear of another temperature with every text
 
 
-class Learner(Protocol):
-    """What learns L(q), of one model or of several."""
-
-    @property
-    def tables(self) -> Sequence[Costs]:
-        """As they stand."""
-        ...
-
-
-L = TypeVar("L", bound=Learner)
-
-
-class Learners(Generic[L]):
-    """One for each kind, batch, length class and sampling. Nothing in here refers to their model."""
+class Learners:
+    """What learns L(q), for each kind, batch, length class and sampling. Nothing in here refers to a model."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._learners = dict[tuple[Hashable, tuple[int, int], Sampling], L]()
+        self._learners = dict[tuple[Hashable, tuple[int, int], Sampling], Any]()
 
     def find(
         self,
@@ -306,52 +280,41 @@ class Learners(Generic[L]):
         capacity: int,
         sampling: Sampling,
         load: Callable[[], Sequence[Costs]],
-        new: Callable[[Sequence[Costs]], L],
-    ) -> L:
+        new: Callable[[Sequence[Costs]], Any],
+    ) -> Any:
         """Return the one for `batch` texts of up to `capacity` tokens. Where there is none yet, a `new` one
         with what another with the same work learned of L(q), or with what `load` returns.
         """
         texts = (batch, context_of(capacity))
         key = (kind, texts, sampling)
         with self._lock:
-            learner = self._learners.pop(key, None) or new(self._tables(texts, sampling) or load())
+            same = (texts, work(sampling))
+            alike = [other for (_, of, way), other in self._learners.items() if (of, work(way)) == same]
+            learner = self._learners.pop(key, None) or new(alike[-1].tables if alike else load())
             self._learners[key] = learner  # now the last to be forgotten
             if len(self._learners) > MOST:
                 del self._learners[next(iter(self._learners))]
             return learner
-
-    def _tables(self, texts: tuple[int, int], sampling: Sampling) -> Sequence[Costs]:
-        alike = [
-            learner
-            for (_, of, way), learner in self._learners.items()
-            if of == texts and work(way) == work(sampling)
-        ]
-        return alike[-1].tables if alike else ()
 
 
 class Policies:
     """The policies of one model; the number of probes and the sources of drafts are their kind."""
 
     def __init__(self) -> None:
-        self._learners = Learners[AutoPolicy]()
+        self._learners = Learners()
 
     def auto(
         self,
         k: int,
         sources: frozenset[str],
         *,
-        batch: int,
-        capacity: int,
         sampling: Sampling,
-        load: Callable[[], Sequence[Costs]],
         save: Callable[[Costs], None] | None = None,
+        **texts: Any,
     ) -> AutoPolicy:
-        """See Learners; `save` is given what was learned of L(q), from time to time."""
-        return self._learners.find(
-            (k, sources),
-            batch=batch,
-            capacity=capacity,
-            sampling=sampling,
-            load=load,
-            new=lambda tables: AutoPolicy(tables[0], k, width=1 if sampling.temperature else WIDTH, save=save),
-        )
+        """See Learners.find; `save` is given what was learned of L(q), from time to time."""
+
+        def new(tables: Sequence[Costs]) -> AutoPolicy:
+            return AutoPolicy(tables[0], k, width=1 if sampling.temperature else WIDTH, save=save)
+
+        return self._learners.find((k, sources), sampling=sampling, new=new, **texts)

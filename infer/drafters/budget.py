@@ -43,10 +43,7 @@ class FixedBudget:
         return weight
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
-        """Return whether a level of so many rows is drafted.
-
-        `reach` is the chance that a text goes on through them, the mean of all sequences.
-        """
+        """Return whether a level of `rows` is drafted; a text goes on through it with chance `reach`."""
         return True
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
@@ -70,9 +67,7 @@ class FamilyBudget(FixedBudget):
 class AutoBudget:
     """By measurement; goes on learning from one text to the next. Both tables have one unit of time."""
 
-    def __init__(
-        self, target: Costs, draft: Costs, *, save: Callable[[Costs, Costs], None] | None = None
-    ) -> None:
+    def __init__(self, target: Costs, draft: Costs, *, save: Callable[..., None] | None = None) -> None:
         """Give both tables to `save` from time to time."""
         self.max_rows = target.rows[-1]
         self._costs, self._draft = LoopCosts(target, self.max_rows), CostCurve(draft)
@@ -91,8 +86,7 @@ class AutoBudget:
         return self._credit.drafting and not self._costs.due
 
     @property
-    def rate(self) -> float:
-        """λ; plain decoding's at least."""
+    def _rate(self) -> float:
         return max(self._earned / self._spent, 1 / self._costs(1))
 
     def chance(self, weight: float) -> float:
@@ -101,11 +95,11 @@ class AutoBudget:
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
         """See FixedBudget. The first level is always drafted: the credit pays for it."""
-        return level == 0 or reach * self._followed > self.rate * self._draft.costs(rows)
+        return level == 0 or reach * self._followed > self._rate * self._draft.costs(rows)
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """Return every node that is worth its row."""
-        rate = self.rate
+        rate = self._rate
         prices = [rate * slope for slope in self._costs.slopes[1:]]
         return unroll(graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight))
 
@@ -132,7 +126,6 @@ class AutoBudget:
             self._followed += pace * ((right is not None) - self._followed)
 
     def _drafted(self, forwards: Sequence[int], took: float | None) -> float:
-        """Learn from the time that the draft model's forwards took together, where it is known; return it."""
         expected = sum(map(self._draft.costs, forwards))
         if not forwards or took is None:
             return expected

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -41,9 +42,7 @@ class CostTables:
         self._texts = (batch, context_of(capacity), work(sampling))
 
     def load(self) -> list[Costs]:
-        """Return what earlier texts taught, or priors: of the target and of the draft model, in plain steps of
-        the target. Ranks that share the target agree.
-        """
+        """Return what earlier texts taught, or priors, in plain steps of the target; the same on all ranks."""
         return agreed_value(self._target, self._read() or self._priors())
 
     def save(self, *tables: Costs) -> None:
@@ -51,10 +50,7 @@ class CostTables:
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
         unit = tables[0].ms[0]
-        written = [
-            {"rows": table.rows, "ms": [ms / unit for ms in table.ms], "weights": table.weights}
-            for table in tables
-        ]
+        written = [asdict(replace(table, ms=tuple(ms / unit for ms in table.ms))) for table in tables]
         with suppress(OSError):
             write_json(self._path, with_checksum({"tables": written, "device": device_name(self._target)}))
 
@@ -69,17 +65,15 @@ class CostTables:
         return priors
 
     def _read(self) -> list[Costs] | None:
-        """Return the saved tables; None where there are none, of another version, or broken ones."""
         try:
             tables = read_checksummed(self._path)["tables"]
-            costs = [
-                Costs(tuple(table["rows"]), tuple(table["ms"]), tuple(min(w, WEIGHT) for w in table["weights"]))
-                for table in tables
-            ]
+            costs = [Costs(*(tuple(table[name]) for name in ("rows", "ms", "weights"))) for table in tables]
         except (OSError, Corrupt, KeyError):
             return None
         known = len(costs) == 1 + (self._draft is not None)
-        return costs if known and min(min(table.ms) for table in costs) > 0 else None
+        if not known or min(min(table.ms) for table in costs) <= 0:
+            return None
+        return [replace(table, weights=tuple(min(w, WEIGHT) for w in table.weights)) for table in costs]
 
     @cached_property
     def _path(self) -> Path:
@@ -89,7 +83,10 @@ class CostTables:
         facts += [_facts(lm) for lm in (target, self._draft) if lm is not None]
         facts += self._texts
         key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return _folder() / f"costs-{key}.json"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+        # A user without a home, as in a container, has "~/.cache", which must not become a folder called "~".
+        folder = cache if cache.is_absolute() else Path(os.devnull)
+        return folder / "adaptive-tokens" / f"costs-{key}.json"
 
 
 def device_name(lm: PreTrainedModel) -> str:
@@ -103,9 +100,3 @@ def _facts(lm: PreTrainedModel) -> Sequence[object]:
     config = {key: value for key, value in lm.config.to_dict().items() if not key.startswith("_")}
     gated = [list(w.shape) for m in lm.modules() if isinstance(m, GatedLinear) for w in m.adapter]
     return str(lm.dtype), config, gated
-
-
-def _folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    # A user without a home, as in a container, has "~/.cache", which must not become a folder called "~".
-    return (cache if cache.is_absolute() else Path(os.devnull)) / "adaptive-tokens"

@@ -1,9 +1,8 @@
 """L(q): what a step of q rows costs on this device, followed by the loop's own clock. Pure.
 
-A step is all that the loop does for a forward: the forward, the picks, the reading of drafts. A table begins
-as a prior, or as what earlier texts taught (cost_tables.py), and every step of a text corrects it: no forward
-is run only to be measured. Points that no step came near yet move along with those beside a step, so that a
-wrong prior is first corrected as a whole and then point by point.
+A table begins as a prior, or as what earlier texts taught (cost_tables.py), and every step of a text corrects
+it: no forward is run only to be measured. Points that no step came near yet move along with those beside a
+step, so that a wrong prior is first corrected as a whole and then point by point.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,9 +25,7 @@ UPDATED = 16  # steps between two updates of the table; the first so many steps 
 
 @dataclass(frozen=True)
 class Costs:
-    """Time of a step by its rows, piecewise linear, in any unit. `weights`: how many steps each point is worth;
-    without any all are worth many.
-    """
+    """Time of a step by its rows, piecewise linear, in any unit; `weights`: steps that each point is worth."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
@@ -66,9 +63,8 @@ def work(sampling: Sampling) -> tuple[bool, int, bool]:
 class CostCurve:
     """A table that learns: `costs` is how it stands. With `base`, L(1) is fixed: it is the unit.
 
-    Each point has a mean of the times seen there. What it says is shrunk towards the table that it began with,
-    scaled to fit all means: a slow first step at one point does not make that point dear for good, and points
-    that no step came near move with the others. More rows never cost less (isotonic regression).
+    Each point has a mean of the times seen there, and is shrunk towards the first table, scaled to fit all
+    means: a slow first step makes no point dear for good. More rows never cost less (isotonic regression).
     """
 
     def __init__(self, costs: Costs, *, base: bool = False) -> None:
@@ -104,7 +100,6 @@ class CostCurve:
         return rising(values, weights)
 
     def _beside(self, q: int) -> list[tuple[int, float]]:
-        """Return the points on both sides of q, and their shares in it."""
         rows = self.costs.rows
         right = min(bisect_left(rows, q), len(rows) - 1)
         if rows[right] <= q or not right:
@@ -128,9 +123,7 @@ class LoopCosts:
 
     @property
     def due(self) -> bool:
-        """Whether the next step must be plain. It changes when a step is observed, so that all sequences of a
-        batch see the same value.
-        """
+        """Whether the next step must be plain; the same for all sequences of a batch."""
         return self._since >= EVERY
 
     @property
@@ -143,9 +136,7 @@ class LoopCosts:
         return self.ms[q] if q <= self._most else self.costs(q)
 
     def observe(self, q: int, ms: float, *, answered: bool = False) -> float:
-        """Learn that a step of q rows took `ms`, with the reading of adaptive tokens' answers where `answered`;
-        return its time in plain steps.
-        """
+        """Learn from a step, `answered` with the reading of answers; return its time in plain steps."""
         ms = max(ms, 1e3 * FINE)  # by no clock is it free
         if q == 1:
             return self._follow(ms)

@@ -14,8 +14,9 @@ verification by ratio (`RatioDrafters`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,12 +51,6 @@ class Pending:
     drafts: Drafts | None = None
     drawn: dict[int, Tensor] | None = None  # by node, where children are draws: what they were drawn from
 
-    @classmethod
-    def behind(cls, unread: list[int], root: int) -> "Pending":
-        """Return a graph of the root alone, the last of the text's tokens."""
-        last = len(unread) - 1
-        return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
-
     def feed(self, nodes: Sequence[int]) -> range:
         """Queue these nodes for the next forward; their parents have rows, the root has one already."""
         for node in nodes:
@@ -85,9 +80,7 @@ class Pending:
 
 
 class DraftModelDrafters(Drafters, ABC):
-    """The drafters of a batch. `take` lends a runner of the draft model for so many sequences, which
-    `give` takes back after the last one.
-    """
+    """The drafters of a batch. `take` lends a runner for so many sequences, `give` takes it back at the end."""
 
     width = 1
 
@@ -138,10 +131,11 @@ class DraftModelDrafters(Drafters, ABC):
             min(n - 1, self._depth, self._draft.context - len(context)) if self._budget.drafting else 0
             for context, n in zip(contexts, left)
         ]
-        self._pending = [
-            Pending.behind(unread, context[-1]) if unread else None
-            for unread, context in zip(self._read(contexts, depths), contexts)
-        ]
+        self._pending = [None] * len(contexts)
+        for b, unread in enumerate(self._read(contexts, depths)):
+            if unread:  # the last of these is the root
+                parents, last = list(range(-1, len(unread) - 1)), len(unread) - 1
+                self._pending[b] = Pending(unread, parents, TokenGraph([contexts[b][-1]]), {0: last})
         began = self.runner.clock()
         if max(depths) > 0:
             self._grow(self._pending, depths)
@@ -162,10 +156,10 @@ class DraftModelDrafters(Drafters, ABC):
         """See Drafters."""
         self._commit()
         self.runner.drop(b)
-        self._requests[b], self._pending[b] = self._requests[-1], self._pending[-1]
-        self._keeping[b] = self._keeping[-1]
-        for each in (self._requests, self._pending, self._keeping):
-            each.pop()
+        rows: Any
+        for rows in (self._requests, self._pending, self._keeping):
+            rows[b] = rows[-1]
+            rows.pop()
         if not self._requests:
             self._give(self.runner)
             self._runner = None
@@ -189,9 +183,7 @@ class DraftModelDrafters(Drafters, ABC):
     def _forward(
         self, pending: Sequence[Pending | None], probes: Sequence[Sequence[int]] | None = None
     ) -> ForwardOutput:
-        """Run one forward of all queued rows, and of each sequence's probes under the last. A sequence without
-        any feeds its last row again.
-        """
+        """Run one forward of all queued rows, and of probes under the last; without any the last row again."""
         trees = [item.tree if item else Tree.chain(0) for item in pending]
         for b, tokens in enumerate(probes or ()):
             if tokens:
@@ -213,44 +205,37 @@ class DraftModelDrafters(Drafters, ABC):
         return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), shared=shared)
 
     def _commit(self) -> None:
-        """Commit the accepted paths' rows to the draft model's cache."""
         if any(self._keeping):
             self.runner.commit(self._keeping)
             self._keeping = [[] for _ in self._keeping]
 
 
 class LevelDrafters(DraftModelDrafters):
-    """SSD, TSD and GSD: the draft model draws a sequence, a tree or a graph, level by level (GSD §3-§5).
-
-    Each level is one forward, in which only the new frontier's tokens are rows (trees/growth.py). `most` bounds
-    the draft model's rows for a sequence and step, but for the text's own tokens.
+    """SSD, TSD and GSD: a sequence, a tree or a graph is drawn level by level (GSD §3-§5), each by one forward
+    of the new frontier. `most` bounds the draft model's rows for a sequence and step, but for the text's own
+    tokens.
     """
 
     within_level = False  # see Growth
 
-    def __init__(
-        self,
-        draft: Draft,
-        rules: Rules,
-        budget: Budget,
-        *,
-        most: int,
-        take: Callable[[int], Runner],
-        give: Callable[[Runner], None],
-        watch: Watch | None = None,
-    ) -> None:
-        super().__init__(draft, budget, depth=rules.depth, take=take, give=give, watch=watch)
+    def __init__(self, draft: Draft, rules: Rules, budget: Budget, *, most: int, **lend: Any) -> None:
+        super().__init__(draft, budget, depth=rules.depth, **lend)
         self._rules, self._most = rules, most
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
         growths = dict[int, Growth]()
         for b, item in enumerate(pending):
             if item:
-                growths[b] = self._growth(item.graph.tokens[0])
+                more: Any = {"within_level": self.within_level, "calibrated": self._budget.chance}
+                growths[b] = Growth(item.graph.tokens[0], self._rules, most=self._most, **more)
                 item.graph = growths[b].graph
         for level in range(max(depths)):
             growths = {b: growth for b, growth in growths.items() if level < depths[b] and growth.frontier}
-            if not growths or not self._deepens(level, growths.values(), len(pending)):
+            if not growths:
+                break
+            # Of all sequences together: a forward of one's frontier is one of all.
+            reach = sum(growth.reach for growth in growths.values()) / len(pending)
+            if not self._budget.deepens(level, reach, max(len(growth.frontier) for growth in growths.values())):
                 break
             rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
             output = self._forward(pending)
@@ -258,45 +243,18 @@ class LevelDrafters(DraftModelDrafters):
                 candidates = self._behind(b, growth.frontier, rows[b], output)
                 growth.grow(candidates.ids, candidates.weights)
 
-    def _growth(self, root: int) -> Growth:
-        return Growth(
-            root,
-            self._rules,
-            most=self._most,
-            within_level=self.within_level,
-            calibrated=self._budget.chance,
-        )
-
     def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:
-        """Return the candidates behind these nodes of graph b, whose rows are `rows`."""
         return output.next_candidates(b, rows, self._rules.k)
-
-    def _deepens(self, level: int, growths: Collection[Growth], sequences: int) -> bool:
-        """Decide for all sequences together: a forward of one's frontier is one of all."""
-        reach = sum(growth.reach for growth in growths) / sequences
-        return self._budget.deepens(level, reach, max(len(growth.frontier) for growth in growths))
 
 
 class ProbeDrafters(DraftModelDrafters):
-    """A draft model with adaptive tokens draws its whole graph in one forward (SDSAT's probes; PARD, 2025).
-
-    Behind the last token it is asked for the next place as ever, and by a probe for each further one. The `k`
-    candidates for each of `depth` places, predicted without regard to one another, are a lattice.
+    """A draft model with adaptive tokens draws its whole graph in one forward (SDSAT's probes; PARD, 2025): `k`
+    candidates for the next place and, by a probe each, for all of `depth` places are a lattice.
     """
 
-    def __init__(
-        self,
-        draft: Draft,
-        budget: Budget,
-        *,
-        k: int,
-        depth: int,
-        take: Callable[[int], Runner],
-        give: Callable[[Runner], None],
-        watch: Watch | None = None,
-    ) -> None:
+    def __init__(self, draft: Draft, budget: Budget, *, k: int, depth: int, **lend: Any) -> None:
         """Raise ValueError for more places than the draft model has diverse tokens for."""
-        super().__init__(draft, budget, depth=depth, take=take, give=give, watch=watch)
+        super().__init__(draft, budget, depth=depth, **lend)
         assert draft.adaptive is not None
         self._k = k
         self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
@@ -311,18 +269,16 @@ class ProbeDrafters(DraftModelDrafters):
             if depths[b] > 1:
                 candidates.append(output.next_candidates(b, range(root + 1, root + depths[b]), self._k))
             ids = [row for part in candidates for row in part.ids]
-            item.graph = lattice(
-                item.graph.tokens[0], ids, [row for part in candidates for row in part.weights]
-            )
+            chances = [row for part in candidates for row in part.weights]
+            item.graph = lattice(item.graph.tokens[0], ids, chances)
 
 
 class RatioDrafters(LevelDrafters):
-    """SSD, TSD and GSD for verification by ratio: the candidates are draws from the draft model (GSD §3).
+    """SSD, TSD and GSD for verification by ratio: the candidates are draws without replacement (GSD §3).
 
-    Behind each node of the frontier k tokens are drawn without replacement, by a generator of each sequence's
-    own, which begins with its request's seed: runs repeat, whatever stands beside them. A merged node's
-    children were drawn from the distribution behind the node that it was merged into. The budget must verify
-    whole families (see ratio.py).
+    Each sequence has a generator of its own, which begins with its request's seed: runs repeat, whatever stands
+    beside them. A merged node's children were drawn behind the node that it was merged into. The budget must
+    verify whole families (see pick.py).
     """
 
     within_level = True

@@ -27,10 +27,8 @@ UNREAD = 0.25  # of the last answer's share: that of a token which is not among 
 
 
 class Places:
-    """What may follow a text whose last token is the root of the next draft.
-
-    `answers` are of the adaptive tokens, for the places behind the root; `width` bounds the candidates of a
-    place. `graph` holds what was looked at so far.
+    """What may follow a text whose last token is the root of the next draft: at most `width` candidates of a
+    place, of the adaptive tokens' `answers` and n-grams. `graph` holds what was looked at so far.
     """
 
     def __init__(
@@ -44,16 +42,12 @@ class Places:
     ) -> None:
         self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
+        self.has_ngrams = ngrams is not None  # whether anything is drafted where adaptive tokens did not answer
         self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
         self._text, self._answers, self._ngrams, self._width = text, answers, ngrams, width
         self._sampling, self._seed = sampling, seed
         self._places = [0]  # by node, that of its children
         self._counted: list[Sequence[dict[int, int]]] = [()]  # by node, what its siblings were counted in
-
-    @property
-    def has_ngrams(self) -> bool:
-        """Whether anything is drafted where adaptive tokens did not answer."""
-        return self._ngrams is not None
 
     def unanswered(self) -> "Places":
         """Return the same without the adaptive tokens' answers."""
@@ -107,14 +101,12 @@ class Places:
         return "text" if any(token in counts for counts in self._counted[node]) else "ngrams"
 
     def _is_known(self, node: int) -> bool:
-        """Return whether n-grams propose a node's token behind its parent."""
         if self._ngrams is None:
             return False
         successors, _, _ = self._ngrams.successors(self._tails[self.graph.parents[node]])
         return self.graph.tokens[node] in successors
 
     def _answered(self, place: int) -> dict[int, float]:
-        """Return the shares of an adaptive token's answers; none behind the last one."""
         if self._answers is None or place >= self.answered:
             return {}
         return dict(zip(self._answers.ids[place], self._answers.weights[place]))
@@ -136,11 +128,8 @@ class Places:
         chances, D, counted = ngrams.successors(tail)
         if not self._sampling.temperature:
             return chances, 1 / D, counted
-        seed, position, power = (
-            self._seed,
-            self._position + place,
-            min(1 / self._sampling.temperature, STEEPEST),
-        )
+        seed, position = self._seed, self._position + place
+        power = min(1 / self._sampling.temperature, STEEPEST)
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
         chances = {

@@ -4,28 +4,21 @@ The runner hands a (B, 1, q, kv) boolean mask through the library's model (True 
 without one, the rows are a prompt and attention is causal. A model with ALiBi keeps the library's
 attention under that name.
 
-A runner decodes through a view of its model, on the same weights:
-
-    model                          view
+    model                          view, on the same weights
     CausalLM                       CausalLM'      a copy, as what holds a configuration or a gate is
       Layer                          Layer'
         Attention  config              Attention'  config'
           Linear                         Linear   the same
 
-The library's attention reads its implementation from the configuration that all layers share, and a gate
-belongs to all layers of an adapter. To change them on the model for one decoder would change what every other
-thread computes. So a runner decodes through a view: copies of the modules that hold a configuration or a gate,
-themselves or below them; all others are shared. The copies share the dictionaries of parameters, buffers
-and hooks as well, so that weights that move, change or are replaced do so in both.
+To change the configuration that all layers share, or the gate of an adapter, would change what other threads
+compute. So a runner decodes through copies of the modules that hold either, themselves or below them, which
+share all else: weights that move, change or are replaced do so in both.
 
-ALiBi (arXiv 2108.12409), as BLOOM has it, has no position embeddings, but slope x key position added to
-each score, with a slope for each head.
+ALiBi (arXiv 2108.12409), as BLOOM has it, adds slope x key position to each score, with a slope for each head.
+The library takes a key's position from its column; in a tree rivals lie side by side and share a position. So a
+tree's mask has the bias in it, by head, and the library adds nothing to it.
 
     B sequences, q rows each, n columns of cache in use, H heads
-
-The library takes a key's position from its column, or from a mask of padding. In a tree rivals lie in
-columns side by side and share a position. So a tree's mask has the bias in it, by head, and the
-library adds nothing to it; all else, its attention too, is the library's.
 """
 
 import copy
@@ -44,9 +37,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 
 def is_alibi(config: PretrainedConfig) -> bool:
-    """Return whether masks of this architecture contain the bias. They are additive then: it has an attention
-    of its own, which takes no other.
-    """
+    """Return whether masks contain the bias and are additive, for an attention of the architecture's own."""
     return config.model_type == "bloom"
 
 
@@ -58,26 +49,21 @@ def leave_to_masks(decoder: Any) -> Tensor:
 
 
 def _beside(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """Return the bias that the decoder adds to a 4-D mask, none, or to one of padding: (B * H, 1, n)."""
     if attention_mask.ndim == 4:
         return torch.zeros(1, 1, 1, dtype=dtype, device=attention_mask.device)
     return build_alibi_tensor(attention_mask, num_heads, dtype)
 
 
 def biased(attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (B, H, q, n) in `dtype`: slope x key position where a row attends, and -inf elsewhere.
-
-    `attends` (B, 1, q, n) bool; `places` (B, n) positions of the tokens that the columns hold. The
-    position is absolute, and rounded in narrow types, as the library's is and as in BLOOM's training.
+    """Return (B, H, q, n): slope x key position where a row attends, -inf elsewhere; of `attends` (B, 1, q, n)
+    and the columns' `places` (B, n), absolute and rounded in narrow types as in BLOOM's training.
     """
     bias = (slopes[:, None, None] * places[:, None, None]).to(dtype)
     return torch.where(attends, bias, float("-inf"))
 
 
 class ProbeGate:
-    """Which rows of the current forward are probes: those of every sequence from `first` on, of `rows`. None
-    outside of `open`, where `rows` is 0.
-    """
+    """Which rows of the current forward are probes: of every sequence those from `first` on, of `rows`."""
 
     def __init__(self) -> None:
         self.first = self.rows = 0
@@ -100,7 +86,6 @@ class ProbeGate:
 
 NAME = "tree"
 OWN = (PreTrainedConfig, ProbeGate)
-BOUND = (MethodType, partial)  # a forward that is wrapped, as accelerate does, is bound to its module
 BEYOND = ("softcap", "s_aux", "position_bias", "alibi")
 
 
@@ -147,24 +132,17 @@ def band(n: int, window: int, device: torch.device) -> Tensor:
     return (rows.tril() & rows.triu(1 - window))[None, None]
 
 
-def register() -> None:
-    """Make `attn_implementation="tree"` known to Transformers."""
-    AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, own_mask)
-
-
-def own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | None:
+def _own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | None:
     """Return the library's mask for ALiBi's own attention; elsewhere masks come from the runner."""
     return eager_mask(*args, **others) if is_alibi(config) else None
 
 
 def view_of(lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None) -> PreTrainedModel:
-    """Return a view with tree attention. It follows the model's weights, not a later change of its modules.
-    It has the modules `replaced`, by names, in the place of the model's.
-
-    Takes a millisecond for every five layers.
+    """Return a view with tree attention, and with the modules `replaced` by name. It follows the model's
+    weights, not a later change of its modules. Takes a millisecond for every five layers.
     """
-    register()
+    AttentionInterface.register(NAME, tree_attention)
+    AttentionMaskInterface.register(NAME, _own_mask)
     model: Any = next(lm.modules())  # `lm` may be a weak proxy, which cannot be copied
     shared: dict[int, Any] = {id(model.get_submodule(name)): new for name, new in (replaced or {}).items()}
     _share(model, shared)
@@ -174,10 +152,7 @@ def view_of(lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None
 
 
 def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
-    """Add to `shared`, by id as `deepcopy` wants it, what a view does not copy of a module and those below.
-
-    Return whether that is the whole module.
-    """
+    """Add to `shared`, by id, what a view does not copy of a module; return whether that is all of it."""
     if id(module) in shared:
         return False  # replaced: what holds it is the view's own
     below = [_share(child, shared) for child in module.children()]
@@ -193,18 +168,13 @@ def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
 
 
 def _share_value(value: Any, shared: dict[int, Any]) -> None:
-    """Add what a view does not copy of an attribute; of a bound function that is what it is bound to beside
-    modules, such as a timer with a lock.
+    """Add what a view does not copy of an attribute. A forward that is wrapped, as accelerate does, is bound to
+    its module, and perhaps to more, such as a timer with a lock, which is shared.
     """
-    if isinstance(value, BOUND):
-        for part in _bound(value):
+    if isinstance(value, MethodType):
+        _share_value(value.__self__, shared)
+    elif isinstance(value, partial):
+        for part in (value.func, *value.args, *value.keywords.values(), *vars(value).values()):
             _share_value(part, shared)
     elif not isinstance(value, (*OWN, nn.Module)):
         shared[id(value)] = value
-
-
-def _bound(function: MethodType | partial[Any]) -> list[Any]:
-    """Return the parts of a bound function."""
-    if isinstance(function, MethodType):
-        return [function.__self__]
-    return [function.func, *function.args, *function.keywords.values(), *vars(function).values()]

@@ -8,6 +8,7 @@ protocol; no tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +17,14 @@ from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
 
+@dataclass
 class Slots:
-    """Where the rows of the next forward go; one object, shared by all layers.
+    """Where the rows of the next forward go; one object, shared by all layers."""
 
-    `columns` (B, q): the column of each row, each sequence after its own length; None where all
-    rows of all sequences go to columns `start` to `end`.
-    """
-
-    def __init__(self) -> None:
-        self.start, self.end = 0, 0
-        self.columns: Tensor | None = None
-        self.sequences: Tensor | None = None  # (B, 1): 0, 1, ...
+    start: int = 0
+    end: int = 0
+    columns: Tensor | None = None  # (B, q) of each row; None: all rows go to columns `start` to `end`
+    sequences: Tensor | None = None  # (B, 1): 0, 1, ...
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -54,7 +52,7 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.keys[:n, :, : slots.end], self.values[:n, :, : slots.end]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: nothing is lazy here."""
+        """No-op: storage is preallocated."""
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the slots."""

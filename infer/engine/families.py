@@ -77,14 +77,11 @@ def check_tree(lm: PreTrainedModel) -> None:
     apart = float((ours.double() - theirs.double()).abs().max())
     limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
     if not apart <= limit:
-        raise _refused(
-            lm.config,
-            f", whose logits of a tree are not those of its paths (by {apart:.2g}; {limit:.2g} allowed)",
-        )
+        differ = f"(by {apart:.2g}; {limit:.2g} allowed)"
+        raise _refused(lm.config, f", whose logits of a tree are not those of its paths {differ}")
 
 
 def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
-    """Return (nodes, V) logits behind the nodes of a tree that follows the prompt."""
     target = Target(lm, batch=1, capacity=16)
     target.cache.clear(1)
     forward, requests = DynamicForward(target), [Request(prompt)]
@@ -94,7 +91,5 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
 
 
 def _refused(config: PretrainedConfig, reason: str) -> UserError:
-    return UserError(
-        f"model={config.name_or_path} must be a causal model whose attention follows a tree, got "
-        f"{config.model_type}{reason}"
-    )
+    suited = "a causal model whose attention follows a tree"
+    return UserError(f"model={config.name_or_path} must be {suited}, got {config.model_type}{reason}")

@@ -2,17 +2,14 @@
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
 
-`Target` is the library's model in the parts that decoding uses, and its cache. `DynamicForward` computes as
-many rows and columns as there are; static.py fills both up to fixed shapes and captures CUDA graphs.
-
-Where a model is divided over ranks, whatever decides (picks, drafts, costs) is rank 0's on every rank: ranks
-that chose differently would wait for each other for ever. A draft model is whole on every rank, and what it
-drafts is rank 0's too.
+`DynamicForward` computes as many rows and columns as there are; static.py fills both up to fixed shapes.
+Where a model is divided over ranks, whatever decides (picks, drafts, costs) is rank 0's on every rank, also of
+a draft model, which is whole on each: ranks that chose differently would wait for each other for ever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,18 +18,17 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.attention import ProbeGate, biased, is_alibi, leave_to_masks, view_of
 from infer.engine.cache import TreeCache
-from infer.engine.output import ForwardOutput, LazyOutput, Request
+from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
-from infer.trees.tree import FlatTrees, Tree, flatten, key_positions, mask
+from infer.trees.tree import Fed, FlatTrees, Tree, flatten, key_positions, mask
 
 T = TypeVar("T")
 TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 
 
 class Target:
-    """Decoder, head, gate and cache; `slopes` (H,) where positions are ALiBi's. The cache has room for
-    `capacity` rows of up to `batch` sequences.
+    """Decoder, head, gate, `slopes` (H,) of ALiBi, and a cache of `capacity` rows of up to `batch` sequences.
 
     `agree` makes what decides the same on all ranks: those that the model is divided over, or those that
     `beside` is, where every rank has a whole copy of `lm` that drafts for it.
@@ -49,12 +45,7 @@ class Target:
         self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
         self.agree = agreement(beside or lm)
         self.cache = TreeCache(
-            lm.config,
-            batch=batch,
-            capacity=capacity,
-            dtype=lm.dtype,
-            device=lm.device,
-            shares=shares(lm),
+            lm.config, batch=batch, capacity=capacity, dtype=lm.dtype, device=lm.device, shares=shares(lm)
         )
 
     @property
@@ -97,20 +88,6 @@ def context_length(config: PretrainedConfig) -> int:
     return learned or TRAINED
 
 
-class Forward(Protocol):
-    """A way through the model."""
-
-    def __call__(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
-    ) -> ForwardOutput:
-        """Compute the trees' rows, which wait in the cache behind the committed ones."""
-        ...
-
-
 class DynamicForward:
     """As many rows and columns as there are: nothing is computed in vain, and every launch is paid for."""
 
@@ -129,32 +106,25 @@ class DynamicForward:
         return capacity + (max_rows + 1 if batch == 1 else 2 * max_rows)
 
     def __call__(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
+        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
     ) -> LazyOutput:
-        """See Forward."""
+        """Compute the trees' rows, which wait in the cache behind the committed ones."""
         target = self._target
         flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
         logits = Logits(target.head, hidden, target.head(hidden))
         return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
 
-    def hidden(self, trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[FlatTrees, Tensor]:
+    def hidden(self, trees: Sequence[Tree], fed: Fed = None) -> tuple[FlatTrees, Tensor]:
         """Return the rows, and (B, q, d) what the decoder makes of them."""
         target, cache = self._target, self._target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         flat = flatten(trees, cache.lengths, fed=fed, drafts=self._least - probes)
         cache.place(flat.ids.shape[1], fed)
+        ids = torch.from_numpy(flat.ids).to(target.device)
+        positions = torch.from_numpy(flat.positions).to(target.device)
         with target.gate.open(flat.drafts, flat.ids.shape[1]):
-            hidden = target.hidden(
-                torch.from_numpy(flat.ids).to(target.device),
-                torch.from_numpy(flat.positions).to(target.device),
-                self._masks(flat),
-            )
-        return flat, hidden
+            return flat, target.hidden(ids, positions, self._masks(flat))
 
     def _masks(self, flat: FlatTrees) -> dict[str, Tensor] | None:
         """Return masks by kind of layer; none for a row that is alone and sees everything."""

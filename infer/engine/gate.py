@@ -53,7 +53,7 @@ class GatedLinear(nn.Module):
 
     @property
     def adapter(self) -> list[nn.Parameter]:
-        """What is read for probes alone."""
+        """The weights that are read for probes alone."""
         return [weight for weight in (self.dense, self.a, self.b) if weight is not None]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +71,6 @@ class GatedLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
     def _split(self, rows: Tensor, first: int, q: int) -> Tensor:
-        """Map (B·q, d) to (B·q, d')."""
         assert self.dense is not None
         bias: Any = self.base.bias
         if len(rows) == q:
@@ -83,7 +82,6 @@ class GatedLinear(nn.Module):
         return torch.cat([y.view(*part.shape[:2], -1) for y, part in zip(products, parts)], dim=1).flatten(0, 1)
 
     def _update(self, probes: Tensor) -> Tensor:
-        """Return s·BAx, (B, p, d) in, (B, p, d') out."""
         assert self.a is not None and self.b is not None
         inner = F.linear(probes.flatten(0, 1), self.a)
         if self.group is not None:

@@ -17,10 +17,7 @@ def enough_memory(needed: str, remedy: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"out of memory for {needed}: {remedy}",
-            page=MEMORY,
-        ) from error
+        raise UserError(f"out of memory for {needed}: {remedy}", page=MEMORY) from error
 
 
 def enough_for_weights(

@@ -1,14 +1,13 @@
-"""What a forward returns: the picks along a path, and the drafts behind it. Two ways of reading it.
+"""What a forward returns: the picks along a path, and the drafts behind it.
 
-On a CPU, as far as it is asked: all of it would cost as much as a layer, and the probes under nodes
-that were not accepted, most rows of a one-forward tree, are never looked at. On a GPU the questions
-cost more than the answers: everything is computed with the forward, and comes over in one copy.
+On a CPU it is read as far as it is asked: most rows of a one-forward tree are never looked at. On a GPU
+questions cost more than answers: everything is computed with the forward, and comes over in one copy.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,9 +32,7 @@ EMPTY = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt of at least one token, the seed of its draws, and the library's processors of its
-    logits, which come before the sampling's own temperature, top_k and top_p.
-    """
+    """A prompt of at least one token, the seed of its draws, and processors that come before the sampling."""
 
     prompt: Sequence[int]
     seed: int = 0
@@ -44,40 +41,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Drafts for the k places behind a node's pick, m for each, the likeliest first.
-
-    `weights` are their shares among the leaders, between 0 and 1.
-    """
+    """Drafts for the k places behind a node's pick, the likeliest first; `weights` are their shares."""
 
     ids: list[list[int]]
     weights: list[list[float]]
-
-
-class ForwardOutput(Protocol):
-    """One forward of trees."""
-
-    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """Return a function from a node of tree b to the pick after it, called along one path from the root.
-
-        `context` are the tokens up to and with the root.
-        """
-        ...
-
-    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """Return the candidates of the probes under a node of tree b; None where it has none."""
-        ...
-
-    def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """Return the likeliest tokens behind adjacent nodes of a draft model's tree b, with their chances."""
-        ...
-
-    def draws(
-        self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
-    ) -> tuple[Candidates, Tensor]:
-        """Return up to k tokens drawn behind each of these nodes, in their order, and (n, V) the distributions
-        that they were drawn from.
-        """
-        ...
 
 
 class LazyOutput:
@@ -98,7 +65,10 @@ class LazyOutput:
         self._picks: list[list[int]] | None = None
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """See ForwardOutput."""
+        """Return a function from a node of tree b to the pick after it, called along one path from the root.
+
+        `context` are the tokens up to and with the root.
+        """
         processors = self._requests[b].processors
         if processors:
             return self._processed(b, list(context), processors)
@@ -109,7 +79,7 @@ class LazyOutput:
         return self._picks[b].__getitem__
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """See ForwardOutput."""
+        """Return the candidates of the probes under a node of tree b; None where it has none."""
         tree = self.trees[b]
         probes = tree.probes_of(node)
         if not probes:
@@ -120,7 +90,7 @@ class LazyOutput:
         return Candidates(ids.tolist(), weights.tolist())
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """See ForwardOutput."""
+        """Return the likeliest tokens behind adjacent nodes of a draft model's tree b, with their chances."""
         rows = self._rows(b, nodes)
         chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
         return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
@@ -128,7 +98,7 @@ class LazyOutput:
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
-        """See ForwardOutput."""
+        """Return up to k tokens drawn behind each node, in order, and (n, V) what they were drawn from."""
         q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
         drawn = self._agree(draw(q, k, generator))
         ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
@@ -136,7 +106,6 @@ class LazyOutput:
         return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
-        """Pick for the drafts of all trees in one call and one copy."""
         flat, n, device = self.flat, len(self.trees), self.logits.device
         q, drafts = flat.ids.shape[1], flat.drafts
         rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
@@ -160,10 +129,7 @@ class LazyOutput:
         return choose
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
-        """Return the pick after a node, from the target's distribution or what the draft's draws leave of it.
-
-        The noise is the same, and independent of those draws.
-        """
+        """Return the pick after a node, of the target's distribution or what the draws leave of it."""
         tree, sampling = self.trees[b], self._sampling
         if tree.drawn is not None and node in tree.drawn:
             ids = torch.tensor([[tree.tokens[child] for child in tree.children(node)]], device=logits.device)
@@ -172,7 +138,6 @@ class LazyOutput:
         return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
-        """Return rows of nodes that lie side by side."""
         first = b * self.flat.ids.shape[1] + self.flat.row(b, self.trees[b], nodes[0])
         return slice(first, first + len(nodes))
 
@@ -209,52 +174,46 @@ def on_host(tree: Tree, request: Request) -> bool:
     return bool(request.processors) or tree.drawn is not None
 
 
+@dataclass(frozen=True, slots=True)
 class PackedOutput:
-    """Looks up what was computed with the forward. Picks with processors and those by ratio, and the draws for
-    these, are left to a LazyOutput.
-    """
+    """Looks up what was computed with the forward; what `on_host` says is left to a LazyOutput."""
 
-    def __init__(
-        self,
-        packed: Packed,
-        flat: FlatTrees,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        lazy: LazyOutput | None = None,
-    ) -> None:
-        self._packed, self._flat, self._trees = packed, flat, trees
-        self._requests, self._lazy = requests, lazy
+    packed: Packed
+    flat: FlatTrees
+    trees: Sequence[Tree]
+    requests: Sequence[Request]
+    lazy: LazyOutput | None = None
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
-        """See ForwardOutput."""
-        if self._lazy is not None and on_host(self._trees[b], self._requests[b]):
-            return self._lazy.chooser(b, context)
-        return self._packed.picks[b].tolist().__getitem__
+        """See LazyOutput."""
+        if self.lazy is not None and on_host(self.trees[b], self.requests[b]):
+            return self.lazy.chooser(b, context)
+        return self.packed.picks[b].tolist().__getitem__
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
-        """See ForwardOutput."""
-        tree, packed = self._trees[b], self._packed
+        """See LazyOutput."""
+        tree, packed = self.trees[b], self.packed
         probes = tree.probes_of(node)
         if not probes:
             return None
         first = probes[0] - tree.probes_from
         rows = slice(first, first + len(probes))
         scores = torch.from_numpy(packed.scores[b, rows, : max(width, LEADERS)])
-        return Candidates(
-            packed.ids[b, rows, :width].tolist(), scores.softmax(-1).nan_to_num(0.0)[:, :width].tolist()
-        )
+        weights = scores.softmax(-1).nan_to_num(0.0)[:, :width]
+        return Candidates(packed.ids[b, rows, :width].tolist(), weights.tolist())
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
-        """See ForwardOutput."""
-        first = self._flat.row(b, self._trees[b], nodes[0])
-        rows = slice(first, first + len(nodes))
-        return Candidates(
-            self._packed.ids[b, rows, :width].tolist(), self._packed.scores[b, rows, :width].tolist()
-        )
+        """See LazyOutput."""
+        first = self.flat.row(b, self.trees[b], nodes[0])
+        leaders = b, slice(first, first + len(nodes)), slice(width)
+        return Candidates(self.packed.ids[leaders].tolist(), self.packed.scores[leaders].tolist())
 
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
-        """See ForwardOutput."""
-        assert self._lazy is not None
-        return self._lazy.draws(b, nodes, k, generator)
+        """See LazyOutput."""
+        assert self.lazy is not None
+        return self.lazy.draws(b, nodes, k, generator)
+
+
+ForwardOutput: TypeAlias = LazyOutput | PackedOutput

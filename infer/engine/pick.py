@@ -92,7 +92,6 @@ class Logits:
         return self._logits.softmax(-1, dtype=torch.promote_types(self._logits.dtype, torch.float32))
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
-        """Return float32 logits of these ids, from the head's weights."""
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
         values = torch.bmm(weight_ntd, self._hidden.float()[..., None])[..., 0]
         bias = getattr(self._head, "bias", None)
@@ -100,10 +99,8 @@ class Logits:
 
 
 def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """Compute torch.topk over long rows: the m largest lie in the m blocks of the largest maxima.
-
-    On a CPU four times as fast at 32,000 columns, where a selection reads every value with care
-    and a maximum does not.
+    """Compute torch.topk over long rows: the m largest lie in the m blocks of the largest maxima. On a CPU four
+    times as fast at 32,000 columns.
     """
     n, V = values_nV.shape
     blocks = V // BLOCK
@@ -136,10 +133,8 @@ def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -
 def candidates(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) ids, the likeliest to be picked first, and (n, m) weights, their share among the leaders.
-
-    Of sampled text the likeliest pick is known better than by its probability: the noise is known. Of scores
-    beyond all numbers no share is known: it is 0.
+    """Return (n, m) ids, the likeliest to be picked first, by the known noise where text is sampled, and (n, m)
+    weights, their share among the leaders; 0 of scores beyond all numbers.
     """
     scores, ids = leaders(logits, sampling, positions, seeds, max(m, LEADERS))
     return ids[:, :m], scores.softmax(-1).nan_to_num(0.0)[:, :m]
@@ -148,9 +143,7 @@ def candidates(
 def leaders(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, up to m) the highest scores, falling, and their ids: of all tokens, or of those that may be
-    drawn.
-    """
+    """Return (n, up to m) the highest scores, falling, and their ids: of those that may be drawn."""
     if not sampling.temperature:
         return logits.top(min(m, logits.vocabulary))
     # Drafts may miss a token far down that the noise lifts; a pick may not.
@@ -161,10 +154,8 @@ def leaders(
 def likeliest(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) chances of the m tokens likeliest to be picked, falling, and their ids.
-
-    Greedy: the model's own probabilities. Of sampled text the noise is known, and a chance is a
-    token's share of the perturbed scores of those that may be drawn. Of scores beyond all numbers it is 0.
+    """Return (n, m) chances of the m tokens likeliest to be picked, falling, and their ids: of sampled text,
+    whose noise is known, shares of the perturbed scores; 0 of scores beyond all numbers.
     """
     if not sampling.temperature:
         return top(logits.chances(), min(m, logits.vocabulary))
@@ -196,14 +187,11 @@ def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tu
     total, m = whole.logsumexp(-1, keepdim=True), min(most or WIDE, V)
     values, ids = top(whole, m)
     # On a GPU the question would wait for the device; there a sort of all tokens costs little.
-    if most is None and (whole.device.type != "cpu" or not _reaches(values - total, sampling.top_p)):
+    if most is None and (
+        whole.device.type != "cpu" or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
+    ):
         values, ids = whole.sort(dim=1, descending=True)
     return nucleus(values, sampling.top_p, total), ids
-
-
-def _reaches(log_shares: Tensor, top_p: float) -> bool:
-    """Return whether the leaders of every row make up the share `top_p`."""
-    return bool((log_shares.exp().sum(-1) >= top_p).all())
 
 
 def _best(noisy: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
@@ -242,7 +230,6 @@ def noise(seed: int, position: int, id: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _key(number: int, position: int | None = None) -> int:
-    """Return the hash of an id, or of a seed and a position."""
     mixed = _mixed_one(number)
     return mixed if position is None else _mixed_one(mixed ^ position)
 
@@ -255,7 +242,6 @@ def _mixed_one(x: int) -> int:
 
 
 def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:
-    """Return (n, m) numbers of 52 bits."""
     key = _mixed(_mixed(seeds) ^ positions)
     return _shifted(_mixed(key[:, None] ^ _mixed(ids)), 12)
 
@@ -269,16 +255,14 @@ def _mixed(x: Ints) -> Ints:
 
 
 def _shifted(x: Ints, bits: int) -> Ints:
-    """Shift to the right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return (n, k) ids, drawn from each row of `q_nV` without replacement, in the order of drawing.
+    """Return (n, k) ids drawn from each row of `q_nV` without replacement, in order; -1 where tokens run out.
 
-    A row of fewer than k tokens of positive probability is filled up with -1. By an exponential race
-    (Gumbel top-k in other words): the first to arrive are draws without replacement, in their order.
-    torch.multinomial races too, but does not say what it does where tokens run out.
+    By an exponential race (Gumbel top-k in other words). torch.multinomial does not say what it does where
+    tokens run out.
     """
     q = q_nV.double()
     # Tensor.exponential_ takes three times as long. No time is 0; only what cannot be drawn never arrives.
@@ -300,10 +284,8 @@ def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tens
         chance = torch.where(tried, r.gather(1, c) / q.gather(1, c), 0).clamp(max=1)
         result.scatter_add_(1, c, rejected * chance)
         rejected = rejected * (1 - chance)
-        r, q = (
-            torch.where(tried, _norm((r - q).clamp(min=0)), r),
-            torch.where(tried, _norm(q.scatter(1, c, 0)), q),
-        )
+        rest, left = _norm((r - q).clamp(min=0)), _norm(q.scatter(1, c, 0))
+        r, q = torch.where(tried, rest, r), torch.where(tried, left, q)
     return result + rejected * r
 
 

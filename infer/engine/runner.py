@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from threading import Lock
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from infer.engine.attention import band
-from infer.engine.forward import DynamicForward, Forward, Target, agreed_value
+from infer.engine.forward import DynamicForward, Target, agreed_value
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward, fixed_shapes
-from infer.trees.tree import Tree
+from infer.trees.tree import Fed, Tree
 
 FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
 TICK = 1e-6  # seconds of any duration, at least
@@ -27,10 +27,8 @@ Clock = Callable[[], float]
 class Runner:
     """Up to `batch` sequences of up to `capacity` tokens on one model. `max_rows` bounds the nodes of a tree.
 
-    `static` chooses fixed shapes, on CUDA as graphs: so it is there unless said otherwise, where the
-    library knows the model to be free of data-dependent control flow and one process has all of it.
-    `compile` has torch.compile fuse the decoder's kernels first, which takes a minute and pays from
-    some thousand tokens on. `beside` is the Target's.
+    `static` chooses fixed shapes, on CUDA as graphs: the default there, where control flow depends on no data
+    and one process has all of the model. `compile` fuses the kernels first. `beside` is the Target's.
     """
 
     def __init__(
@@ -53,16 +51,13 @@ class Runner:
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._places = target.places
         self._dynamic = DynamicForward(target)
-        self._forward: Forward = (
-            StaticForward(target, batch=batch, compile=compile) if static else self._dynamic
-        )
+        fixed = StaticForward(target, batch=batch, compile=compile) if static else None
+        self._forward = fixed or self._dynamic
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
-        """Return whether so many sequences, tokens and nodes find room, and the weights still lie where they
-        were: a graph has their addresses.
-        """
-        room = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
-        return room and self._target.places == self._places
+        """Return whether so much finds room, and the weights lie where they did: graphs have addresses."""
+        fits = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
+        return fits and self._target.places == self._places
 
     @property
     def lengths(self) -> list[int]:
@@ -74,10 +69,8 @@ class Runner:
         """Start over with these tokens in the cache. Raises ValueError when they do not fit."""
         longest = max(map(len, prompts))
         if len(prompts) > self._batch or longest > self._capacity:
-            raise ValueError(
-                f"{len(prompts)} prompts of up to {longest} tokens do not fit a cache of {self._batch} x "
-                f"{self._capacity}"
-            )
+            room = f"a cache of {self._batch} x {self._capacity}"
+            raise ValueError(f"{len(prompts)} prompts of up to {longest} tokens do not fit {room}")
         self._target.cache.clear(len(prompts))
         self.read(prompts)
 
@@ -92,27 +85,16 @@ class Runner:
             ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
             target.cache.place(longest)
             positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
-            target.hidden(ids.to(target.device), positions, self._windows(longest))
+            cutting = {kind: window for kind, window in target.windows.items() if window and window < longest}
+            masks: Any = {kind: band(longest, window, target.device) for kind, window in cutting.items()}
+            masks = {kind: masks.get(kind) for kind in target.windows} if cutting else None
+            target.hidden(ids.to(target.device), positions, masks)
             band.cache_clear()  # n x n bytes: of a long prompt a GiB, for no one else
         target.cache.commit([range(len(text)) for text in texts])
 
-    def _windows(self, n: int) -> dict[str, Tensor | None] | None:
-        """Return the masks of prompts of `n` tokens for layers with a window; None where none cuts."""
-        target = self._target
-        if not any(window and window < n for window in target.windows.values()):
-            return None
-        return {
-            kind: band(n, window, target.device) if window and window < n else None
-            for kind, window in target.windows.items()
-        }
-
     @torch.inference_mode()
     def forward(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
+        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
     ) -> ForwardOutput:
         """Compute the trees' rows, which wait in the cache for `commit`.
 
@@ -141,7 +123,8 @@ class Runners:
         compile: bool = False,
         beside: PreTrainedModel | None = None,
     ) -> None:
-        self.static, self._lm, self._compile, self._beside = static, lm, compile, beside
+        self.static, self._lm = static, lm
+        self._more: dict[str, Any] = {"compile": compile, "beside": beside}
         self._kept: Runner | None = None
         self._lock = Lock()
 
@@ -152,15 +135,8 @@ class Runners:
         if runner is not None and runner.fits(batch=batch, capacity=capacity, max_rows=max_rows):
             return runner
         del runner  # its memory makes room for the new one's
-        return Runner(
-            self._lm,
-            capacity=capacity,
-            max_rows=max_rows,
-            batch=batch,
-            static=self.static,
-            compile=self._compile,
-            beside=self._beside,
-        )
+        room: Any = {"batch": batch, "capacity": capacity, "max_rows": max_rows}
+        return Runner(self._lm, **room, static=self.static, **self._more)
 
     def give(self, runner: Runner) -> None:
         """Give back a runner whose text has ended; one without graphs is not worth its memory."""
@@ -169,18 +145,13 @@ class Runners:
 
 
 def loop_clock(device: torch.device) -> Clock:
-    """Return the clock of steps on a device.
-
-    One thread that does all the work has a clock of its own, on which no other process shows.
-    """
+    """Return the clock of steps on a device: a thread's own, where one does all the work."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
 
 
 def fine_clock(first: Clock, second: Clock) -> Clock:
-    """Return the first clock, or the second where the first does not tell a step from the next: a thread's may
-    tick every 10 ms.
-    """
+    """Return the first clock, or the second where the first, as a thread's may, ticks every 10 ms."""
     return first if tick_of(first) <= FINE else second
 
 

@@ -3,7 +3,6 @@
 A small forward on a GPU is mostly launches: a graph replays a thousand kernels for the price of one, with the
 shapes and addresses that it was captured with. So rows and columns are filled up to buckets, the masks are
 made on the device, and everything from the tokens to the picks is in the graph: one copy there, one copy back.
-(A path that is not the first rows takes one more, of its places, and moves the cache outside of the graph.)
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
 
@@ -25,7 +24,7 @@ from infer.engine.forward import Target, shares
 from infer.engine.output import ForwardOutput, LazyOutput, Packed, PackedOutput, Request, on_host
 from infer.engine.pick import Logits, leaders, likeliest, pick
 from infer.engine.sampling import Sampling
-from infer.trees.tree import FlatTrees, Tree, extent, flatten
+from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten
 
 COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # leaders of every probe that are brought over
@@ -57,10 +56,7 @@ class CompileWarning(UserWarning):
 
 
 class Compiled:
-    """A function by torch.compile, and by itself from the first failure on, which is a CompileWarning.
-
-    A new shape is compiled in the runs ahead of its capture, never within one.
-    """
+    """A function by torch.compile, and by itself from the first failure on, which is a CompileWarning."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self._function, self._failed = function, False
@@ -84,15 +80,15 @@ class StaticForward:
     """A graph for every shape, made on its first use; all share one pool of memory."""
 
     def __init__(self, target: Target, *, batch: int, compile: bool = False) -> None:
-        self._target, self._batch = target, batch
-        self._hidden: Callable[..., Tensor] = target.hidden
+        self.target, self._batch = target, batch
+        self.hidden: Callable[..., Tensor] = target.hidden
         if compile:
             # One row and one sequence are compiled by themselves, for each model: more than PyTorch expects.
             torch._dynamo.config.recompile_limit = 64
-            self._hidden = Compiled(target.hidden)
+            self.hidden = Compiled(target.hidden)
         # PyTorch's own stream for captures is on the current device, which need not be the model's.
-        self._stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
-        self._pool = torch.cuda.graph_pool_handle() if self._stream else None
+        self.stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if self.stream else None
         self._graphs = dict[Sampling, dict[Shape, Graph]]()
 
     @staticmethod
@@ -101,14 +97,10 @@ class StaticForward:
         return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
 
     def __call__(
-        self,
-        trees: Sequence[Tree],
-        requests: Sequence[Request],
-        sampling: Sampling,
-        fed: Sequence[int] | None = None,
+        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
     ) -> ForwardOutput:
-        """See Forward."""
-        target = self._target
+        """See DynamicForward."""
+        target = self.target
         drafts, probes = map(bucket, extent(trees, fed))
         idle = min(bucket(len(trees)), self._batch) - len(trees)
         lengths, before = [*target.cache.lengths, *[0] * idle], [*(fed or [0] * len(trees)), *[0] * idle]
@@ -117,21 +109,13 @@ class StaticForward:
             [*trees, *[Tree.chain(0)] * idle], lengths, fed=before, drafts=drafts, probes=probes, width=width
         )
         columns = COLUMNS * bucket(-(-(max(lengths) + width) // COLUMNS))
-        shape = Shape(
-            len(lengths),
-            drafts,
-            probes,
-            width,
-            min(columns, target.cache.capacity),
-            sampling,
-            any(map(on_host, trees, requests)),
-            fed is not None,
-        )
+        columns, keeps = min(columns, target.cache.capacity), any(map(on_host, trees, requests))
+        shape = Shape(len(lengths), drafts, probes, width, columns, sampling, keeps, fed is not None)
         self._graphs[sampling] = graphs = self._graphs.pop(sampling, {})
         if len(self._graphs) > SAMPLINGS:
             del self._graphs[next(iter(self._graphs))]  # of the sampling unused for longest
         if shape not in graphs:
-            graphs[shape] = Graph(shape, target, self._hidden, self._stream, self._pool)
+            graphs[shape] = Graph(shape, self)
         graph = graphs[shape]
         packed = graph.run(flat, lengths, [*(request.seed for request in requests), *[0] * idle])
         if graph.logits is None:
@@ -143,17 +127,11 @@ class StaticForward:
 class Graph:
     """One shape's buffers and, on CUDA, its kernels."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        target: Target,
-        hidden: Callable[..., Tensor],
-        stream: torch.cuda.Stream | None,
-        pool: Any,
-    ) -> None:
-        self._shape, self._target, self._hidden = shape, target, hidden
-        self._stream, self._pool = stream, pool
-        self._inputs = Inputs(shape.sequences, shape.drafts + shape.probes, shape.width, target.device)
+    def __init__(self, shape: Shape, way: StaticForward) -> None:
+        self._shape, self._target, self._hidden = shape, way.target, way.hidden
+        self._stream, self._pool = way.stream, way.pool
+        rows = shape.drafts + shape.probes
+        self._inputs = Inputs(shape.sequences, rows, shape.width, way.target.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._width = 0  # leaders of a row
         self._packed: Tensor | None = None
@@ -184,10 +162,8 @@ class Graph:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate and wait meanwhile: by default that ends a capture.
-        with (
-            CAPTURES,
-            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
-        ):
+        lonely: Any = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
+        with CAPTURES, torch.cuda.graph(graph, **lonely):
             self._packed = self._compute()
         return graph
 
@@ -197,10 +173,8 @@ class Graph:
         target, given = self._target, self._inputs
         q = D + P
         target.cache.place_each(given.lengths + given.fed, rows=q, end=n)
-        masks = {
-            kind: additive_mask(given, n, window, target.dtype, target.slopes)
-            for kind, window in target.windows.items()
-        }
+        more = target.dtype, target.slopes
+        masks = {kind: additive_mask(given, n, window, *more) for kind, window in target.windows.items()}
         with target.gate.open(D, q):
             hidden = self._hidden(given.ids, given.positions, masks)
         logits = target.head(hidden)
@@ -234,9 +208,8 @@ class Inputs:
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._views = [view.numpy() for view in self._split(self._host)]
-        self.ids, self.positions, self.places, self.seeds, self.lengths, self.fed, self.seen = self._split(
-            self._device
-        )
+        self.ids, self.positions, self.places, *each, self.seen = self._split(self._device)
+        self.seeds, self.lengths, self.fed = each
 
     def fill(self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]) -> None:
         """Bring these over, in one copy; the last one must have been used."""

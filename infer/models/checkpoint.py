@@ -53,16 +53,14 @@ def load_model(
     """Load the library's model with its adapter, if it has one, ready to decode.
 
     Under torchrun it is divided over the processes, each on its own GPU or all on CPUs; `whole`: every process
-    loads all of it. Raises UserError
-    for a directory that is no model or lacks its adapter, a model that trees or so many processes do not
-    suit, and an adapter that would have to be merged into divided weights.
+    loads all of it. Raises UserError for a directory that is no model or lacks its adapter, a model that trees
+    or so many processes do not suit, and an adapter that would have to be merged into divided weights.
     """
     logging.disable_progress_bar()
     path, ranks = check_directory(folder), 1 if whole else parallel.processes()
     if ranks > 1 and device:
-        raise UserError(
-            f"device must be unset under torchrun, which gives each of its {ranks} processes one, got {device}"
-        )
+        ours = f"torchrun, which gives each of its {ranks} processes one"
+        raise UserError(f"device must be unset under {ours}, got {device}")
     adapter, described = path / "adapter", has_adaptive(path)
     gated = is_gated(path)
     if ranks > 1 and adapter.is_dir() and not gated:
@@ -84,10 +82,9 @@ def load_model(
 
 def merge_adapter(lm: PreTrainedModel, folder: Path, *, described: bool) -> PreTrainedModel:
     """Return `lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
-    `described`: there is an adaptive.json, which says that it is not gated.
 
-    Raises UserError for a folder that holds none, or one of another model, and where it is not known whether
-    the adapter of adaptive tokens is gated: ungated it would change every token.
+    Raises UserError for a folder that holds none, or another model's, and for one of adaptive tokens that is
+    not `described`, by adaptive.json, as ungated: merged it would change every token.
     """
     weights = folder / SAFETENSORS_WEIGHTS_NAME
     if not weights.is_file() or not (folder / "adapter_config.json").is_file():
@@ -111,7 +108,6 @@ def merge_adapter(lm: PreTrainedModel, folder: Path, *, described: bool) -> PreT
 
 
 def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
-    """Load the library's model; every weight must come from the directory."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # of weights amiss its report is a table
     try:
@@ -142,27 +138,21 @@ def _read_model(path: Path, *, dtype: str, ranks: int) -> PreTrainedModel:
 
 def _check_depth(path: Path, config: PreTrainedConfig) -> None:
     """Raise UserError for more layers than weights: the library would spend hours on making them all."""
-    files = [file for file in path.glob("*.safetensors") if file.name != FILE]
+    files, weights = [file for file in path.glob("*.safetensors") if file.name != FILE], 0
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    weights = sum(len(_names(file)) for file in files)
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            weights += len(opened.keys())
     if files and layers > weights:
-        raise UserError(
-            f"model={path} must have weights of {layers} layers (config.json), got {weights} weights in all"
-        )
-
-
-def _names(file: Path) -> list[str]:
-    with safe_open(file, "pt") as weights:
-        return list(weights.keys())
+        there = f"{weights} weights in all"
+        raise UserError(f"model={path} must have weights of {layers} layers (config.json), got {there}")
 
 
 def _check_weights(path: Path, info: dict[str, Any]) -> None:
     """Raise UserError where a weight is absent or of another size: the library would draw it at random."""
     for name, stored, expected in sorted(info["mismatched_keys"]):
-        raise UserError(
-            f"model={path} must have weights of the sizes in config.json, {tuple(expected)} for {name}, "
-            f"got {tuple(stored)}"
-        )
+        sizes = f"the sizes in config.json, {tuple(expected)} for {name}"
+        raise UserError(f"model={path} must have weights of {sizes}, got {tuple(stored)}")
     absent, further = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if absent:
         raise UserError(f"model={path} must have every weight of the model, got no {', '.join(absent[:3])}")
@@ -188,18 +178,13 @@ def load_text(folder: str | Path) -> Text:
         raise UserError(f"model={folder} must have a tokenizer at {file}, got none")
     with Refusing(f"{file} must be a tokenizers file, got"):
         tokenizer = Tokenizer.from_file(str(file))
-    adaptive = load_adaptive(folder) if has_adaptive(folder) else None
-    control = adaptive.control if adaptive else None
+    adaptive = load_adaptive(folder) if has_adaptive(folder) else Adaptive((), 1)
+    control = adaptive.control
     if control is None:
         special = (id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-        control = frozenset([*special, *(adaptive.ids if adaptive else ())])
-    return Text(
-        tokenizer,
-        control=control,
-        rows=_rows(path),
-        bos=adaptive.bos if adaptive else None,
-        infilling=adaptive.infilling if adaptive else None,
-    )
+        control = frozenset([*special, *adaptive.ids])
+    more: Any = {"bos": adaptive.bos, "infilling": adaptive.infilling}
+    return Text(tokenizer, control=control, rows=_rows(path), **more)
 
 
 def has_adaptive(folder: str | Path) -> bool:
@@ -241,10 +226,8 @@ def _adaptive(value: dict[str, Any]) -> Adaptive:
 
 
 def load_ngrams(folder: str | Path) -> NgramTable | None:
-    """Return the table of the training data's n-grams; None where there is none.
-
-    A model that lacks the table of its export decodes by its other sources, which is logged. Raises UserError
-    for a table that is damaged or of a larger vocabulary.
+    """Return the table of the training data's n-grams; None, which is logged where the export had one, for
+    none. Raises UserError for a table that is damaged or of a larger vocabulary.
     """
     path = check_directory(folder) / FILE
     if not path.is_file():
@@ -281,10 +264,8 @@ def _expect(value: Any, kind: type[T], name: str) -> T:
 
 def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
     if not adaptive.ids or adaptive.L < 1:
-        raise UserError(
-            f"{path} must have at least one of adaptive_ids and L from 1 on, got {list(adaptive.ids)} and "
-            f"{adaptive.L}"
-        )
+        got = f"{list(adaptive.ids)} and {adaptive.L}"
+        raise UserError(f"{path} must have at least one of adaptive_ids and L from 1 on, got {got}")
     infilling = vars(adaptive.infilling) if adaptive.infilling else {}
     ids = [("adaptive_ids", id) for id in adaptive.ids] + [("bos", adaptive.bos), *infilling.items()]
     for name, id in ids:
@@ -293,7 +274,6 @@ def _check_adaptive(adaptive: Adaptive, path: Path, rows: int | None) -> None:
 
 
 def _rows(folder: Path) -> int | None:
-    """Return the rows of the embedding, as config.json gives them."""
     path = folder / "config.json"
     rows = read_json(path, "a model's JSON").get("vocab_size")
     if rows is not None and type(rows) is not int:

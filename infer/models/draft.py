@@ -3,16 +3,9 @@
     draft=DIR       a model directory whose tokenizer has the same piece at every id that both have
     draft=self:N    the target's first N layers with its final norm and head, in the target's own memory
 
-Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023): they skip attention and MLP blocks all over
-the depth, chosen for each model by Bayesian optimisation, and stop drafting below a confidence that adapts.
-Here the first layers draft as they are, without a search; they draft worse for the same number of layers.
-
-Under torchrun the target is divided over the ranks. A draft model is small: every rank loads all of it and
-drafts the same tree (engine/forward.py). The first layers are divided as the target is.
-
-Knows which ids both models have; knows no drafting.
-
-Whether a base model can be given the ids of the model that was tuned from it.
+Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023), who search for the blocks to skip; the first
+layers as they are draft worse for the same number of layers. Under torchrun every rank loads all of a draft
+model; the first layers are divided as the target is.
 """
 
 import copy
@@ -40,11 +33,8 @@ STAND_IN = 0  # read for an id that the draft model does not have: any is as goo
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that drafts, on the target's device.
-
-    Its head has the ids below `rows` alone, so that it proposes none that the target lacks. Among them
-    may be some that only one of the two can spell, such as rows of padding: they are read and proposed
-    like any other, and it is for the target to refuse them.
+    """A model that drafts, on the target's device. Its head has the ids below `rows` alone; those that only one
+    of the two can spell are read and proposed like any other, and the target refuses them.
     """
 
     lm: PreTrainedModel = field(repr=False)
@@ -58,10 +48,8 @@ class Draft:
 
 
 def check_draft(config: DraftConfig, text: Text) -> int:
-    """Return `Draft.rows` for a target's tokenizer, before any weight is read.
-
-    Raises UserError for a directory without a tokenizer or with another one's ids, and for `adaptive` without
-    adaptive.json.
+    """Return `Draft.rows` for a target's tokenizer, before any weight is read. Raises UserError for a directory
+    without a tokenizer or with another one's ids, and for `adaptive` without adaptive.json.
     """
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
@@ -70,17 +58,19 @@ def check_draft(config: DraftConfig, text: Text) -> int:
         pieces = load_text(folder).pieces
         if config.adaptive:
             load_adaptive(folder)
+    return _rows_of_both(text, pieces, f"draft={folder}")
+
+
+def _rows_of_both(text: Text, pieces: Mapping[int, str], name: str) -> int:
     try:
         return rows_of_both(text.pieces, pieces)
     except ValueError as error:
-        raise UserError(f"draft={folder} must have the token ids of the model, {error}") from error
+        raise UserError(f"{name} must have the token ids of the model, {error}") from error
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
-    """Return one more than the last id that both have a piece for.
-
-    What only one of them has may be its adaptive tokens. Raises ValueError, with the end of a sentence, for
-    the first id that is another piece in the draft's vocabulary, and where they share none.
+    """Return one more than the last id that both have a piece for. Raises ValueError, with the end of a
+    sentence, for the first id that is another piece in the draft's vocabulary, and where they share none.
     """
     both = sorted(target.keys() & draft.keys())
     for id in both:
@@ -104,16 +94,17 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
         with failing_together(target), named_errors("draft", folder), fits:
             lm = load_model(folder, dtype=dtype, device=device, whole=True)
             adaptive = load_adaptive(folder) if config.adaptive else None
-        _warn_of_size(folder, lm, target)
+        if (size := lm.num_parameters()) > (limit := target.num_parameters()):
+            message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
+            getLogger(__name__).warning(message, folder, f"{limit:,}", f"{size:,}")
     else:
         layers = target.config.num_hidden_layers
         if config.layers >= layers:
             raise UserError(f"draft must have fewer layers than the model's {layers}, got {config.model}")
         lm = first_layers(target, config.layers)
     if config.adaptive and adaptive is None:
-        raise UserError(
-            "draft.adaptive=true needs a model fine-tuned with adaptive tokens, got no adaptive.json"
-        )
+        tuned = "a model fine-tuned with adaptive tokens"
+        raise UserError(f"draft.adaptive=true needs {tuned}, got no adaptive.json")
     _narrow_head(lm, rows)
     return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
 
@@ -138,18 +129,9 @@ def failing_together(lm: PreTrainedModel) -> Iterator[None]:
             raise error
 
 
-def _warn_of_size(folder: Path, lm: PreTrainedModel, target: PreTrainedModel) -> None:
-    parameters, limit = lm.num_parameters(), target.num_parameters()
-    if parameters > limit:
-        message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
-        getLogger(__name__).warning(message, folder, f"{limit:,}", f"{parameters:,}")
-
-
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return the first layers of a model with its final norm and head, on the same tensors.
-
-    The tensors of a copy are the original's wherever `deepcopy` has them in its memo:
-    buffers that no checkpoint has, such as rotary frequencies, and an adapter's weights as well.
+    """Return the first layers of a model with its final norm and head, on the same tensors: `deepcopy` takes
+    them from its memo, also buffers that no checkpoint has and an adapter's weights.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())}
     short = copy.deepcopy(lm, shared)
@@ -162,7 +144,6 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
-    """Cut the head to the first ids, by a view of its weights; the embedding stays whole."""
     if rows >= lm.config.vocab_size:
         return
     head: Any = lm.get_output_embeddings()
@@ -189,17 +170,10 @@ def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
     """
     with named_errors("base", folder):
         pieces = load_text(folder).pieces
-    try:
-        rows_of_both(text.pieces, pieces)
-    except ValueError as error:
-        raise UserError(f"base={folder} must have the token ids of the model, {error}") from error
+    _rows_of_both(text, pieces, f"base={folder}")
     return pieces
 
 
 def lacking(pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]) -> str | None:
-    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are.
-
-    The tuned model may have more ids than its base, such as those of infilling.
-    """
-    strange = ((id, name) for name, ids in prompts for id in ids if id not in pieces)
-    return next((f"no id {id} of {name}" for id, name in strange), None)
+    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are."""
+    return next((f"no id {id} of {name}" for name, ids in prompts for id in ids if id not in pieces), None)

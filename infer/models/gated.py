@@ -37,10 +37,8 @@ def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
-    """Return what takes the place of modules of `lm`, by their names; all have one gate.
-
-    Raises UserError for a folder without an adapter, and for an adapter that is not LoRA of linear layers of
-    this model, or changes the base model's rows.
+    """Return what takes the place of modules of `lm`, by their names; all have one gate. Raises UserError for a
+    folder without an adapter, and for one that is not LoRA of linear layers of this model.
     """
     settings, weights = _read(folder)
     gate, layers = ProbeGate(), dict[str, nn.Module]()
@@ -52,33 +50,30 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
                 raise ValueError(f"weights of another model's sizes for {name}")
             layers[name] = _linear(base, a, b, scaling, gate)
         if ids := settings["trainable_token_indices"]:
-            name, embedding = _embedding(lm)
+            embedding: Any = lm.get_input_embeddings()
+            name = next(name for name, module in lm.named_modules() if module is embedding)
             rows = weights.pop(f"{PREFIX}{name}{ROWS}").to(lm.device, lm.dtype)
             if rows.shape != (len(ids), embedding.embedding_dim) or max(ids) >= embedding.num_embeddings:
                 raise ValueError(f"weights of another model's sizes for {name}")
             layers[name] = GatedEmbedding(embedding, torch.tensor(ids, device=lm.device), rows, gate)
+        if weights:
+            raise ValueError(min(weights))
     except KeyError as error:
         raise UserError(f"{folder}: {WEIGHTS} must have {error}, got no such weight. {AGAIN}") from error
     except ValueError as error:
-        raise UserError(
-            f"{folder}: a gated adapter must be LoRA of linear layers, got {error}. {AGAIN}"
-        ) from error
-    if weights:
-        raise UserError(f"{folder}: a gated adapter must be LoRA of linear layers, got {min(weights)}. {AGAIN}")
+        raise UserError(f"{folder}: {MUST_BE}, got {error}. {AGAIN}") from error
     return layers
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the adapter's settings, checked, and its weights by peft's names."""
     if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: an adapter must have {CONFIG} and {WEIGHTS}, got not both of them. {AGAIN}")
     try:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
     except Exception as error:  # whatever a parser meets in a file that is none of its own
-        raise UserError(
-            f"{folder}: an adapter must be JSON and safetensors, got {in_one_line(error)}. {AGAIN}"
-        ) from error
+        strange = in_one_line(error)
+        raise UserError(f"{folder}: an adapter must be JSON and safetensors, got {strange}. {AGAIN}") from error
     if not isinstance(settings, dict):
         raise UserError(f"{folder}: {CONFIG} must be a JSON object, got {settings!r:.60}. {AGAIN}")
     defaults = {"use_rslora": False, "trainable_token_indices": None}
@@ -88,7 +83,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _amiss(settings: dict[str, Any]) -> str | None:
-    """Return the first setting that a gate cannot follow."""
     ids = settings["trainable_token_indices"]
     valid = {
         "peft_type": settings.get("peft_type") == "LORA",
@@ -101,9 +95,8 @@ def _amiss(settings: dict[str, Any]) -> str | None:
         "init_lora_weights": type(settings.get("init_lora_weights", True)) is bool,
     }
     valid |= {name: not value for name, value in settings.items() if name not in valid.keys() | IDLE}
-    return next(
-        (f"{name}={settings.get(name)!r:.60}" for name, is_valid in valid.items() if not is_valid), None
-    )
+    amiss = (name for name, is_valid in valid.items() if not is_valid)
+    return next((f"{name}={settings.get(name)!r:.60}" for name in amiss), None)
 
 
 def _is_list(value: object, kind: type) -> bool:
@@ -111,17 +104,14 @@ def _is_list(value: object, kind: type) -> bool:
 
 
 def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Linear]]:
-    """Return the layers that peft takes by these ends of names."""
-    modules = [
-        (name, m) for name, m in lm.named_modules() if any(f".{name}".endswith(f".{t}") for t in targets)
-    ]
+    ends = tuple(f".{target}" for target in targets)
+    modules = [(name, module) for name, module in lm.named_modules() if f".{name}".endswith(ends)]
     if others := [name for name, module in modules if not isinstance(module, nn.Linear)]:
         raise ValueError(f"LoRA of {others[0]}, which is no linear layer")
     return modules
 
 
 def _linear(base: nn.Linear, a: Tensor, b: Tensor, scaling: float, gate: ProbeGate) -> GatedLinear:
-    """Return the layer, divided over ranks as `base` is."""
     weight, group = base.weight, None
     if not isinstance(weight, DTensor):
         return GatedLinear(base, a, b, scaling, gate)
@@ -131,8 +121,3 @@ def _linear(base: nn.Linear, a: Tensor, b: Tensor, scaling: float, gate: ProbeGa
     elif placement == Shard(1):
         a, group = distribute_tensor(a, mesh, [placement], src_data_rank=None).to_local(), mesh.get_group()
     return GatedLinear(base, a, b, scaling, gate, divided=True, group=group)
-
-
-def _embedding(lm: PreTrainedModel) -> tuple[str, nn.Embedding]:
-    embedding: Any = lm.get_input_embeddings()
-    return next((name, embedding) for name, module in lm.named_modules() if module is embedding)

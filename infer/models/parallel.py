@@ -53,16 +53,14 @@ def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
     The head stays whole: its rows are looked up one by one for the float32 logits (pick.py).
     """
     if not config.base_model_tp_plan or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = f"{config.model_type}, which has no tensor parallel plan"
         raise UserError(
-            f"torchrun: the library must be able to divide the model over {ranks} processes, got "
-            f"{config.model_type}, which has no tensor parallel plan"
+            f"torchrun: the library must be able to divide the model over {ranks} processes, got {kind}"
         )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % ranks or config.num_attention_heads % ranks:
-        raise UserError(
-            f"torchrun: the number of processes must divide the model's {config.num_attention_heads} "
-            f"heads and {heads} key-value heads, got {ranks}"
-        )
+        both = f"{config.num_attention_heads} heads and {heads} key-value heads"
+        raise UserError(f"torchrun: the number of processes must divide the model's {both}, got {ranks}")
     atexit.register(leave)
     return DistributedConfig(tp_size=ranks, tp_plan={"lm_head": "replicate"})
 

@@ -83,15 +83,12 @@ _lock = Lock()  # or two threads create a state each, and both measure
 def state_of(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False) -> ModelState:
     """Return a model's state, a new one if the model was moved: a graph has the addresses of its weights.
 
-    A missing n-gram table that the export had (`has_table`) is logged once. A `gated` adapter is read from
-    where the model came from. Raise UserError for an unsupported family and for a missing adapter, ValueError
-    for a model on several devices or one that keeps no cache.
+    A missing n-gram table that the export had (`has_table`) is logged once. Raise UserError for an unsupported
+    family or a missing `gated` adapter, ValueError for several devices or a model that keeps no cache.
     """
     if lm.training and lm.is_gradient_checkpointing:
-        raise ValueError(
-            "model must be in evaluation, got training with gradient checkpointing, which keeps no cache. "
-            "Call model.eval() first."
-        )
+        strange = "training with gradient checkpointing, which keeps no cache"
+        raise ValueError(f"model must be in evaluation, got {strange}. Call model.eval() first.")
     places = places_of(lm)
     with _lock:
         state = _states.get(lm)
@@ -104,15 +101,12 @@ def state_of(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = Fals
             check_family(lm.config)
             check_tree(lm)
             decoding: Any = view_of(lm, gated_layers(lm, _adapter_of(lm))) if gated else proxy(lm)
-            runners = Runners(decoding, static=None if _is_fixed(lm) else False)
+            # Graphs stay valid; another library's layers (adapters, quantized weights) may change.
+            modules = (type(module).__module__.split(".")[0] for module in lm.modules())
+            runners = Runners(decoding, static=None if set(modules) <= {"torch", "transformers"} else False)
             table = state.table if state else _find_table(lm, expected=has_table)
             state = _states[lm] = ModelState(places, decoding, runners, table)
         return state
-
-
-def _is_fixed(lm: PreTrainedModel) -> bool:
-    """Return whether graphs stay valid: another library's layers (adapters, quantized weights) may change."""
-    return all(type(module).__module__.split(".")[0] in ("torch", "transformers") for module in lm.modules())
 
 
 def _find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
@@ -127,10 +121,9 @@ def _find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
 def _adapter_of(lm: PreTrainedModel) -> Path:
     files = [_file_of(lm, f"{FOLDER}/{name}") for name in (CONFIG, WEIGHTS)]
     if None in files:
-        raise UserError(
-            f"model must have come with its gated adapter, got {lm.name_or_path or 'no name'} and no {FOLDER}/ "
-            "there. Load the model from the directory or repository that has it."
-        )
+        there = f"{lm.name_or_path or 'no name'} and no {FOLDER}/ there"
+        load = "Load the model from the directory or repository that has it."
+        raise UserError(f"model must have come with its gated adapter, got {there}. {load}")
     return files[0].parent  # type: ignore[union-attr]
 
 
@@ -162,14 +155,9 @@ class Drafting:
         """Return how much is drafted, and where; with "auto" by measurement."""
         if self.probes != "auto":
             return FixedPolicy(self.k, self.probes)
-        return state.policies.auto(
-            self.k if "adaptive" in self.sources else 0,
-            self.sources,
-            batch=batch,
-            capacity=capacity,
-            sampling=sampling,
-            load=lambda: [prior_costs(state.lm.device.type)],
-        )
+        k, prior = self.k if "adaptive" in self.sources else 0, prior_costs(state.lm.device.type)
+        texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
+        return state.policies.auto(k, self.sources, **texts, load=lambda: [prior])
 
     def drafters(self, policy: Policy, table: NgramTable | None, vocabulary: int) -> Drafters:
         """Return the drafters of all sequences."""
@@ -335,7 +323,6 @@ def _texts(
     drafting: Drafting,
     streamer: BaseStreamer | None,
 ) -> list[list[int]]:
-    """Return the new tokens of each sequence."""
     texts = [list[int]() for _ in requests]
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
     policy = drafting.policy(state, batch=len(requests), capacity=capacity, sampling=sampling)

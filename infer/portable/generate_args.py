@@ -39,10 +39,7 @@ HARMLESS = {"use_cache", "logits_to_keep"}  # change only the cost of the librar
 def check_supported(
     config: GenerationConfig, processors: LogitsProcessorList, inputs: Mapping[str, Any], *, sequences: int
 ) -> None:
-    """Raise ValueError for what only the library's own decoding can do.
-
-    `inputs` are the model's inputs other than ids, their mask and their positions.
-    """
+    """Raise ValueError for what only the library can do; `inputs` are further inputs of the model."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _refused(f"generate must decode greedily or sample, got {mode.value}")
@@ -95,9 +92,8 @@ def within_context(limits: Limits, *, longest: int, context: int, explicit: bool
     if new <= left:
         return limits
     if explicit or left < 1:
-        raise _refused(
-            f"max_new_tokens (max_length) must fit the model's context of {context}, got {longest} + {new}"
-        )
+        limit = f"the model's context of {context}"
+        raise _refused(f"max_new_tokens (max_length) must fit {limit}, got {longest} + {new}")
     message = "max_new_tokens=%d behind %d tokens exceeds the model's context of %d: the text ends after %d"
     getLogger(__name__).warning(message, new, longest, context, left)
     return replace(limits, max_new_tokens=left)
@@ -124,10 +120,8 @@ def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None, positions_BP: Tensor | No
     first_B1 = attended.argmax(1, keepdim=True)  # 0 for a row of zeros, which the next check refuses
     places = torch.arange(ids_BP.shape[1], device=ids_BP.device) - first_B1
     if attended.shape != ids_BP.shape or not torch.equal(attended.bool(), places >= 0):
-        raise ValueError(
-            "attention_mask must be zeros, then a 1 for each token of the prompt, got another. "
-            "Use padding_side='left'."
-        )
+        form = "zeros, then a 1 for each token of the prompt"
+        raise ValueError(f"attention_mask must be {form}, got another. Use padding_side='left'.")
     if positions_BP is not None:
         counted = positions_BP.to(places.device).expand_as(places)
         if not torch.equal(counted[places >= 0], places[places >= 0]):
@@ -152,10 +146,8 @@ def _is_plain(warper: Any) -> bool:
 
 
 class RowProcessor(LogitsProcessor):
-    """A batch's processors applied to its row `b`, whose prompt has `prompt` tokens.
-
-    Processors may use the number of rows (repetition penalty) and the padding (min_length). So they get the
-    whole batch, with this row's ids in every row.
+    """A batch's processors applied to its row `b`, whose prompt has `prompt` tokens. They may use the number of
+    rows and the padding, so they get the whole batch, with this row's ids in every row.
     """
 
     def __init__(self, processors: LogitsProcessorList, ids_BP: Tensor, b: int, *, prompt: int) -> None:

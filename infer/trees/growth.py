@@ -36,7 +36,7 @@ class Growth:
 
     `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
     `within_level`: nodes are merged only into those of their own level, which have no children yet. Draws that
-    are verified by ratio need it (ratio.py): a merge into a node whose children are known may tell of these.
+    are verified by ratio need it (pick.py): a merge into a node whose children are known may tell of these.
     `calibrated` makes of the draft model's chance how often such drafts were right.
     """
 
@@ -65,9 +65,7 @@ class Growth:
         return sum(map(self._joint.__getitem__, self.frontier))
 
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
-        """Grow one level: the candidates behind each node of the frontier, in its order, at most k: the
-        likeliest first, or in the order of drawing.
-        """
+        """Grow a level: at most k candidates behind each node of the frontier, likeliest first or as drawn."""
         rules, parents, self.frontier = self._rules, self.frontier, []
         if self._within_level:
             self._ended.clear()

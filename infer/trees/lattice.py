@@ -68,10 +68,7 @@ def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
 
 
 def nucleus_tree(graph: TokenGraph, depth: int, expand: Callable[[int], None]) -> Drafts:
-    """Return the authors' tree over a graph's candidates (SDSAT §3.4.2), without nodes that have no candidate.
-
-    `expand` hangs the candidates behind a node under it.
-    """
+    """Return the authors' tree over a graph (SDSAT §3.4.2); `expand` hangs the candidates behind a node."""
     drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
     nodes: list[int | None] = [0]  # of the drafts, by node of the shape
     for above, rank in nucleus_shape(depth) if depth else ():

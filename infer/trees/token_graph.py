@@ -68,9 +68,7 @@ class TokenGraph:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """A tree of drafts: node 0 is the root; `chances[i]` is that of the path to node i being right.
-    `nodes[i]` is the node of the graph that it was unrolled from.
-    """
+    """A tree: `chances[i]` of the path to node i being right, `nodes[i]` the graph's; node 0 is the root."""
 
     tokens: list[int]
     parents: list[int]
@@ -80,13 +78,8 @@ class Drafts:
 
     def first(self, count: int) -> "Drafts":
         """Return the likeliest `count` nodes."""
-        return Drafts(
-            self.tokens[:count],
-            self.parents[:count],
-            self.depths[:count],
-            self.chances[:count],
-            self.nodes[:count],
-        )
+        n = count
+        return Drafts(self.tokens[:n], self.parents[:n], self.depths[:n], self.chances[:n], self.nodes[:n])
 
     def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
         """Add a node of the graph under a node of the tree; `chance` is that of the path to it."""
@@ -160,9 +153,7 @@ def unroll(
 
 def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
     """Return the graph as a tree of up to `most` drafts; the likeliest nodes of a level get all their children.
-
-    So verification by ratio wants it (ratio.py): what a node's children are, decides neither whether they
-    are verified nor which of them. Best first it would, where another copy of them competes.
+    So what a node's children are decides nothing, as verification by ratio wants it (pick.py).
     """
     drafts, level = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0]), [0]
     for _ in range(depth):
@@ -187,11 +178,8 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The draft of one sequence in one step, and its verification.
-
-    `drafts` is the tree that was verified, whose `nodes` say where each of its nodes stands in the graph;
-    `path` are its accepted nodes from the root on; `tokens` are theirs without the root's, and the target's own
-    token behind them.
+    """A sequence's draft in one step: `drafts` is the tree that was verified, `path` its accepted nodes from
+    the root on, `tokens` theirs without the root's, and the target's own token behind them.
     """
 
     graph: TokenGraph

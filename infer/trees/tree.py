@@ -30,11 +30,13 @@ level by level: only the others are rows, and each node's column is behind those
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 Rows = np.ndarray
+Fed: TypeAlias = Sequence[int] | None  # by tree, the nodes whose columns are in the cache; None: none has any
 SMALL = 128  # nodes of a tree that is worth keeping
 
 
@@ -44,7 +46,7 @@ class Tree:
 
     Nodes from `probes_from` on are probes: chains of equal length, in the order of `probed`.
     A tree with `drawn` is verified by ratio: it holds the distribution (V,) that each node's children
-    were drawn from, in their order here, for every node that has any (see ratio.py).
+    were drawn from, in their order here, for every node that has any (see pick.py).
     `shared` are the drafts that were drawn behind another node than they hang under (see token_graph.py).
     `sources` names the source of each draft, "" the root's (drafters/places.py); empty where one model drafts.
     """
@@ -71,13 +73,7 @@ class Tree:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
         return Tree(
-            tuple(tokens),
-            tuple(parents),
-            self.probes_from,
-            tuple(under),
-            self.drawn,
-            self.shared,
-            self.sources,
+            tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn, self.shared, self.sources
         )
 
     @property
@@ -121,12 +117,7 @@ def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
     and (n,) int64, the distance of each node from the root.
     """
     # A tree that grows is another one each time; those that are verified are often of the same shape.
-    return _lineage(parents, first) if first or len(parents) > SMALL else _cached(parents)
-
-
-@lru_cache(maxsize=256)
-def _cached(parents: tuple[int, ...]) -> tuple[Rows, Rows]:
-    return _lineage(parents, 0)
+    return _lineage(parents, first) if first or len(parents) > SMALL else _cached(parents, 0)
 
 
 def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
@@ -144,6 +135,9 @@ def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
     seen = np.zeros((n - first, n), bool)
     seen[rows, columns] = True
     return seen, np.array(depths)
+
+
+_cached = lru_cache(maxsize=256)(_lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +158,7 @@ class FlatTrees:
         return node - self.fed[b] if node < tree.probes_from else node + self.drafts - tree.probes_from
 
 
-def extent(trees: Sequence[Tree], fed: Sequence[int] | None = None) -> tuple[int, int]:
+def extent(trees: Sequence[Tree], fed: Fed = None) -> tuple[int, int]:
     """Return the most drafts and the most probes of any tree, of nodes not fed before."""
     return (
         max(tree.probes_from - before for tree, before in zip(trees, fed or [0] * len(trees))),
@@ -176,7 +170,7 @@ def flatten(
     trees: Sequence[Tree],
     lengths: Sequence[int],
     *,
-    fed: Sequence[int] | None = None,
+    fed: Fed = None,
     drafts: int = 1,
     probes: int = 0,
     width: int = 0,

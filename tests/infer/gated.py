@@ -1,5 +1,7 @@
 """Random gated adapters, written by peft."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,22 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel
 
+from tests.conftest import tiny_llama
+
 
 def write_adapter(lm: PreTrainedModel, folder: Path, *, seed: int = 1, **settings: Any) -> Path:
     """Write an adapter of `lm`, which is changed: rank 2 on all linear layers unless `settings` differ."""
     torch.manual_seed(seed)
     lora = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM"}
     get_peft_model(lm, LoraConfig(**lora | settings)).save_pretrained(folder)  # type: ignore[arg-type]
+    return folder
+
+
+def adapted_copy(model_dir: Path, folder: Path, *, gated: bool = True, **settings: Any) -> Path:
+    """A copy of the model directory with an adapter of these settings."""
+    shutil.copytree(model_dir, folder)
+    described = json.loads((folder / "adaptive.json").read_text())
+    (folder / "adaptive.json").write_text(json.dumps(described | {"gated": gated}))
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    write_adapter(tiny_llama(vocab=vocab), folder / "adapter", **settings)
     return folder

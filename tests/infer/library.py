@@ -1,6 +1,6 @@
-"""What tests of custom_generate share: this decoder behind the library's arguments, and what hears it."""
+"""What tests of decoding share; this decoder behind the library's arguments, and what hears it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,10 +9,37 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from infer.engine.output import Request
+from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
+from infer.loop import Step
 from infer.portable.custom_generate import generate
+from infer.trees.tree import Tree
 
 Generate = Callable[..., Any]
 PROMPT = [20, 30, 40, 51]
+
+
+def collect(decoded: Iterable[Sequence[Step]], sequences: int) -> tuple[list[list[int]], list[Step]]:
+    """The tokens of every sequence, and all steps."""
+    steps = [step for forward in decoded for step in forward]
+    return [[t for s in steps if s.sequence == b for t in s.tokens] for b in range(sequences)], steps
+
+
+def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
+    """(nodes, V) of each tree."""
+    output = runner.forward(trees, [Request([0])] * len(trees), Sampling())
+    q = output.flat.ids.shape[1]
+    whole = output.logits.whole().unflatten(0, (len(trees), q))
+    return [
+        whole[b][[output.flat.row(b, tree, node) for node in range(len(tree.tokens))]]
+        for b, tree in enumerate(trees)
+    ]
+
+
+def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
+    """(V,) after the last token, by the library's own attention."""
+    return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
 
 
 def drafting(lm: PreTrainedModel, *ids: int, L: int = 3) -> Generate:

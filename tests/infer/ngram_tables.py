@@ -50,10 +50,7 @@ def make_table(path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabu
 
 
 def make_random_table(path: Path, *, order: int, vocabulary: int, seed: int) -> NgramTable:
-    """Write and read a table of the right form whose contexts, successors and counts are drawn at random.
-
-    A third of the contexts of one and two tokens are those of texts.
-    """
+    """Write and read a table of the right form whose contexts, successors and counts are drawn at random."""
     rng = np.random.default_rng(seed)
     tensors = {"unigrams": rng.integers(0, 9, vocabulary).astype(np.uint32)}
     for o in range(2, order + 1):

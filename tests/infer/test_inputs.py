@@ -51,9 +51,7 @@ def finishing(kind: str) -> Callable[..., Any]:
 def test_a_result_of_other_weights_or_texts_is_not_finished(
     stage: str, name: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Models without a manifest were known by their paths, the study's prompts by their file's name: with other
-    weights or texts in the same place the old figures were given as theirs.
-    """
+    """Models without a manifest were known by their paths, the study's prompts by their file's name."""
     module, schema, measures, models, more = STAGES[stage]
     folders = {setting: tmp_path / setting for setting in models}
     for folder in folders.values():
@@ -61,14 +59,9 @@ def test_a_result_of_other_weights_or_texts_is_not_finished(
     texts = tmp_path / "texts.jsonl"
     texts.write_text(json.dumps({"text": "def f(x):\n    return x\n    pass\n"}) + "\n")
     given = [f"{setting}={folder}" for setting, folder in folders.items()]
-    given += [item.format(texts) for item in more]
-    if stage != "study":
-        given.append("tracker.mode=disabled")
-    config = settings(
-        stage,
-        schema,
-        [*given, "dtype=float32" if stage != "speed" else "dtypes=[float32]", f"out={tmp_path / 'out'}"],
-    )
+    given += [*(item.format(texts) for item in more), f"out={tmp_path / 'out'}"]
+    given += ["tracker.mode=disabled"] if stage != "study" else []
+    config = settings(stage, schema, [*given, "dtypes=[float32]" if stage == "speed" else "dtype=float32"])
     monkeypatch.setattr(module, measures, finishing(stage))
     with pytest.raises(KeyboardInterrupt):
         module.run(config)

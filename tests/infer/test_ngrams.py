@@ -141,6 +141,21 @@ def test_the_combination_is_log_linear(data, text, result, weights, temperature,
         node, before = children[0], [*before, chosen[0]]
 
 
+def test_an_answer_that_no_n_gram_knows_is_the_adaptive_tokens() -> None:
+    """Every answer but the likeliest was said to be of the training data, without any table."""
+    text, ngrams = [5, 1, 2, 3, 5, 1, 2], TextNgrams(Ngrams(None, 10))
+    result = Candidates([[7, 3, 8], [4, 6, 9]], [[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+
+    def sources(answers: Candidates | None, ngrams: TextNgrams | None) -> dict[int, str]:
+        places = Places(text, answers, ngrams, 4)
+        places.expand(0)
+        return {places.graph.tokens[node]: places.source(node) for node in places.graph.children[0]}
+
+    assert sources(result, None) == {7: "adaptive", 3: "adaptive", 8: "adaptive"}
+    assert sources(result, ngrams) == {7: "adaptive", 3: "text", 8: "adaptive"}
+    assert sources(None, ngrams) == {3: "text"}
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.01])
 def test_a_temperature_near_0_overflows_nowhere(temperature: float) -> None:
     """Chances to the power of 1 / T were all 0, or beyond all floats: a traceback at a temperature near 0."""

@@ -52,26 +52,9 @@ def test_pieces_join_to_the_text(text: Text, whole: str, data: st.DataObject | N
 
 @given(st.lists(st.integers(0, 398), max_size=20))
 @example([153, 1, 298])
-def test_bytes_that_are_no_text_end_no_stream(text: Text, ids: list[int]) -> None:
-    """The library's stream raises for CodeLlama's broken bytes before a control id, and holds its
-    breath for half a character at the end: every id's text comes out, broken bytes as a mark.
-    """
-    stream = text.stream(opens=False)
-    result = "".join(map(stream, ids)) + stream.rest()
-    if "�" not in text.decode(ids):
-        shield = text.encode("\n")
-        assert result == text.decode([*shield, *ids]).removeprefix(text.decode(shield))
-    else:
-        assert result
-
-
-@given(st.lists(st.integers(0, 398), max_size=20))
-@example([153, 1, 298])
 @example([0xE4 + 3, 0xBD + 3, 0xA0 + 3, 0xE4 + 3, 0x0A + 3, 300]).via("CodeLlama's bytes, whole and then not")
 def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
-    """Of random ids every eighth stream or so gave another text: the library's stream raises for broken bytes,
-    and what had been held was decoded apart from what came before it.
-    """
+    """Of random ids every eighth stream or so gave another text."""
     expected = text.decode(ids)
     stream = text.stream(opens=True)
     assert "".join(map(stream, ids)) + stream.rest() == expected
@@ -83,25 +66,12 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
         assert expected == by_library
 
 
-def damaged(folder: Path, to: Path, **parts: Any) -> Path:
-    """A copy of a model directory, without its weights, whose tokenizer.json has other parts."""
-    to.mkdir()
-    for name in ("config.json", "adaptive.json"):
-        shutil.copyfile(folder / name, to / name)
-    (to / "tokenizer.json").write_text(json.dumps(json.loads((folder / "tokenizer.json").read_text()) | parts))
-    return to
-
-
+CUT = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
 STRIP = {"type": "Strip", "content": "e", "start": 0, "stop": 50}
 PANICS: dict[str, dict[str, Any]] = {
     "while it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "over a text": {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "xx"}},
-    "over ids": {
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [{"type": "Replace", "pattern": {"Regex": "."}, "content": ""}, STRIP],
-        }
-    },
+    "over ids": {"decoder": {"type": "Sequence", "decoders": [CUT, STRIP]}},
     "not a panic": {
         "model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]], "byte_fallback": False}
     },
@@ -112,10 +82,11 @@ PANICS: dict[str, dict[str, Any]] = {
 def test_a_tokenizer_that_makes_the_library_panic_is_refused(
     case: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    """A panic of the library's Rust code is a BaseException, which no `except Exception` of ours or of a server
-    catches: a traceback, and a thread that was gone. Training's data and an export read the same files.
-    """
-    folder = damaged(model_dir, tmp_path / "model", **PANICS[case])
+    """A panic of the library's Rust code is a BaseException: a traceback, and a thread that was gone."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text()) | PANICS[case]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="tokenizer(.json must be| must encode and decode every text, got)"):
         text = load_text(folder)
         stream = text.stream(opens=True)
@@ -138,12 +109,6 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(pieces: list[str], stop:
     assert output(pieces, *stop) == result
 
 
-def test_a_stop_string_over_many_tokens() -> None:
-    assert output(["a\n", "", "\n", "def f"], "\n\ndef") == 3
-    assert output(["a\n", "\ndef f"], "\n\ndef") == 1
-    assert output(["a\n", " \ndef f"], "\n\ndef") is None
-
-
 def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a model trained for infilling"):
         load_text(base_dir).infill(Infill("a", "b"))
@@ -152,14 +117,6 @@ def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path
         load_text(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must be a tokenizers file, got"):
-        load_text(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="must be a model's JSON, got list"):
-        load_text(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "adaptive.json").write_text('{"adaptive_ids": [6], "L": 3, "infilling": {"pre": 2}}')
-    with pytest.raises(UserError, match="infilling must have pre, suf, mid, eot, got no suf"):
         load_text(tmp_path)
 
 

@@ -1,21 +1,25 @@
-"""Tables of costs between two processes: written, read, kept apart."""
+"""What is learned of costs, within a process and between two: kept by the texts and the work there is."""
 
 import os
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from infer.api import Model, generate, load
+from infer.api import generate, load
 from infer.config import DecodeConfig
 from infer.drafters import auto
+from infer.drafters.auto import MOST, Policies
 from infer.drafters.cost_tables import WEIGHT, CostTables
-from infer.drafters.costs import Costs, LoopCosts, prior_costs
+from infer.drafters.costs import Costs, prior_costs
 from infer.engine.sampling import GREEDY, Sampling
-from infer.methods import Methods
-from infer.models.checkpoint import Adaptive
+from infer.loop import Verified
+from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 
+COSTS = Costs((1, 64), (1.0, 2.0))
 LEARNED = Costs((1, 2, 64), (2.0, 3.0, 8.0), (0.0, 99.0, 1.0))
 
 
@@ -85,28 +89,44 @@ def test_a_second_process_begins_with_what_the_first_learned(
     assert len(list(tmp_path.rglob("costs-*.json"))) == 1
 
 
-def test_auto_rests_where_the_table_of_its_sampling_says_so(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flat, steep = Costs((1, 64), (10.0, 10.0)), Costs((1, 64), (10.0, 640.0))
-    monkeypatch.setattr(CostTables, "load", lambda self: [steep if self._texts[2][0] else flat])
-    # The clock would say at once what steps of this machine really cost.
-    monkeypatch.setattr(LoopCosts, "observe", lambda self, q, ms, answered=False: self(q) / self(1))
-    methods, rows = Methods(model.lm, model.adaptive), dict[float, list[int]]()
-    for temperature in (0.0, 1.0):
-        decode = DecodeConfig(temperature=temperature, max_new_tokens=60)
-        steps = list(generate(replace(model, methods=methods), [5, 17, 3], decode))
-        rows[temperature] = [step.rows for step in steps]
-    assert sum(more > 1 for more in rows[0.0]) > 0.9 * len(rows[0.0])
-    assert sum(more > 1 for more in rows[1.0]) < 10  # the first credit
-
-
-def test_a_home_that_cannot_be_written_loses_nothing_within_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every text measured again, and what the last one had taught was forgotten."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    tables().save(LEARNED)
-    methods = Methods(tiny_llama(), Adaptive((90,), 3))
-    policies = [
-        methods.drafters(DecodeConfig(), batch=1, capacity=100 + n, left=99)._new()._policy for n in range(2)
+def test_policies_are_kept_apart_by_sampling_and_costs_by_work() -> None:
+    """custom_generate measured L(q) again for each temperature and top_p: each began with what it cost."""
+    policies, loaded = Policies(), list[str]()
+    auto = partial(policies.auto, load=lambda: loaded.append("") or [COSTS])
+    ways = [
+        Sampling(),
+        Sampling(0.3),
+        Sampling(1.5),
+        Sampling(1.0, 5),
+        Sampling(1.0, 0, 0.9),
+        Sampling(1.0, 0, 0.2),
     ]
-    assert policies[0] is policies[1]
+    texts = list(product((2, 3), (1, 2), (100, 2000), ways))
+    result = [
+        [auto(k, frozenset(), batch=batch, capacity=n, sampling=way) for k, batch, n, way in texts]
+        for _ in range(2)
+    ]
+    assert result[0] == result[1] and len(set(map(id, result[0]))) == len(texts)
+    assert len(loaded) == 4 * 4  # greedy, sampled, by top_k, by top_p: whatever k is
+
+
+def test_no_more_are_kept_than_there_is_room_for() -> None:
+    """A service that takes any temperature would have kept a policy of each for good."""
+    policies = Policies()
+    auto = partial(policies.auto, 3, frozenset(), batch=1, capacity=100, load=lambda: [COSTS])
+    first = auto(sampling=Sampling(1.0))
+    second = auto(sampling=Sampling(2.0))
+    for number in range(MOST - 1):
+        auto(sampling=Sampling(3.0 + number))
+        assert auto(sampling=Sampling(1.0)) is first
+    assert auto(sampling=Sampling(2.0)) is not second
+
+
+def test_a_new_policy_begins_with_what_another_learned() -> None:
+    policies = Policies()
+    auto = partial(policies.auto, sources=frozenset(), batch=1, capacity=100)
+    first = auto(3, sampling=Sampling(1.0), load=lambda: [prior_costs("cpu")])
+    for rows in [1] * 4 + [8] * 40:
+        first.learn(None, Verified(Tree.chain(0), [0], 1, None, rows, 0.01 * rows))
+    second = auto(5, sampling=Sampling(0.5), load=list)
+    assert second.tables == first.tables and second.tables[0](8) > 3

@@ -16,13 +16,6 @@ def test_costs_lie_on_straight_lines(q: int) -> None:
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_prior_is_in_plain_steps(device: str) -> None:
-    prior = prior_costs(device)
-    assert prior.rows == ROWS and prior.ms[0] == 1.0 and list(prior.ms) == sorted(prior.ms)
-    assert prior_costs(device, scale=0.25)(64) == prior(64) / 4
-
-
 @given(st.sampled_from(ROWS[1:]), st.floats(0.2, 5))
 def test_points_that_no_step_came_near_move_along(q: int, factor: float) -> None:
     """The true table is the prior with another price of rows: one number of rows teaches it as a whole."""

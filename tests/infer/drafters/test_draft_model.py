@@ -1,13 +1,15 @@
 """Draft models: the text is plain decoding's, the drafts are the paper's, the cache is never rebuilt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
@@ -20,9 +22,8 @@ from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers
 from infer.trees.growth import Rules
-from infer.trees.token_graph import TokenGraph
 from tests.conftest import tiny_llama
-from tests.infer.engine.test_runner import by_library
+from tests.infer.library import by_library, collect
 from tests.infer.trees import literal
 from tests.infer.trees.test_growth import path_to
 
@@ -36,8 +37,14 @@ RULES = {
 COSTS = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.0, 12.0, 14.0))
 
 
-def a_draft_of(lm: PreTrainedModel, noise: float, adaptive: Adaptive | None = None, context=CONTEXT) -> Draft:
-    """A model that is often right about another: its weights, a little off."""
+def a_draft_of(
+    lm: PreTrainedModel, noise: float | str, adaptive: Adaptive | None = None, context: int = CONTEXT
+) -> Draft:
+    """A model that is often right about another: its weights, a little off; its first layer; one of 50 ids."""
+    if noise == "first layer":
+        return Draft(first_layers(lm, 1), lm.config.vocab_size, context, adaptive)
+    if noise == "fewer ids":
+        return Draft(tiny_llama(vocab=50, seed=1).double(), 50, context, adaptive)
     torch.manual_seed(1)
     off = deepcopy(lm)
     for parameter in off.parameters():
@@ -58,12 +65,8 @@ def drafters_of(draft: Draft, method: str, budget: Budget, **runner: bool) -> Dr
 def texts(lm, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY):
     """The tokens of each, and how many were accepted drafts."""
     runner = Runner(lm, capacity=80, max_rows=drafters.max_rows, batch=len(requests))
-    actual, accepted = [[] for _ in requests], 0
-    for steps in decode(runner, requests, drafters, limits, sampling):
-        for step in steps:
-            actual[step.sequence] += step.tokens
-            accepted += step.accepted
-    return actual, accepted
+    actual, steps = collect(decode(runner, requests, drafters, limits, sampling), len(requests))
+    return actual, sum(step.accepted for step in steps)
 
 
 @settings(max_examples=60)
@@ -72,16 +75,17 @@ def texts(lm, requests: Sequence[Request], drafters: Drafters, limits: Limits, s
     st.sampled_from([*RULES, "probes"]),
     st.sampled_from(["fixed", "auto"]),
     st.sampled_from([GREEDY, Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(1.5, 0, 0.9)]),
-    st.sampled_from([0.0, 0.1, 3.0]),
+    st.sampled_from([0.0, 0.1, 3.0, "first layer", "fewer ids"]),
     st.sampled_from([1, 2, 7, 40]),
     st.integers(0, 2),
+    st.sampled_from([CONTEXT, 20]),
 )
-def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, seed) -> None:
+def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, seed, context) -> None:
     """Random models in float64, greedy and sampled: each sequence of a batch is what plain decoding gives
-    it alone, whether the draft model is right always, often or never.
+    it alone, whether the draft model is right always, often or never, lacks ids, or has a shorter context.
     """
     lm = tiny_llama(seed=seed).double()
-    draft = a_draft_of(lm, noise, Adaptive((90,), 3) if method == "probes" else None)
+    draft = a_draft_of(lm, noise, Adaptive((45,), 3) if method == "probes" else None, context)
     drafters = drafters_of(draft, method, FixedBudget(12) if budget == "fixed" else AutoBudget(COSTS, COSTS))
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     actual, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
@@ -89,42 +93,41 @@ def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, 
         assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, [1]), sampling)[0]
 
 
-@dataclass
-class Recorder:
-    """Every draft of the drafters it stands for, with the text it was made for."""
+def recorded(drafters: DraftModelDrafters, record: Callable[[list[int], int], None]) -> DraftModelDrafters:
+    """The drafters, which call `record` with every text and its number, behind each of its drafts."""
+    propose = drafters.propose
 
-    drafters: DraftModelDrafters
-    graphs: list[tuple[list[int], TokenGraph]] = field(default_factory=list)
-
-    def __getattr__(self, name: str):
-        return getattr(self.drafters, name)
-
-    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]):
-        trees = self.drafters.propose(contexts, left)
-        for context, pending in zip(contexts, self.drafters._pending):
-            if pending and min(left) > RULES["gsd"].depth:
-                self.graphs.append((list(context), pending.graph))
+    def recording(contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Any]:
+        trees = propose(contexts, left)
+        for b, context in enumerate(contexts):
+            record(list(context), b)
         return trees
+
+    drafters.propose = recording  # type: ignore[method-assign]
+    return drafters
 
 
 @pytest.mark.parametrize("method", ["tsd", "gsd"])
 @pytest.mark.parametrize("static", [False, True])
 def test_drafts_are_those_of_the_paper_word_for_word(method: str, static: bool) -> None:
-    """While a batch is decoded, from the draft model's cache: node for node what a model without a cache,
-    asked with every path anew, makes of §4 and §5.
-    """
+    """Node for node, from the draft model's cache, what a model without a cache makes of §4 and §5."""
     lm = tiny_llama(seed=1).double()
     draft = a_draft_of(lm, 0.1)
-    drafters = Recorder(drafters_of(draft, method, FixedBudget(12), static=static))
+    drafters, graphs = drafters_of(draft, method, FixedBudget(12), static=static), list[Any]()
+
+    def record(context: list[int], b: int) -> None:
+        if (pending := drafters._pending[b]) and len(context) < 25:
+            graphs.append((context, pending.graph))
+
     requests = [Request([5, 17, 3]), Request([44, 6, 13, 70, 8]), Request([9])]
-    _, accepted = texts(lm, requests, drafters, Limits(25, [1]))
-    assert accepted > 10 and len(drafters.graphs) > 10
-    for context, graph in drafters.graphs[::2]:
+    _, accepted = texts(lm, requests, recorded(drafters, record), Limits(30, [1]))
+    assert accepted > 10 and len(graphs) > 10
+    for context, graph in graphs[::2]:
         nodes = literal.draw(context[-1], model_behind(draft.lm, context[:-1]), **vars(RULES[method]))
         assert graph.tokens == [node.token for node in nodes]
         assert len(graph.merged) == sum(node.into is not None for node in nodes)
     if method == "gsd":
-        assert any(graph.merged for _, graph in drafters.graphs)
+        assert any(graph.merged for _, graph in graphs)
 
 
 def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.Model:
@@ -135,77 +138,22 @@ def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal
     return likeliest
 
 
-@dataclass
-class Reader:
-    """What a draft model reads of one text in each step, in `read` and in front of the first new node, and
-    what it had to: the new tokens less the accepted ones that it was fed as drafts.
-    """
-
-    drafters: DraftModelDrafters
-    expected: list[int]
-    read: list[int] = field(default_factory=list)
-
-    def __getattr__(self, name: str):
-        return getattr(self.drafters, name)
-
-    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]):
-        """The rows of the first level's forward are the text's; all forwards of a step feed each row once."""
-        before, fed = 0, list[int]()
-        read, forward = Runner.read, Runner.forward
-
-        def counted(runner, texts):
-            nonlocal before
-            before += len(texts[0])
-            read(runner, texts)
-
-        def counted_rows(runner, trees, requests, sampling, fed_before):
-            assert fed_before == [sum(fed)]
-            fed.append(len(trees[0].tokens) - sum(fed))
-            return forward(runner, trees, requests, sampling, fed_before)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Runner, "read", counted)
-            patch.setattr(Runner, "forward", counted_rows)
-            trees = self.drafters.propose(contexts, left)
-        if fed:
-            self.read.append(before + fed[0])
-        return trees
-
-    def observe(self, b: int, result: Verified) -> None:
-        path = result.path
-        pending = self.drafters._pending[b]
-        if pending:
-            fed = [node for node in path[1:] if pending.drafts.nodes[node] in pending.rows]
-            self.expected.append(len(path) - len(fed))  # the path less its root, and the target's own token
-        self.drafters.observe(b, result)
-
-
 @pytest.mark.parametrize("prompt", [[5, 17, 3], [*range(2, 42)]])
-def test_the_cache_keeps_what_was_accepted_and_is_never_rebuilt(prompt: list[int]) -> None:
-    """Every token of a text is a row of the draft model once, but for drafts that were not accepted: the
-    target itself drafts trees, in which nothing is merged and all accepted nodes but leaves were fed, so
-    that a step reads the target's own token, and a leaf before it. A long prompt is read by itself.
+def test_the_cache_keeps_what_was_accepted_and_is_never_rebuilt(
+    prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token of a text is a row of the draft model once, but for drafts that were not accepted: where the
+    target itself drafts trees, a step reads the target's own token, and a leaf before it.
     """
-    lm = tiny_llama(seed=1).double()
-    drafters = Reader(drafters_of(a_draft_of(lm, 0.0), "tsd", FixedBudget(16)), [len(prompt)])
-    prefills, prefill = [], Runner.prefill
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "prefill", lambda self, texts: (prefills.append(self), prefill(self, texts)))
-        _, accepted = texts(lm, [Request(prompt)], drafters, Limits(38, []))
-    assert len(prefills) == 2  # the target's and the draft model's, once
-    assert accepted > 25 and len(drafters.read) > 7
-    assert drafters.read == drafters.expected[: len(drafters.read)]
-    assert set(drafters.read[1:]) == {1, 2}
-
-
-def test_ids_that_the_draft_model_lacks_are_read_and_never_proposed() -> None:
-    """It knows 50 of 97 ids; the text is full of others."""
-    lm = tiny_llama(seed=1).double()
-    short = tiny_llama(vocab=50, seed=1).double()
-    drafters = drafters_of(Draft(short, 50, CONTEXT), "gsd", FixedBudget(12))
-    request = Request([5, 96, 70, 3])
-    actual, _ = texts(lm, [request], drafters, Limits(40, []))
-    assert actual == texts(lm, [request], Drafters(Drafter), Limits(40, []))[0]
+    lm, rows, read = tiny_llama(seed=1).double(), list[int](), Mock(side_effect=Runner.read, autospec=True)
+    monkeypatch.setattr(Runner, "read", lambda self, texts: read(self, texts))
+    drafters = drafters_of(a_draft_of(lm, 0.0), "tsd", FixedBudget(16))
+    recorded(drafters, lambda context, b: rows.extend(drafters._forwards[:1]))
+    _, accepted = texts(lm, [Request(prompt)], drafters, Limits(38, []))
+    assert accepted > 25 and len(rows) > 7
+    # Both models prefill; a long prompt is read by itself, up to its last token.
+    assert (rows[0], read.call_count) == ((1, 3) if len(prompt) > UNREAD else (len(prompt), 2))
+    assert set(rows[1:]) == {1, 2}
 
 
 class Never(FixedBudget):
@@ -249,10 +197,22 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
         assert places[place] == expected.tolist()
 
 
-def test_first_layers_share_the_text_of_the_whole_model() -> None:
-    lm = tiny_llama(seed=2).double()
-    drafters = drafters_of(Draft(first_layers(lm, 1), 97, CONTEXT), "gsd", FixedBudget(8))
-    request = Request([5, 17, 3], 4)
-    for sampling in (GREEDY, Sampling(1.0)):
-        actual, _ = texts(lm, [request], drafters, Limits(40, []), sampling)
-        assert actual == texts(lm, [request], Drafters(Drafter), Limits(40, []), sampling)[0]
+@pytest.mark.parametrize("method", ["gsd", "probes"])
+@pytest.mark.parametrize("static", [False, True])
+def test_no_learned_position_beyond_the_context_is_asked_for(method: str, static: bool) -> None:
+    """The probes for a short text stood behind a text at the context's end too: an IndexError."""
+    from tests.infer.engine.test_families import tiny  # which imports this module
+
+    lm = tiny("opt").double()
+    short = deepcopy(lm)
+    positions = short.model.decoder.embed_positions
+    positions.weight = nn.Parameter(positions.weight[: 2 + 40].detach())  # two rows for padding come first
+    short.config.max_position_embeddings = 40
+    draft = Draft(short, 97, 40, Adaptive((90,), 3) if method == "probes" else None)
+    requests = [Request([5, 17, 3]), Request(list(range(2, 36)))]
+    result, accepted = texts(
+        lm, requests, drafters_of(draft, method, FixedBudget(12), static=static), Limits(45, [])
+    )
+    assert accepted > 5
+    for request, tokens in zip(requests, result):
+        assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(45, []))[0]

@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import PreTrainedModel
 
-from infer.engine.attention import ProbeGate, view_of
+from infer.engine.attention import ProbeGate, biased, view_of
 from infer.engine.families import check_tree
-from infer.engine.forward import windows
+from infer.engine.forward import context_length, windows
 from infer.engine.gate import GatedLinear
+from infer.trees.tree import Tree, flatten, key_positions, mask
 from tests.infer.engine.test_families import FAMILIES, tiny
 
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
@@ -71,21 +72,6 @@ def test_a_view_follows_what_becomes_of_the_weights(change: Any) -> None:
     torch.testing.assert_close(view(IDS).logits, after)
 
 
-def test_a_wrapped_forward_is_the_views_own() -> None:
-    """As accelerate wraps it: bound to the module, so that the model's own would have been called."""
-    lm, called = tiny("llama"), list[nn.Module]()
-    attention = lm.model.layers[0].self_attn
-
-    def wrapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        called.append(module)
-        return module._before(*args, **kwargs)  # type: ignore[operator]
-
-    attention._before, attention.forward = attention.forward, partial(wrapped, attention)
-    view = view_of(lm)
-    view(IDS)
-    assert called == [view.model.layers[0].self_attn] and called != [attention]
-
-
 def test_every_view_has_a_gate_of_its_own() -> None:
     """Two texts at once on a gated model opened one gate, for each other's rows."""
     lm, gate = tiny("llama"), ProbeGate()
@@ -106,24 +92,52 @@ def test_every_view_has_a_gate_of_its_own() -> None:
 
 
 class Timer:
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward, self.lock, self.calls = forward, Lock(), 0
+    """What accelerate binds a forward to, beside the module; a lock cannot be copied."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward, self.lock, self.modules = forward, Lock(), list[Any]()
+
+    def timed(self, *args: Any, module: Any = None, **kwargs: Any) -> Any:
         with self.lock:
-            self.calls += 1
+            self.modules.append(module)
         return self.forward(*args, **kwargs)
 
-    def timed(self, *args: Any, **kwargs: Any) -> Any:
-        return self(*args, **kwargs)
 
-
-@pytest.mark.parametrize("bound", [lambda timer: timer.timed, lambda timer: partial(Timer.timed, timer)])
-def test_what_a_forward_is_bound_to_beside_modules_is_shared(bound: Any) -> None:
-    """It was copied: a lock cannot be, so that such a model was refused, and what it counted was lost."""
+@pytest.mark.parametrize(
+    "bound", [lambda timer: timer.timed, lambda timer: partial(Timer.timed, timer)], ids=["method", "partial"]
+)
+def test_a_wrapped_forward_is_the_views_own_and_shares_the_rest(bound: Any) -> None:
+    """The model's own module would have been called; what it was bound to was copied, so a lock was refused."""
     lm = tiny("llama")
     logits, attention = lm(IDS).logits, lm.model.layers[0].self_attn
     timer = Timer(attention.forward)
-    attention.forward = bound(timer)
-    torch.testing.assert_close(view_of(lm)(IDS).logits, logits)
-    assert timer.calls == 1
+    attention.forward = partial(bound(timer), module=attention)
+    view = view_of(lm)
+    torch.testing.assert_close(view(IDS).logits, logits)
+    assert timer.modules == [view.model.layers[0].self_attn] != [attention]
+
+
+def test_two_rivals_and_a_child_behind_two_tokens() -> None:
+    """With ALiBi. A root, its rivals, the child of the first: columns 2 to 5 hold positions 2, 3, 3, 4."""
+    tree = Tree((5, 1, 2, 3), (-1, 0, 0, 1), 4)
+    flat, lengths, no = flatten([tree], [2]), [2], -torch.inf
+    at = torch.from_numpy(key_positions(flat, lengths, 6))
+    assert at.tolist() == [[0, 1, 2, 3, 3, 4]]
+    attends = torch.from_numpy(mask(flat, lengths, 6))
+    (by_head,) = biased(attends, at, torch.tensor([1.0, 0.5]), torch.float32)
+    assert by_head[0].tolist() == [
+        [0, 1, 2, no, no, no],
+        [0, 1, 2, 3, no, no],
+        [0, 1, 2, no, 3, no],
+        [0, 1, 2, 3, no, 4],
+    ]
+    assert torch.equal(by_head[1], by_head[0] / 2)
+
+
+def test_the_context_is_what_the_model_was_trained_on() -> None:
+    """ALiBi has no table of positions to read it off."""
+    config = tiny("bloom").config
+    assert context_length(config) == 2048
+    config.seq_length = 512
+    assert context_length(config) == 512
+    assert context_length(tiny("opt").config) == 128

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree
 from tests.infer.engine.test_families import FAMILIES, tiny
-from tests.infer.engine.test_runner import logits_of
 from tests.infer.gated import write_adapter
+from tests.infer.library import collect, logits_of
 
 PROMPTS = [[20, 30, 40, 51], [61, 62], [9] * 11]
 RANKS = pytest.mark.parametrize("rank", [2, 24], ids=["low rank", "dense"])
@@ -63,10 +64,7 @@ def test_an_embeddings_own_rows_are_for_probes_alone() -> None:
 @RANKS
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_draft_reads_the_adapter(family: str, rank: int, tmp_path: Path) -> None:
-    """Drafts' logits to the last bit, whatever the adapter has learned; without probes the base model's.
-
-    Of OPT, whose layers take (rows, d), the gate cut off features instead of rows.
-    """
+    """Drafts' logits to the last bit, whatever the adapter has learned; without probes the base model's."""
     kind, settings = FAMILIES[family]
     new = partial(tiny, kind, **settings)
     tree = Tree.chain(7, [8, 9, 3], probes=[90, 90])
@@ -87,28 +85,20 @@ def test_no_draft_reads_the_adapter(family: str, rank: int, tmp_path: Path) -> N
 
 
 @RANKS
-@pytest.mark.parametrize("static", [False, True], ids=["as they come", "fixed shapes"])
-def test_every_way_of_drafting_writes_the_base_models_text(rank: int, static: bool, tmp_path: Path) -> None:
-    """Greedy, alone and side by side, however many probes and nodes a tree has."""
+def test_every_way_of_drafting_writes_the_base_models_text(rank: int, tmp_path: Path) -> None:
+    """Greedy, alone and side by side, however many nodes are probed; in fixed shapes step by step the same."""
     adapter = write_adapter(tiny("llama"), tmp_path, r=rank, trainable_token_indices=[90])
     base, gated = tiny("llama"), gate_model(tiny("llama"), adapter)
 
-    def texts(lm: PreTrainedModel, prompts: list[list[int]], new: Callable[[], Drafter]) -> list[list[int]]:
-        drafters = Drafters(new)
+    def decoded(lm: PreTrainedModel, prompts: list[list[int]], new: Callable[[], Drafter], static: bool) -> Any:
         runner = Runner(lm, capacity=64, max_rows=64, batch=len(prompts), static=static)
-        result = [list[int]() for _ in prompts]
-        for steps in decode(runner, [Request(prompt) for prompt in prompts], drafters, Limits(30)):
-            for step in steps:
-                result[step.sequence] += step.tokens
-        return result
+        requests = [Request(prompt) for prompt in prompts]
+        return collect(decode(runner, requests, Drafters(new), Limits(30)), len(prompts))
 
-    plain = [texts(base, [prompt], Drafter)[0] for prompt in PROMPTS]
-    policies = [
-        FixedPolicy(3),
-        FixedPolicy(3, "all"),
-        FixedPolicy(3, 2),
-        FixedPolicy(3, "all", nodes=6, width=2),
-    ]
+    plain = [decoded(base, [prompt], Drafter, False)[0][0] for prompt in PROMPTS]
+    policies = [FixedPolicy(3), FixedPolicy(3, "all"), FixedPolicy(3, 2), FixedPolicy(3, "all", 6, 2)]
     for new in (Drafter, *(partial(AdaptiveDrafter, [90], policy) for policy in policies)):
-        assert [texts(gated, [prompt], new)[0] for prompt in PROMPTS] == plain
-        assert texts(gated, PROMPTS, new) == plain
+        for static in (False, True):
+            assert [decoded(gated, [prompt], new, static)[0][0] for prompt in PROMPTS] == plain
+        side_by_side = decoded(gated, PROMPTS, new, False)
+        assert side_by_side[0] == plain and side_by_side == decoded(gated, PROMPTS, new, True)

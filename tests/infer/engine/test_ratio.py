@@ -11,15 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch import Tensor, nn
-from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
+from torch import Tensor
 
-from infer.engine.output import LazyOutput, Request
-from infer.engine.pick import Logits, conditional_distribution, draw, probabilities
-from infer.engine.runner import Runner
-from infer.engine.sampling import Sampling
-from infer.trees.tree import Tree, flatten
-from tests.conftest import tiny_llama
+from infer.engine.pick import conditional_distribution, draw
 
 Row = list[Fraction]
 
@@ -84,20 +78,6 @@ def test_over_all_draws_the_token_is_the_targets(pair: tuple[Row, Row, int]) -> 
     torch.testing.assert_close(weights @ result, tensor([p])[0], rtol=0, atol=1e-12)
 
 
-@settings(max_examples=40)
-@given(pairs())
-def test_a_token_that_stands_is_a_candidate_only_where_it_was_accepted(pair: tuple[Row, Row, int]) -> None:
-    p, q, k = pair
-    for ids, _ in orders(q, k):
-        r, left, rejected = p, q, []
-        for c in ids:
-            if r[c] >= left[c]:
-                break
-            r, left = norm([max(a - b, Fraction(0)) for a, b in zip(r, left)]), without(left, c)
-            rejected.append(c)
-            assert sum(r) == 1 and not any(r[token] for token in rejected)
-
-
 def test_a_distribution_that_was_drawn_dry_or_is_the_targets_leaves_nothing_undefined() -> None:
     p = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.0, 1.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
     q = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]], dtype=torch.float64)
@@ -119,55 +99,3 @@ def test_draws_are_without_replacement_in_their_order(q: list[float], k: int) ->
     counts = [int((rows == torch.tensor([*ids, *[-1] * (k - len(ids))])).all(1).sum()) for ids, _ in space]
     assert sum(counts) == n
     assert len(space) == 1 or stats.chisquare(counts, [n * float(w) for _, w in space]).pvalue > 0.001
-
-
-def star(q: Tensor, generator: torch.Generator) -> Tree:
-    """A root, three candidates drawn for it and, for the first of them, two more."""
-    (first,) = draw(q[None], 3, generator).tolist()
-    (second,) = draw(q[None], 2, generator).tolist()
-    return Tree((1, *first, *second), (-1, 0, 0, 0, 1, 1), 6, drawn={0: q, 1: q})
-
-
-@pytest.mark.parametrize(
-    ("sampling", "suppressed"),
-    [(Sampling(1.0), [2]), (Sampling(0.7, 5), []), (Sampling(1.5, 0, 0.9), [])],
-    ids=["processors", "top_k", "top_p"],
-)
-def test_a_reading_picks_by_what_the_draws_leave(sampling: Sampling, suppressed: list[int]) -> None:
-    """Chi-square over 500 seeds of the token after the root and of the one behind, wherever it stands:
-    both are the target's, cut by the library's processors and the sampling.
-    """
-    generator = torch.Generator().manual_seed(2)
-    p, q = 1.5 * torch.randn(2, 7, generator=generator)
-    processors = LogitsProcessorList([SuppressTokensLogitsProcessor(suppressed)]) if suppressed else None
-    q = probabilities(logits_of(q[None]), sampling)[0]
-    counts = torch.zeros(2, 7)
-    for seed in range(500):
-        tree = star(q, generator)
-        request = Request([0, 1], seed, processors)
-        rows = logits_of(p.expand(6, -1))
-        output = LazyOutput(rows, flatten([tree], [1]), [tree], [request], sampling)
-        path, after = tree.walk(output.chooser(0, [0, 1]))
-        tokens = [*(tree.tokens[node] for node in path[1:]), after]
-        counts[range(len(tokens[:2])), tokens[:2]] += 1
-    p[suppressed] = float("-inf")
-    target = probabilities(logits_of(p[None]), sampling)[0]
-    for row in counts:
-        assert row[target == 0].sum() == 0 and row.sum() > 100
-        assert stats.chisquare(row[target > 0], row.sum() * target[target > 0]).pvalue > 0.001
-
-
-def logits_of(values: Tensor) -> Logits:
-    return Logits(nn.Identity(), values, values)
-
-
-def test_in_fixed_shapes_the_same_tokens_are_picked() -> None:
-    lm, request = tiny_llama(seed=1), Request([5, 17, 3], 7)
-    q = torch.full((lm.config.vocab_size,), 1 / lm.config.vocab_size, dtype=torch.float64)
-    tree, walks = star(q, torch.Generator().manual_seed(4)), []
-    for static in (False, True):
-        runner = Runner(lm, capacity=20, max_rows=8, static=static)
-        runner.prefill([request.prompt])
-        output = runner.forward([tree], [request], Sampling(1.0))
-        walks.append([output.chooser(0, [5, 17, 3, 1])(node) for node in range(6)])
-    assert walks[0] == walks[1]

@@ -74,9 +74,7 @@ def gated_texts(folder: str) -> list[object]:
 
 
 def drafted_texts(folder: str, draft: str) -> dict[str, object]:
-    """By method the texts, and of a fixed budget the accepted drafts of each step. The ranks' copies of the
-    draft model differ, as rounding may make them.
-    """
+    """By method the texts, and of a fixed budget the accepted drafts of each step."""
     rank, ranks, _ = parallel.place()
     model = load(folder, "float32", "cpu" if ranks == 1 else None, draft=draft)
     if draft != "self:1":

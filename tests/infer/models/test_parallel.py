@@ -20,12 +20,7 @@ from tests.infer.models.parallel_worker import MEASURED, outputs
 
 
 def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy and sampled, by both ways through the model, and where each rank has its own clock; with a draft
-    model whose copies differ from rank to rank, with the model's own first layers and with a gated adapter;
-    and python -m infer speaks once.
-
-    A draft model was refused under torchrun, so that no model that needs several GPUs could be drafted for.
-    """
+    """Greedy and sampled, by both ways through the model, and where each rank has its own clock."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "costs"))
     lm = tiny_llama()
     lm.save_pretrained(tmp_path)
@@ -58,9 +53,7 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library was made to divide the model; a stray
-    RANK=1 silenced the only process. And torchrun's ranks ignored `device`.
-    """
+    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library was made to divide the model."""
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer.drafters.adaptive import Policy
 from infer.engine.gate import GatedLinear
-from infer.engine.runner import Runners
 from infer.engine.sampling import Sampling
 from infer.models.checkpoint import load_adaptive
 from infer.ngrams import FILE, NgramTable
@@ -24,80 +23,49 @@ from tests.infer.library import PROMPT, drafting, left_padded
 from tests.infer.ngram_tables import make_table
 
 
-def test_a_model_is_freed_with_its_state() -> None:
-    """The state referred to the model, which was never freed."""
-    lm = tiny("llama")
-    lm.generate = drafting(lm, 5)
-    lm.generate(torch.tensor([PROMPT]), max_new_tokens=5)
-    gone = weakref.ref(lm)
-    del lm
-    gc.collect()
-    assert gone() is None
-
-
 def policy_of(lm: PreTrainedModel, *, batch: int = 1, sampling: Sampling) -> Policy:
     """Return the policy of the next call with these."""
     own = drafting_of([5], 3, None, None, None, None, None)
     return own.policy(state_of(lm), batch=batch, capacity=9, sampling=sampling)
 
 
-def test_what_was_learned_lasts_until_the_model_moves() -> None:
-    lm = tiny("llama")
-    ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
-
+def test_what_was_learned_lasts_until_the_model_moves_or_is_freed() -> None:
+    """The state referred to the model, which was never freed."""
+    lm, prompt = tiny("llama"), torch.tensor([PROMPT])
+    lm.generate = drafting(lm, 5)
     for _ in range(2):
-        ours(prompt, max_new_tokens=5, do_sample=False)
+        lm.generate(prompt, max_new_tokens=5, do_sample=False)
     first = policy_of(lm, sampling=Sampling())
-    ours(prompt, max_new_tokens=5, do_sample=True, top_k=3, num_return_sequences=2)
+    lm.generate(prompt, max_new_tokens=5, do_sample=True, top_k=3, num_return_sequences=2)
     assert policy_of(lm, sampling=Sampling()) is first
     assert policy_of(lm, batch=2, sampling=Sampling(1.0, 3)) is not first
     lm.double()
-    ours(prompt, max_new_tokens=5, do_sample=False)
+    lm.generate(prompt, max_new_tokens=5, do_sample=False)
     assert policy_of(lm, sampling=Sampling()) is not first
+    gone = weakref.ref(lm)
+    del lm
+    gc.collect()
+    assert gone() is None
 
 
-def test_every_temperature_learns_separately() -> None:
-    """Each temperature and each top_p cost seconds of measuring."""
-    lm = tiny("llama")
-    ours, prompt = drafting(lm, 5), torch.tensor([PROMPT])
-    shapes = [(t, p) for p in (1.0, 0.9, 0.5) for t in (0.2, 0.7, 1.3)]
-    for temperature, top_p in shapes:
-        sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
-        ours(prompt, max_new_tokens=3, **sampled)
-    assert len({id(policy_of(lm, sampling=Sampling(t, 0, p))) for t, p in shapes}) == len(shapes)
-
-
-def test_a_runner_of_fixed_shapes_serves_the_next_call(
-    lm: PreTrainedModel, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_of_fixed_shapes_serves_the_next_call(lm: PreTrainedModel, model_dir: Path) -> None:
     """As on a GPU, where it keeps its graphs; the library's attention is in use between the calls."""
-    created = []
-
-    class Fixed(Runners):
-        def __init__(self, lm: PreTrainedModel, *, static: bool | None) -> None:
-            super().__init__(lm, static=True)
-            created.append(self)
-
-    monkeypatch.setattr("infer.portable.custom_generate.Runners", Fixed)
     other = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    ours, runners = drafting(other, *load_adaptive(model_dir).ids), set[int]()
+    ours, state, runners = drafting(other, *load_adaptive(model_dir).ids), state_of(other), set[int]()
+    state.runners.static = True
     for new in (30, 25, 30):
         args: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": new, "do_sample": False}
         assert torch.equal(ours(**args, probes="root"), lm.generate(**args))
         assert torch.equal(other.generate(**args), lm.generate(**args))
-        runners.add(id(created[0]._kept))
-    assert len(created) == len(runners) == 1
+        runners.add(id(state.runners._kept))
+    assert state_of(other) is state and len(runners) == 1
 
 
 def test_another_librarys_layers_are_not_in_a_graph() -> None:
     """An adapter may be switched off between two calls; a graph would go on with it."""
-
-    class Adapted(torch.nn.Linear):
-        pass
-
     lm = tiny("llama")
     assert state_of(lm).runners.static is None
-    lm.model.layers[0].mlp.up_proj = Adapted(32, 64)
+    lm.model.layers[0].mlp.up_proj = type("Adapted", (torch.nn.Linear,), {"__module__": "other"})(32, 64)
     assert state_of(lm).runners.static is False
 
 
@@ -118,34 +86,31 @@ def test_a_model_in_training_that_keeps_no_cache_is_refused(known: bool) -> None
 
 def test_the_exports_table_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A table of another vocabulary was read; a moved model read its own again."""
-    lm, prompt = tiny("llama"), torch.tensor([PROMPT])
-    lm.name_or_path = str(tmp_path)
-    texts = set[tuple[int, ...]]()
+    prompt, texts = torch.tensor([PROMPT]), set[tuple[int, ...]]()
 
-    def decode(κ: float | None) -> NgramTable | None:
+    def from_folder() -> PreTrainedModel:
+        lm = tiny("llama")
+        lm.name_or_path = str(tmp_path)
+        return lm
+
+    def decode(lm: PreTrainedModel, κ: float | None) -> NgramTable | None:
         ours = partial(drafting(lm, 5), ngrams={"table": κ, "text": 1.0, "places": [0.4]})
         texts.add(tuple(ours(prompt, max_new_tokens=5, do_sample=False)[0].tolist()))
         return state_of(lm).table
 
-    for _ in range(2):
-        assert decode(2.0) is None
-    lm.double()
-    assert decode(2.0) is None and len(caplog.messages) == 1
-    assert f"{tmp_path / FILE} is absent" in caplog.text
-    lm = tiny("llama")
-    assert decode(None) is None and len(caplog.messages) == 1
-    lm = tiny("llama")
-    lm.name_or_path = str(tmp_path)
-    rows = lm.config.vocab_size
+    lm = from_folder()
+    assert [decode(lm, 2.0), decode(lm, 2.0), decode(lm.double(), 2.0), decode(tiny("llama"), None)] == [
+        None
+    ] * 4
+    assert len(caplog.messages) == 1 and f"{tmp_path / FILE} is absent" in caplog.text
+    lm, rows = from_folder(), lm.config.vocab_size
     make_table(tmp_path / FILE, [PROMPT, PROMPT], order=3, vocabulary=rows)
-    table = decode(0.5)
-    lm.double()
-    assert table is not None and decode(0.5) is table and len(caplog.messages) == 1 and len(texts) == 1
-    lm = tiny("llama")
-    lm.name_or_path = str(tmp_path)
+    table = decode(lm, 0.5)
+    assert table is not None and decode(lm.double(), 0.5) is table
+    assert len(caplog.messages) == 1 and len(texts) == 1
     make_table(tmp_path / FILE, [PROMPT], order=3, vocabulary=rows + 1)
     with pytest.raises(ValueError, match=f"must be of at most the model's {rows} ids"):
-        decode(0.5)
+        decode(from_folder(), 0.5)
     with pytest.raises(ValueError, match="ngrams must be numbers table and text"):
         drafting(lm, 5)(prompt, ngrams={"table": 2.0})
 
@@ -164,9 +129,8 @@ def test_it_drafts_with_the_adapter_and_writes_the_base_models_text(gated: Path)
         args |= {"max_new_tokens": 20, "do_sample": False}
         plain = lm.generate(**args)
         for probes in ("root", "all", 2, "auto"):
-            assert torch.equal(
-                generate(model=lm, adaptive_ids=[5], L=3, gated=True, probes=probes, **args), plain
-            )
+            result = generate(model=lm, adaptive_ids=[5], L=3, gated=True, probes=probes, **args)
+            assert torch.equal(result, plain)
     assert any(isinstance(module, GatedLinear) for module in state_of(lm, gated=True).lm.modules())
     assert not any(isinstance(module, GatedLinear) for module in lm.modules())
     gone = weakref.ref(lm)

@@ -34,14 +34,7 @@ class Node:
 
 
 def draw(
-    root: int,
-    model: Model,
-    *,
-    k: int,
-    depth: int,
-    theta_prob: float,
-    theta_sib: float,
-    tau: int | None,
+    root: int, model: Model, *, k: int, depth: int, theta_prob: float, theta_sib: float, tau: int | None
 ) -> list[Node]:
     """All nodes in the order in which they were drafted."""
     nodes = [Node(root, None)]

@@ -1,8 +1,6 @@
 """Growth against the paper word for word, and what must hold of every graph."""
 
 import hashlib
-from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,87 +75,6 @@ def test_a_graph_is_unrolled_as_the_paper_says_the_likeliest_paths_first(
         assert drafts.depths[node] == len(paths[-1])
     assert len(paths) == 1 + min(count, len(paths) - 1 + len(expected))
     assert not expected or max(expected.values()) <= min(drafts.chances) * (1 + 1e-9)
-
-
-@settings(max_examples=300)
-@given(MODELS, RULES)
-def test_no_graph_has_a_circle(model: literal.Model, rules: Rules) -> None:
-    """In the order of their longest path from the root every edge leads on."""
-    graph = grown(model, rules)
-    edges = [(parent, node) for node, parent in enumerate(graph.parents) if node] + [*graph.merged.items()]
-    into = defaultdict(int)
-    for _, node in edges:
-        into[node] += 1
-    free, sorted_ = [0], 0
-    while free:
-        node = free.pop()
-        sorted_ += 1
-        for before, after in edges:
-            if before == node:
-                into[after] -= 1
-                if not into[after]:
-                    free.append(after)
-    assert sorted_ == len(graph.tokens)
-
-
-@settings(max_examples=300)
-@given(MODELS, RULES)
-def test_no_longer_gram_is_drafted_twice_but_along_one_path(model: literal.Model, rules: Rules) -> None:
-    """A (τ+1)-gram at two nodes: the τ-grams before it lie on one path, so the text repeats itself."""
-    graph = grown(model, rules)
-    if not rules.tau:
-        return
-    above = reachable_from(graph)
-    ends = defaultdict(list)
-    for node in range(len(graph.tokens)):
-        path = path_to(graph, node)
-        if len(path) > rules.tau:
-            ends[path[-rules.tau - 1 :]].append(node)
-    for nodes in ends.values():
-        for i, first in enumerate(nodes):
-            for second in nodes[i + 1 :]:
-                a, b = graph.parents[first], graph.parents[second]
-                assert a in above[b] or b in above[a]
-
-
-def reachable_from(graph: TokenGraph) -> list[set[int]]:
-    """The nodes on the paths to each, over merged nodes too."""
-    above = [{node} for node in range(len(graph.tokens))]
-    changed = True
-    while changed:
-        changed = False
-        edges = [(graph.parents[node], node) for node in range(1, len(above))] + [*graph.merged.items()]
-        for before, after in edges:
-            if not above[before] <= above[after]:
-                above[after] |= above[before]
-                changed = True
-    return above
-
-
-@settings(max_examples=150)
-@given(MODELS, RULES)
-def test_every_unrolled_path_is_a_path_of_the_graph(model: literal.Model, rules: Rules) -> None:
-    graph = grown(model, rules)
-    drafts = unroll(graph, [0.0] * 60, depth=12)
-    for node in range(1, len(drafts.tokens)):
-        drawn, before = drafts.nodes[node], drafts.nodes[drafts.parents[node]]
-        assert drawn in graph.children[graph.merged.get(before, before)]
-        assert graph.tokens[drawn] == drafts.tokens[node]
-
-
-@settings(max_examples=150)
-@given(MODELS, RULES)
-def test_a_sequence_is_a_tree_and_a_graph_of_out_degree_one(model: literal.Model, rules: Rules) -> None:
-    chain = replace(rules, k=1)
-    assert grown(model, replace(chain, tau=None)) == grown(model, replace(chain, tau=rules.tau))
-    graph = grown(model, chain)
-    assert graph.parents == list(range(-1, len(graph.tokens) - 1)) and not graph.merged
-
-
-@settings(max_examples=100)
-@given(MODELS, RULES)
-def test_a_tree_is_a_graph_whose_grams_are_too_long_to_recur(model: literal.Model, rules: Rules) -> None:
-    assert grown(model, replace(rules, tau=None)) == grown(model, replace(rules, tau=rules.depth + 2))
 
 
 @settings(max_examples=100)

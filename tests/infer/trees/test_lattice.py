@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.drafters.adaptive import FixedPolicy
 from infer.drafters.places import Places
 from infer.engine.output import Candidates
 from infer.trees.lattice import lattice, nucleus_tree
@@ -103,9 +102,7 @@ def paths_of(depth: int, width: int = 10) -> set[str]:
 
 
 def test_the_papers_trees_have_the_authors_shapes() -> None:
-    """28, 36, 46, 60 and 76 nodes at depth 5 to 13, as in the tables of the authors' decoder; the tree of
-    depth 5 is written out. The project once had 16 nodes at every depth.
-    """
+    """28, 36, 46, 60 and 76 nodes at depth 5 to 13, as in the tables of the authors' decoder."""
     assert paths_of(5) == set(DEPTH_5.split())
     assert {depth: len(paths_of(depth)) for depth in (5, 7, 9, 11, 13)} == {5: 28, 7: 36, 9: 46, 11: 60, 13: 76}
     assert all(paths_of(depth - 1) < paths_of(depth) for depth in (13, 9, 7, 5))
@@ -118,15 +115,3 @@ def test_a_paper_tree_has_as_many_levels_and_ranks_as_there_are_candidates() -> 
     places = Places([9], Candidates([[1, 2, 3, 4]] * 2, [[0.4, 0.3, 0.2, 0.1]] * 2), None, 4)
     cut = nucleus_tree(places.graph, 5, places.expand)
     assert max(cut.depths) == 2 and len(cut.tokens) == 1 + 4 + 8
-
-
-def test_a_paper_tree_does_not_look_at_the_weights() -> None:
-    ids = [[10 * place + rank for rank in range(4)] for place in range(4)]
-    sure, unsure = [[0.9, 0.05, 0.01, 0.01]] * 4, [[0.4, 0.3, 0.2, 0.1]] * 4
-
-    def shape(policy: FixedPolicy, weights: list[list[float]]) -> list[int]:
-        return policy.shape(Places([99], Candidates(ids, weights), None, 4), left=20)[0].tokens
-
-    paper, likeliest = FixedPolicy(4, "root", None, 4, "paper"), FixedPolicy(4, "root", 9, 4)
-    assert shape(paper, sure) == shape(paper, unsure) and len(shape(paper, sure)) == 1 + paper.drafted
-    assert shape(likeliest, sure) != shape(likeliest, unsure)

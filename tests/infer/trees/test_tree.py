@@ -57,13 +57,6 @@ def test_probes_are_chains_under_their_nodes_and_stand_behind_all_drafts(tree: T
         assert [tree.parents[probe] for probe in probes] == [node, *probes][: len(probes)]
 
 
-def test_a_chain_and_its_probes() -> None:
-    tree = Tree.chain(7, [1, 2], probes=[9, 9])
-    assert tree == Tree((7, 1, 2, 9, 9), (-1, 0, 1, 2, 3), 3, (2,))
-    assert tree.drafted == 2 and list(tree.probes_of(2)) == [3, 4] and not tree.probes_of(0)
-    assert lineage(tree.parents)[0].astype(int).tolist() == np.tri(5, dtype=int).tolist()
-
-
 def test_two_rivals_one_of_them_probed() -> None:
     """The picture in the module's docstring."""
     tree = Tree((5, 1, 2), (-1, 0, 0), 3).probe([2], [9, 9])
