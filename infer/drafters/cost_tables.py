@@ -20,7 +20,7 @@ from infer.drafters.costs import Costs, context_of, prior_costs, work
 from infer.engine.forward import agreed_value, shares
 from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
-from infer.hardware import processor
+from infer.measure import processor
 
 SCHEMA = 7  # of what is written, and of how it was learned
 WEIGHT = 6.0  # steps that a point of an earlier process is worth at most: its machine may have been busy

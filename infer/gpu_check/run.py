@@ -33,8 +33,8 @@ from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY
 from infer.gpu_check import SHAPES, GpuCheckConfig, random_model
 from infer.gpu_check.parity import check_parity
-from infer.hardware import cpu
 from infer.loop import Drafter, Drafters, Limits, decode
+from infer.measure import cpu
 from infer.speed.limit import Needs, bandwidth
 from infer.trees.tree import Tree
 

@@ -24,8 +24,7 @@ from conf.files import with_checksum, write_json
 from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import load
 from infer.benchmarks.rows import Problem
-from infer.hardware import circumstances, hardware
-from infer.measure import distributed
+from infer.measure import circumstances, distributed, hardware
 from infer.measure.distributed import HEADER, UNITS, UnitStore, WorkerGroup, read_header
 from infer.models.checkpoint import is_gated
 from infer.models.draft import named_errors

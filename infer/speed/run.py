@@ -22,7 +22,7 @@ from conf.files import read_result, with_checksum, write_json
 from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_of, write_manifest
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import GREEDY
-from infer.hardware import circumstances, hardware
+from infer.measure import circumstances, hardware
 from infer.measure.distributed import (
     HEADER,
     UNITS,

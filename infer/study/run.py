@@ -14,7 +14,7 @@ from conf.errors import NOT_IDENTICAL
 from conf.files import read_result, with_checksum, write_json
 from conf.stage import existing, is_finished, made_from, staged, write_manifest
 from infer.benchmarks.reading import fingerprint_problems, read_problems
-from infer.hardware import circumstances
+from infer.measure import circumstances
 from infer.measure.distributed import WorkerGroup, init_workers, rank_local_errors
 from infer.models.parallel import place
 from infer.study import PARTS, StudyConfig

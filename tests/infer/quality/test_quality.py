@@ -15,7 +15,7 @@ from conf import UserError
 from conf.files import read_result, with_checksum
 from infer.benchmarks import BenchmarkConfig
 from infer.benchmarks.reading import read_problems
-from infer.hardware import hardware
+from infer.measure import hardware
 from infer.quality import QualityConfig, work
 from infer.quality import run as quality
 from infer.quality.result import read
