@@ -229,10 +229,7 @@ _RIGHT = {
         "    public static long F(long x) {\n        return x + %s;\n",
         "    }\n    public static void Main(string[] args) {\n        Debug.Assert(F(1L) == 2L);\n    }\n}\n",
     ),
-    "rkt": (
-        "#lang racket\n(define (f x)\n  (+ x %s))\n",
-        "(require rackunit)\n(check-within (f 1) 2 0.001)\n",
-    ),
+    "rkt": ("#lang racket\n(define (f x)\n  (+ x %s))\n", "(require rackunit)\n(check-within (f 1) 2 0.001)\n"),
 }
 
 

@@ -30,16 +30,8 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "humaneval",
-            "{}\n",
-            "a.jsonl, line 1 must be JSON with a text 'task_id', got the fields of nothing",
-        ),
-        (
-            "humaneval",
-            '{"task_id": 3}\n',
-            "a.jsonl, line 1 must be JSON with a text 'task_id', got task_id=3",
-        ),
+        ("humaneval", "{}\n", "a.jsonl, line 1 must be JSON with a text 'task_id', got the fields of nothing"),
+        ("humaneval", '{"task_id": 3}\n', "a.jsonl, line 1 must be JSON with a text 'task_id', got task_id=3"),
         ("humaneval", "[{}, 3]", "a.jsonl, entry 2 must be a JSON object, got int"),
         ("humaneval", "\n\n{\n", "a.jsonl, line 3 must be JSON, got"),
         ("humaneval", "[{", "a.jsonl must be a JSON list, got"),
@@ -56,11 +48,7 @@ def test_so_many_of_each_language_as_the_seed_says(tmp_path: Path) -> None:
         ("infilling", json.dumps(LINE | {"language": {}}), "a text 'language', got language={}"),
         ("mbpp", json.dumps(task(11) | {"test_setup_code": 3}), "a text 'test_setup_code', got"),
         ("mbpp", json.dumps(task("x")), "a whole number 'task_id', got task_id='x'"),  # type: ignore[arg-type]
-        (
-            "infilling",
-            json.dumps(LINE | {"suffix": None}),
-            "a text 'suffix', got the fields task_id, prompt,",
-        ),
+        ("infilling", json.dumps(LINE | {"suffix": None}), "a text 'suffix', got the fields task_id, prompt,"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(
@@ -89,32 +77,16 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        (
-            "humaneval",
-            {"order": "psm"},
-            r"prompts.humaneval.order needs kind infilling.*, got kind humaneval",
-        ),
-        (
-            "humaneval",
-            {"shots": 0},
-            "prompts.humaneval.shots needs kind mbpp, got kind humaneval",
-        ),
-        (
-            "humaneval",
-            {"key": "a"},
-            "prompts.humaneval.key needs kind jsonl, got kind humaneval",
-        ),
+        ("humaneval", {"order": "psm"}, r"prompts.humaneval.order needs kind infilling.*, got kind humaneval"),
+        ("humaneval", {"shots": 0}, "prompts.humaneval.shots needs kind mbpp, got kind humaneval"),
+        ("humaneval", {"key": "a"}, "prompts.humaneval.key needs kind jsonl, got kind humaneval"),
         (
             "mbpp",
             {"languages": ["py"]},
             r"prompts.mbpp.languages needs kind multipl_e, infilling.*, got kind mbpp",
         ),
         ("gsm8k", {"share": 0.5}, "prompts.gsm8k.share needs kind jsonl, got kind gsm8k"),
-        (
-            "humaneval",
-            {"path": "none.jsonl"},
-            "prompts.humaneval.path=none.jsonl must be a file .*got no such",
-        ),
+        ("humaneval", {"path": "none.jsonl"}, "prompts.humaneval.path=none.jsonl must be a file .*got no such"),
         ("humanevil", {}, "prompts.humanevil needs prompts.humanevil.path=FILE, or .*humaneval, mbpp"),
         ("xsum", {}, "prompts.xsum.path must be a file, got none. Give prompts.xsum.path=FILE"),
     ],

@@ -38,11 +38,7 @@ def test_models_are_compared_and_decoding_is_lossless(
     assert metrics == {
         (name, *way, metric)
         for way in ways
-        for name, metric in (
-            ("humaneval", "pass@1"),
-            ("humaneval", "pass@2"),
-            ("infilling", "exact match"),
-        )
+        for name, metric in (("humaneval", "pass@1"), ("humaneval", "pass@2"), ("infilling", "exact match"))
     }
     assert [(row["identical"], row["compared"]) for row in result["same"]] == [(3, 3), (6, 6), (4, 4)]
     assert result["units"]["all"] == result["units"]["done"]
