@@ -89,20 +89,7 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
         find_work(run(names=("humaneval",)))
 
 
-def test_a_base_with_another_tokenizer_is_refused(
-    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(model_dir, other)
-    described = json.loads((other / "tokenizer.json").read_text())
-    pieces = described["model"]["vocab"]
-    first, second = sorted(pieces, key=pieces.get)[300:302]
-    pieces[first], pieces[second] = pieces[second], pieces[first]
-    (other / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=f"base={other} must have the token ids of the model, whose id 300 is"):
-        quality.run(run(f"base={other}"))
-    with pytest.raises(UserError, match=f"base={tmp_path}/none must be a Transformers model directory"):
-        quality.run(run(f"base={tmp_path}/none"))
+def test_a_base_without_a_tokenizer_is_refused(run: Callable[..., QualityConfig], tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=f"base={tmp_path}/bare must have a tokenizer"):
         quality.run(run(f"base={tmp_path}/bare"))
