@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 
 from infer.benchmarks import BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.prompts import load_prompts
@@ -84,24 +83,3 @@ def test_prompts_of_every_file(
     prompts = load_prompts("mine", config, infilling_text, seed=0)
     assert len({prompt.id for prompt in prompts}) == len(prompts) == 12
     assert all(bool(prompt.ends) == (kind == "infilling") for prompt in prompts)
-
-
-def test_spec_bench_is_balanced_over_its_six_tasks(shared_data: Path, text: Text) -> None:
-    path = str(shared_data / "spec_bench" / "question.jsonl")
-    tasks = {f"Spec-Bench/{n}": item.category for item in requested(path) if (n := item.id.split("/")[1])}
-    result = load_prompts("spec_bench", PromptSetConfig(path=path, count=12), text, seed=0)
-    assert Counter(tasks[prompt.id] for prompt in result) == dict.fromkeys(
-        ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"), 2
-    )
-
-
-def requested(path: str) -> list[Problem]:
-    return read_problems("spec_bench", PromptSetConfig(path=path))
-
-
-def test_prompts_with_codellamas_tokenizer(shared_data: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(shared_data / "tokenizers" / "codellama-7b" / "tokenizer.json"))
-    text = Text(tokenizer, bos=1)
-    path = str(shared_data / "mbpp" / "sanitized-mbpp.json")
-    for prompt in load_prompts("mbpp", PromptSetConfig(path=path, count=3), text, seed=0):
-        assert text.decode(prompt.ids) == prompt.before

@@ -52,27 +52,22 @@ def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
     run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A score counted problems that the model may have been trained on, and no line said so."""
-    model = tmp_path / "exported"
-    shutil.copytree(model_dir, model)
+    model = shutil.copytree(model_dir, tmp_path / "exported")
     small = ("base=null", "decoders=[plain]", "max_new_tokens=2", "benchmarks.infilling.count=1")
     config = run(f"model={model}", *small, names=("infilling",))
     assert contaminated(config, ["infilling"]) == []  # no export of ours: nothing is known
-    manifest = {"kind": "model", "decontaminated": ["humaneval", "mbpp"]}
-    (model / "manifest.json").write_text(json.dumps(manifest))
-    sentence = (
-        f"infilling: the training data of {model} must be decontaminated against infilling, got data "
-        "decontaminated against humaneval, mbpp. The score may count problems that the model was trained on. "
-        "Prepare data with benchmarks=all"
+    for listed, named in ((["infilling"], None), (None, "nothing"), (["humaneval", "mbpp"], "humaneval, mbpp")):
+        (model / "manifest.json").write_text(json.dumps({"kind": "model", "decontaminated": listed}))
+        sentences = contaminated(config, ["infilling"])
+        assert bool(sentences) == (listed != ["infilling"])
+    (sentence,) = sentences
+    assert (
+        "must be decontaminated against infilling, got data decontaminated against humaneval, mbpp." in sentence
     )
-    assert contaminated(config, ["infilling"]) == [sentence]
     quality.run(config)
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count(f"warning: {sentence}") == 2  # before hours of work, and in the report
     assert done(config)["contaminated"] == [sentence]
-    (model / "manifest.json").write_text(json.dumps(manifest | {"decontaminated": None}))
-    assert "decontaminated against nothing." in contaminated(config, ["infilling"])[0]
-    (model / "manifest.json").write_text(json.dumps(manifest | {"decontaminated": ["infilling"]}))
-    assert contaminated(config, ["infilling"]) == []
 
 
 def test_languages_without_a_toolchain_are_skipped_by_name(

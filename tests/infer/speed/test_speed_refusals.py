@@ -52,6 +52,7 @@ def test_a_folder_that_cannot_be_had_is_reported_before_a_model_is_read(
     """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
     a setting that itself was another.
     """
+    pool = SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
     monkeypatch.setattr(speed, "ModelPool", None)
     monkeypatch.setattr(speed, "header", lambda *args, **kwargs: {})
     place = tmp_path / "report" / "speed"
@@ -63,17 +64,17 @@ def test_a_folder_that_cannot_be_had_is_reported_before_a_model_is_read(
     with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked
         run()
     assert list((tmp_path / "report").iterdir()) == [place]
-    pool = SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
     monkeypatch.setattr(speed, "ModelPool", lambda *args, **kwargs: pool)
-    monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
-    with pytest.raises(ZeroDivisionError):
-        run()
-    used, other = torch.get_num_threads(), 1 + torch.get_num_threads()
+    monkeypatch.setattr(speed, "Worker", lambda *args: print(1 / 0))
+    used = torch.get_num_threads()
     try:
-        with pytest.raises(UserError, match=rf"go on with as many, got {other}: give threads={used}, choose"):
-            run(f"threads={other}")
-        with pytest.raises(ZeroDivisionError):
-            run(f"threads={used}")
+        for threads, error in (
+            ("null", "zero"),
+            (used + 1, f"got {used + 1}: give threads={used}"),
+            (used, "zero"),
+        ):
+            with pytest.raises((UserError, ZeroDivisionError), match=error):
+                run(f"threads={threads}")
     finally:
         torch.set_num_threads(used)
 
