@@ -239,7 +239,7 @@ class Worker:
         self._decoders = {
             group: {
                 **{way: own.decoder(self._config.seed) for way, own in specs.items()},
-                **self._bench.peers.decoders(group),
+                **self._bench.peers.by_group[group],
             }
             for group, specs in self._own.items()
         }

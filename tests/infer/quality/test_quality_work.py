@@ -56,7 +56,7 @@ def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
     small = ("base=null", "decoders=[plain]", "max_new_tokens=2", "benchmarks.infilling.count=1")
     config = run(f"model={model}", *small, names=("infilling",))
     assert contaminated(config, ["infilling"]) == []  # no export of ours: nothing is known
-    for listed, named in ((["infilling"], None), (None, "nothing"), (["humaneval", "mbpp"], "humaneval, mbpp")):
+    for listed in (["infilling"], None, ["humaneval", "mbpp"]):
         (model / "manifest.json").write_text(json.dumps({"kind": "model", "decontaminated": listed}))
         sentences = contaminated(config, ["infilling"])
         assert bool(sentences) == (listed != ["infilling"])
