@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralC
 
 from infer.gpu_check import SHAPES, random_model
 from infer.speed import limit as device
-from infer.speed.limit import Limit, Needs, Speeds, measure_limit, seconds_of
+from infer.speed.limit import Limit, Needs, measure_limit, seconds_of
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 SMALL |= {"intermediate_size": 48, "num_key_value_heads": 2}
@@ -57,7 +57,7 @@ def test_a_window_bounds_what_is_read() -> None:
 
 def test_a_forward_is_bound_by_memory_and_then_by_operations() -> None:
     need = Needs(1000, row_bytes=10, weight_flops=500, cache_bytes=2, pair_flops=4, windows=(None, None))
-    limit = Limit("float32", need, Speeds(copy=90.0, read=100.0, flops=100.0))
+    limit = Limit("float32", need, copy=90.0, read=100.0, flops=100.0)
     assert limit.seconds(1, 10) == (1000 + 10 + 10 * 2 * 2) / 100
     assert limit.seconds(4, 10) == 4 * (500 + 4 * 2 * 14) / 100
     assert limit.describe(10)["forward_ms"][0] == [1, 1e3 * limit.seconds(1, 10)]
