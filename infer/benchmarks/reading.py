@@ -6,7 +6,7 @@ KINDS says by name how rows become problems, by which rules, and where they come
 import hashlib
 import json
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -137,16 +137,13 @@ def _files(setting: str, path: Path) -> list[Path]:
     """Return a file, or those of a folder."""
     if path.is_file():
         return [path]
-    files = sorted(entry for entry in path.iterdir() if _is_readable(entry)) if path.is_dir() else []
+    ends = tuple(suffix + packed for suffix in SUFFIXES for packed in ("", *PACKED))
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    files = [entry for entry in entries if entry.is_file() and entry.name.endswith(ends)]
     if not files:
         what = "no such file" if not path.is_dir() else "a folder without them"
         raise UserError(f"{setting}.path={path} must be a file ({', '.join(SUFFIXES)}), got {what}")
     return files
-
-
-def _is_readable(path: Path) -> bool:
-    bare = path.name.removesuffix(path.suffix) if path.suffix in PACKED else path.name
-    return path.is_file() and bare.endswith(SUFFIXES)
 
 
 def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable[str]) -> list[Problem]:
@@ -159,12 +156,11 @@ def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable
 
 def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
     """Return at most `count` of each language, in order."""
-    places = defaultdict(list)
-    for place, problem in enumerate(problems):
-        places[problem.language].append(place)
-    draw = random.Random(seed)
-    chosen = sorted(place for of in places.values() for place in draw.sample(of, min(count, len(of))))
-    return [problems[place] for place in chosen]
+    draw, chosen = random.Random(seed), list[int]()
+    for language in dict.fromkeys(problem.language for problem in problems):
+        places = [place for place, problem in enumerate(problems) if problem.language == language]
+        chosen += draw.sample(places, min(count, len(places)))
+    return [problems[place] for place in sorted(chosen)]
 
 
 def _numbered(problems: Sequence[Problem]) -> list[Problem]:

@@ -46,7 +46,7 @@ class Needs:
 
     @classmethod
     def of(cls, lm: PreTrainedModel) -> "Needs | None":
-        """Return the costs of a model. None for a mixture of experts: the text decides which weights are read."""
+        """Return a model's costs. None for a mixture of experts: the text decides which weights are read."""
         weights = streamed(lm)
         if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
             return None

@@ -47,18 +47,14 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Medians of the parts, over all steps but the first, which waits for the prompt's forward; None of a text
-    of one step. `drafted_nodes` is the mean of the draft model's graphs, without their roots, and
-    `graph_success` the share of them whose accepted path goes on behind a merged node; None where no graph
-    was drawn.
-    """
+    """Medians of the parts, over all steps but the first, which waits for the prompt's forward."""
 
-    ms_draft: float | None = None
+    ms_draft: float | None = None  # None of a text of one step, as the next two
     ms_forward: float | None = None
     ms_rest: float | None = None
     peak_memory_bytes: int | None = None
-    drafted_nodes: float | None = None
-    graph_success: float | None = None
+    drafted_nodes: float | None = None  # mean of the draft model's graphs, without roots; None: no graph
+    graph_success: float | None = None  # share of graphs whose accepted path goes on behind a merged node
 
 
 def profile(
@@ -71,21 +67,14 @@ def profile(
     device: torch.device,
     outcomes: Sequence[Outcome] = (),
 ) -> Profile:
-    """Decode a text once. `outcomes` is the list to which the drafters' watch adds graphs: a draft
-    model's only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
-    """
+    """Decode a text once. `outcomes` is the list to which the drafters' watch adds a draft model's graphs."""
     before = len(outcomes)
     steps, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
     behind, drafts = [spent for _, spent in steps[1:]], outcomes[before:]
     draft, forward, rest = map(median, zip(*behind)) if behind else (None, None, None)
-    return Profile(
-        ms_draft=draft,
-        ms_forward=forward,
-        ms_rest=rest,
-        peak_memory_bytes=peak,
-        drafted_nodes=fmean(len(outcome.graph.tokens) - 1 for outcome in drafts) if drafts else None,
-        graph_success=fmean(outcome.succeeded for outcome in drafts) if drafts else None,
-    )
+    nodes = fmean(len(outcome.graph.tokens) - 1 for outcome in drafts) if drafts else None
+    success = fmean(outcome.succeeded for outcome in drafts) if drafts else None
+    return Profile(draft, forward, rest, peak, nodes, success)
 
 
 def timed(
@@ -182,9 +171,7 @@ class StepTimer:
         self._runner.prefill([[self._token] * (context - ROWS[-1] - PROBES)] * batch)
 
     def burst(self, q: int) -> float:
-        """Measure the seconds of a step among its like, as steps of plain decoding are: after another number of
-        rows the processor's caches are not as a step of its kind leaves them.
-        """
+        """Measure the seconds of a step among its like: after other rows the caches are in another state."""
         return median([self.step(q) for _ in range(BURST)][1:])
 
     def step(self, q: int) -> float:
@@ -192,9 +179,8 @@ class StepTimer:
         return agreed_value(self._lm, max(self._verification(q), FINE))  # by no clock is it free: costs divide
 
     def _verification(self, q: int) -> float:
-        """Run the forward with its picks, the reading of drafts, and what a drafter makes of these.
-
-        A pick that is made only when it is asked for is left out: plain decoding pays for it too, by the token.
+        """Time the forward with its picks, the reading of drafts, and what a drafter makes of these; without
+        picks that are made only when they are asked for: plain decoding pays for them too, by the token.
         """
         token, probes, began = self._token, min(q - 1, PROBES), self._clock()
         tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
