@@ -32,6 +32,7 @@ from infer.sandbox.guard.watch import cgroup_parents
 from infer.sandbox.languages import ENVIRONMENT, LANGUAGES, NOT_COMPILED, missing_toolchain, right_program
 
 HERE = Path(__file__).parent
+PLAYERS = (HERE / "players.py").read_text(encoding="utf-8")
 LEAST_MEMORY = 64  # MiB; a Python that has started takes a fifth of it
 GRACE = 2.0  # seconds for a solution that has left its tests to end, so that the reason is known
 WALLS = {
@@ -82,15 +83,11 @@ class SandboxConfig:
     python: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
-        for name in ("wall_seconds", "cpu_seconds", "processes", "file", "folder", "output"):
+        for name in Limits._fields:
             if not getattr(self, name) > 0:
                 raise ValueError(f"sandbox.{name} must be more than 0, got {getattr(self, name)}")
         if self.memory < LEAST_MEMORY:
             raise ValueError(f"sandbox.memory must be at least {LEAST_MEMORY}, got {self.memory}")
-
-    def limits(self) -> Limits:
-        """Return the limits for the guard."""
-        return Limits(*(getattr(self, name) for name in Limits._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,8 @@ class Sandbox:
         self.level, self._config, self._group = level, config, group
         self._python, *trees = _python_paths(config.python)
         self._trees = sorted({tree for tree in trees if not tree.startswith("/usr")})
-        self._job = Job(level, config.limits(), group, bubblewrap=shutil.which("bwrap") or "")
+        limits = Limits(*(getattr(config, name) for name in Limits._fields))
+        self._job = Job(level, limits, group, bubblewrap=shutil.which("bwrap") or "")
 
     @property
     def description(self) -> str:
@@ -191,9 +189,8 @@ class Sandbox:
         try:
             return judge(program)
         except OSError as error:
-            raise UserError(
-                f"sandbox: a room ({self.level}) for a program could not be had: {error}"
-            ) from error
+            message = f"sandbox: a room ({self.level}) for a program could not be had: {error}"
+            raise UserError(message) from error
 
     def judge_all(self, programs: Sequence[Program], workers: int) -> list[Verdict]:
         """Judge several programs, so many at a time."""
@@ -231,11 +228,10 @@ class Sandbox:
         word = secrets.token_hex(16)
         job = json.dumps({"tests": program.tests, "known": program.known, "word": word})
         to_solution, from_solution = os.pipe(), os.pipe()
+        ends = (to_solution[0], from_solution[1]), (from_solution[0], to_solution[1])
         try:
-            solution = self._play(
-                "solution", {"solution.py": program.source}, (to_solution[0], from_solution[1])
-            )
-            tests = self._play("tests", {"job.json": job}, (from_solution[0], to_solution[1]))
+            solution = self._play("solution", {"solution.py": program.source}, ends[0])
+            tests = self._play("tests", {"job.json": job}, ends[1])
         finally:
             for descriptor in (*to_solution, *from_solution):
                 os.close(descriptor)
@@ -256,14 +252,13 @@ class Sandbox:
 
     def _play(self, role: str, files: dict[str, str], channel: tuple[int, int]) -> Room:
         arguments = ["players.py", role, *map(str, channel)]
-        return self.run_python(arguments, files | {"players.py": _players()}, channel)
+        return self.run_python(arguments, files | {"players.py": PLAYERS}, channel)
 
     def _judge_compiled(self, program: Program) -> Verdict:
         """Judge by how it ends, having printed at the end of its tests what only they could know."""
         if missing := missing_toolchain(program.language):
-            raise UserError(
-                f"language {program.language} cannot be judged on this machine: {missing} is missing"
-            )
+            lack = f"cannot be judged on this machine: {missing} is missing"
+            raise UserError(f"language {program.language} {lack}")
         language, word = LANGUAGES[program.language], secrets.token_hex(16)
         script, environment, trees = language.script()
         files = {language.file: program.source + language.mark(program.tests, word)}
@@ -280,10 +275,10 @@ class Sandbox:
             return Verdict(True, "passed", report.seconds)
         if report.ended == "exited" and report.code == NOT_COMPILED:
             return Verdict(False, "does not compile", report.seconds)
-        if done or report.ended == "exited" and report.code:
-            return Verdict(
-                False, f"failed: {_complaint(report.output) or f'code {report.code}'}", report.seconds
-            )
+        if done or report.ended == "exited" and report.code:  # the line in which it says what went wrong
+            lines = (line.strip() for line in report.output.splitlines())
+            complaint = next((line for line in lines if _COMPLAINT.search(line)), f"code {report.code}")
+            return Verdict(False, f"failed: {complaint[:200]}", report.seconds)
         return Verdict(False, _reason(report), report.seconds)
 
 
@@ -326,11 +321,6 @@ def try_sandbox(sandbox: Sandbox) -> str:
 
 
 @cache
-def _players() -> str:
-    return (HERE / "players.py").read_text(encoding="utf-8")
-
-
-@cache
 def _python_paths(path: str | None) -> list[str]:
     """Return where a Python and its library are. Raises UserError where it is none."""
     try:
@@ -348,9 +338,3 @@ def _reason(report: Report) -> str:
         return report.ended
     words = {signal.SIGXCPU: "timed out", signal.SIGXFSZ: "too large a file"}
     return words.get(report.code) or f"killed by {signal.Signals(report.code).name}"  # type: ignore[call-overload]
-
-
-def _complaint(output: str) -> str:
-    """Return the line in which a program says what went wrong, as far as one can tell."""
-    lines = (line.strip() for line in output.splitlines())
-    return next((line for line in lines if _COMPLAINT.search(line)), "")[:200]

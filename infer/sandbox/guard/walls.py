@@ -102,13 +102,12 @@ def adopt_orphans() -> None:
 
 def _set_limits(job: Job) -> None:
     """Set the limits that the kernel holds for each process; the guard counts for all together."""
-    _limit(resource.RLIMIT_CORE, 0)
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        _limit(kind, 0)
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
+        _limit(kind, OPEN_FILES)
     _limit(resource.RLIMIT_CPU, math.ceil(job.limits.cpu_seconds) + 1)
     _limit(resource.RLIMIT_FSIZE, job.limits.file << 20)
-    _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    _limit(resource.RLIMIT_MEMLOCK, 0)
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
-    _limit(resource.RLIMIT_SIGPENDING, OPEN_FILES)
     if job.address_space:
         _limit(resource.RLIMIT_AS, ADDRESS_SPACE * job.limits.memory << 20)
 
