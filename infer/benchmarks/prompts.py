@@ -78,7 +78,6 @@ def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -
 
 
 def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
-    """Yield one of each group, again and again, until all are empty."""
     missing = object()
     for turn in zip_longest(*groups, fillvalue=missing):
         yield from (prompt for prompt in turn if prompt is not missing)  # type: ignore[misc]

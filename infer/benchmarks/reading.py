@@ -134,7 +134,6 @@ def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
 
 
 def _files(setting: str, path: Path) -> list[Path]:
-    """Return a file, or those of a folder."""
     if path.is_file():
         return [path]
     ends = tuple(suffix + packed for suffix in SUFFIXES for packed in ("", *PACKED))
@@ -155,7 +154,6 @@ def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable
 
 
 def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
-    """Return at most `count` of each language, in order."""
     draw, chosen = random.Random(seed), list[int]()
     for language in dict.fromkeys(problem.language for problem in problems):
         places = [place for place, problem in enumerate(problems) if problem.language == language]

@@ -58,7 +58,6 @@ def run(config: QualityConfig) -> None:
 
 
 def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path, workers: WorkerGroup) -> None:
-    """Write the result."""
     for sentence in contaminated(config, work.benchmarks):
         tell(workers, f"warning: {sentence}")
     sandbox = open_sandbox(config.sandbox) if work.executed else None

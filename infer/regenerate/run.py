@@ -197,7 +197,6 @@ def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, 
 def _decoded(
     model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
 ) -> tuple[list[list[int]], int]:
-    """Return the new tokens of each prompt, and the number of forwards."""
     settings, longest = config.decode, max(map(len, prompts))
     capacity = longest + settings.max_new_tokens
     if capacity > model.context:

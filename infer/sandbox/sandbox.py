@@ -322,7 +322,6 @@ def try_sandbox(sandbox: Sandbox) -> str:
 
 @cache
 def _python_paths(path: str | None) -> list[str]:
-    """Return where a Python and its library are. Raises UserError where it is none."""
     try:
         command = [path or sys.executable, "-I", "-c", _PATHS]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -331,7 +330,6 @@ def _python_paths(path: str | None) -> list[str]:
 
 
 def _reason(report: Report) -> str:
-    """Return why a program that did not pass has ended, in words."""
     if report.ended == "exited":
         return f"ended with code {report.code} before its tests did"
     if report.ended != "killed":

@@ -135,7 +135,6 @@ def _row(
 
 
 def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
-    """Return rates and ratios, with their spread."""
     later = [[pair for pair in rounds if _later(pair.run) and _later(pair.plain)] for rounds in prompts]
     rate = estimate([[Weighed(_later(p.run), _rate(p.run)) for p in rounds] for rounds in later])
     speedup = estimate([[Weighed(_decoding(p.plain), _rate(p.run) / _rate(p.plain)) for p in r] for r in later])
@@ -162,7 +161,6 @@ def _later(run: Record) -> int:
 
 
 def _decoding(run: Record) -> float:
-    """Return the seconds behind the first step."""
     return duration(run["first_seconds"], run["seconds"])
 
 

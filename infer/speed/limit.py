@@ -73,7 +73,6 @@ class Needs:
         return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
 
     def _seen(self, tokens: float) -> float:
-        """Return tokens, summed over the layers."""
         return sum(tokens if window is None else min(window, tokens) for window in self.windows)
 
 

@@ -286,7 +286,6 @@ def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> 
 
 
 def _counts(engine: Any) -> tuple[int, int, int]:
-    """Return drafts, tokens in them, and accepted ones, since the engine began."""
     metrics = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
     drafts, drafted, accepted = (int(metrics.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
     return drafts, drafted, accepted

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.costs import ROWS, Costs
+from infer.drafters.costs import ROWS, Costs, rising
 from infer.engine.forward import agreed_value, context_length
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.runner import FINE, Runner
@@ -195,7 +195,6 @@ class StepTimer:
         return took - min(walked, again)
 
     def _walks(self, tree: Tree, output: ForwardOutput) -> tuple[list[tuple[list[int], int]], float]:
-        """Return every sequence's path and choice, and the seconds that they took."""
         began = self._clock()
         walks = [tree.walk(output.chooser(b, ())) for b in range(self._batch)]
         return walks, self._clock() - began
@@ -219,20 +218,5 @@ def measure_costs(
     times = np.array([[bench.burst(q) for q in rows] for _ in range(turns)])
     # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
     shares = np.median(times / times.sum(1, keepdims=True), axis=0)
-    ms = 1e3 * np.median(times.sum(1)) * rising(shares)
+    ms = 1e3 * np.median(times.sum(1)) * np.array(rising(shares, [1] * len(rows)))
     return Costs(tuple(rows), tuple(ms.tolist()))
-
-
-def rising(values: Sequence[float]) -> np.ndarray:
-    """Return the nearest values that never fall (isotonic regression, by pooling adjacent violators): more
-    rows never cost less, and where they seem to, that is the clock's noise.
-    """
-    means, counts = list[float](), list[int]()
-    for value in values:
-        means.append(value)
-        counts.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            total = means[-2] * counts[-2] + means[-1] * counts[-1]
-            counts[-2:] = [counts[-2] + counts[-1]]
-            means[-2:] = [total / counts[-1]]
-    return np.repeat(means, counts)

@@ -161,7 +161,6 @@ def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
 
 
 def _report(config: SpeedConfig) -> None:
-    """Write and show the report. One that shows a lossy decoder then fails this run and every later one."""
     report = write(Path(config.out), config.tracker)
     print_report(report, ["speed"])
     lossy = [

@@ -237,7 +237,6 @@ class Worker:
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
 
     def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
-        """Measure each size by plain decoding and by the default decoder, the first time after a warm-up."""
         texts, seed = max(self._config.batches), self._config.seed
         for dtype, size in product(self._config.dtypes, self._config.batches):
             group = Group(dtype, min(self._config.temperatures))
@@ -273,7 +272,6 @@ class Worker:
         return {"parts": parts, "samples": samples}
 
     def _profile(self, prompt: TokenPrompt, group: Group, way: DecoderSpec) -> Profile:
-        """Profile a decoder; of a peer the memory alone is known."""
         device = self._bench.lms[group.dtype].device
         if way not in self._own[group]:
             decoder = self._decoders[group][way]

@@ -143,7 +143,6 @@ def _limits(job: Job, folder: str, tasks: int) -> None:
 
 
 def _become_program(job: Job, folder: str, tasks: int) -> None:
-    """Give up all rights and turn into the program."""
     _limit(resource.RLIMIT_NPROC, tasks)
     os.setsid()
     os.chdir(folder)
@@ -204,7 +203,6 @@ def _bubblewrap_arguments(job: Job) -> Iterator[str]:
 
 
 def _in_memory(data: bytes) -> str:
-    """Return the number of a descriptor from which a child reads the data."""
     descriptor = os.memfd_create("data", 0)
     os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -265,7 +263,6 @@ def _unshare() -> None:
 
 
 def _build(job: Job) -> None:
-    """Furnish the room and leave the machine's files behind."""
     user = os.getuid() or NOBODY
     system = _system()
     _mount("none", "/", "none", _REC | _PRIVATE)
@@ -300,7 +297,6 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 
 def _show(path: str) -> None:
-    """Make a file or folder of the machine visible in the room, where it is."""
     source = _OLD + path
     if os.path.lexists(path):
         return

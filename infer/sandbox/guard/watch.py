@@ -136,7 +136,6 @@ class Guard:
         return len(self._heard[self._output]) > self._job.limits.output * (1 << 20)
 
     def _excess(self, *, last: bool = False) -> str:
-        """Return the limit that is exceeded, in words, or nothing. The last look leaves nothing out."""
         now, limits = time.monotonic(), self._job.limits
         if not self._begun:
             if now - self._opened > BUILDING:
@@ -182,7 +181,6 @@ class Process(NamedTuple):
 
 
 def _process(pid: int) -> Process | None:
-    """Return a process; None if it has ended."""
     try:
         state, *fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:

@@ -7,8 +7,6 @@ from statistics import fmean
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from infer import Model
@@ -23,7 +21,7 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.methods import DraftMethods
 from infer.models.draft import load_draft
 from infer.speed import profile as module
-from infer.speed.profile import StepTimer, context_for, measure_costs, peak_memory, profile, rising, timed
+from infer.speed.profile import StepTimer, context_for, measure_costs, peak_memory, profile, timed
 from infer.study.models import Counts
 from infer.trees.token_graph import Outcome
 from tests.conftest import tiny_llama
@@ -98,16 +96,6 @@ def test_the_peak_is_of_the_work_alone(tmp_path: Path, monkeypatch: pytest.Monke
         assert high - least > 2**25 and high - after > 2**25
     monkeypatch.setattr(module, "PROCESS", tmp_path / "absent")
     assert peak_memory(CPU, partial(work, 7)) == (7, None)
-
-
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9))
-def test_noise_is_smoothed_to_costs_that_never_fall(values: list[float]) -> None:
-    """Isotonic regression: no other rising sequence lies nearer."""
-    expected = [
-        max(min(sum(values[i : j + 1]) / (j + 1 - i) for j in range(x, len(values))) for i in range(x + 1))
-        for x in range(len(values))
-    ]
-    assert rising(values) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, 10, 0.9)])
