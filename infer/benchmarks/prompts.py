@@ -84,10 +84,9 @@ def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
 
 
 def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
-    """Return the prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
+    """Return the prompt, or BOS and its last tokens, `most` in all: what it asks for stands at its end.
 
-    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never
-    reads its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
+    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end.
     """
     if len(prompt.ids) <= most:
         return prompt

@@ -49,9 +49,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Work:
-    """`text` is the model's tokenizer, by which both models read the problems."""
+    """What is judged, by whom, and what is left out."""
 
-    text: Text
+    text: Text  # the model's tokenizer, by which both models read the problems
     benchmarks: dict[str, list[Problem]]
     skipped: list[dict[str, str]]  # benchmark, language, reason
     decoders: list[str]  # of those in the settings: the ones that the model has

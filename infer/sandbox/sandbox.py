@@ -180,8 +180,7 @@ class Sandbox:
     def judge(self, program: Program) -> Verdict:
         """Judge whether a program passes its tests.
 
-        Raises UserError where its language cannot be judged here, `missing_toolchain` says so before, and where
-        a room for it could not be had twice: a machine may be short of something for a while.
+        Raises UserError where its language cannot be judged here, and where a room could not be had twice.
         """
         judge = self._judge_python if program.language == "python" else self._judge_compiled
         with suppress(OSError):
@@ -211,10 +210,7 @@ class Sandbox:
     def run_python(
         self, arguments: Sequence[str], files: dict[str, str], channel: tuple[int, ...] = ()
     ) -> Room:
-        """Open a room in which Python runs with these arguments, with its standard library and nothing else.
-
-        Its hashes are the same each time, and so are verdicts.
-        """
+        """Open a room in which Python runs with these arguments, its standard library and constant hashes."""
         job = self._job._replace(
             command=[self._python, "-S", "-s", "-P", "-B", *arguments],
             environment=ENVIRONMENT | {"PYTHONHASHSEED": "0"},
@@ -283,10 +279,7 @@ class Sandbox:
 
 
 def open_sandbox(config: SandboxConfig) -> Sandbox:
-    """Open a sandbox at the strongest level at which a program could really be run.
-
-    Raises UserError where there is none, or none that confines and `config` does not allow that.
-    """
+    """Open a sandbox at the strongest level at which a program ran. Raises UserError where none is allowed."""
     refused: list[str] = []
     for level in LEVELS:
         if level == "bubblewrap" and not shutil.which("bwrap"):

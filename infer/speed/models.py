@@ -19,7 +19,6 @@ from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
-from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import DraftMethods, Methods
 from infer.models.checkpoint import (
     Adaptive,
@@ -93,16 +92,12 @@ DEFAULT = DecoderSpec("auto")  # all sources of drafts, by measurement
 
 @dataclass(frozen=True)
 class DecoderSetup:
-    """A decoder of ours with all that the loop takes."""
+    """A decoder of ours: all that the loop takes."""
 
     runner: Runner
     drafters: Drafters
     limits: Limits
     sampling: Sampling
-
-    def decoder(self, seed: int) -> Decoder:
-        """Return the decoder as a function of the prompt."""
-        return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
 
 
 class ModelPool:

@@ -139,9 +139,7 @@ SLOW = 0.3  # seconds of a forward from which the wait is announced
 
 
 def context_for(capacity: int, lm: PreTrainedModel) -> int:
-    """Return the context to measure at for texts of up to `capacity` tokens: about half of it, within the
-    model's positions.
-    """
+    """Return the context to measure at for texts of up to `capacity` tokens: about half of it."""
     half = min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
     return min(half, context_length(lm.config))
 

@@ -16,7 +16,7 @@ tokens of all texts per second, behind the first step of each batch.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import cycle, islice, pairwise, product
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.output import Request
 from infer.loop import decode
-from infer.measure.runs import Decoder, Run, clock, seed_of
+from infer.measure.runs import Decoder, Run, clock, loop_decoder, seed_of
 from infer.speed import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig
 from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
@@ -141,13 +141,6 @@ def batch_rows(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def sampled(specs: Collection[DecoderSpec]) -> set[DecoderSpec]:
-    """Return the decoders with sample texts: all of ours, of sdsat the one with the most drafts."""
-    fixed = [way for way in specs if way.decoder == "sdsat"]
-    others = {way for way in specs if way.decoder not in ("sdsat", "base")}
-    return others | ({max(fixed, key=lambda way: way.k)} if fixed else set())
-
-
 def sample(own: DecoderSetup, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list[str]]:
     """Return the text in pieces of [kind, text], as Step.kinds has them."""
     output = Output(text.stream(opens=not prompt.before), ends=prompt.ends)
@@ -216,7 +209,10 @@ class Worker:
         self._own, self._decoders = {}, {}  # whose runners make room for the new ones
         self._set, self._own, self._warm = name, self._bench.own(name), False
         for group, specs in self._own.items():
-            ours = {way: own.decoder(self._config.seed) for way, own in specs.items()}
+            ours = {
+                way: loop_decoder(own.runner, own.drafters, own.limits, own.sampling, seed=self._config.seed)
+                for way, own in specs.items()
+            }
             self._decoders[group] = ours | self._bench.peers.by_group[group]
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
@@ -252,7 +248,7 @@ class Worker:
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
-        """Profile all decoders; sample texts are of the first dtype and the lowest temperature."""
+        """Profile all decoders; sample texts are of the first dtype, lowest temperature, and largest k."""
         self._warm_up(prompt)
         parts = [
             {"prompt_set": self._set, **group._asdict(), **way._asdict()}
@@ -263,11 +259,11 @@ class Worker:
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
         place = {"prompt_set": self._set, "id": prompt.id, **group._asdict()}
         given, seed = {"before": prompt.before, "after": prompt.after}, self._config.seed
-        chosen = sampled(self._own[group])
+        deepest = max((way.k for way in self._own[group] if way.decoder == "sdsat"), default=0)
         samples = [
             {**place, **way._asdict(), **given, "pieces": sample(own, prompt, self._prepared.text, seed=seed)}
             for way, own in self._own[group].items()
-            if way in chosen
+            if way.decoder != "base" and way.k in (0, deepest)
         ]
         return {"parts": parts, "samples": samples}
 

@@ -80,10 +80,7 @@ class Guard:
             os.close(descriptor)
 
     def watch(self) -> Report:
-        """Watch until it has ended, exceeds a limit or is given up.
-
-        Raises OSError where the room could not be built.
-        """
+        """Watch until it ends, exceeds a limit or is given up. Raises OSError if it could not be built."""
         ended, status = "", None
         while not ended:
             stopped = 0 in self._read(max(0.0, self._next_look - time.monotonic()))
@@ -252,10 +249,7 @@ def memory(pid: int) -> int:
 
 
 def socket_memory(pid: int) -> int:
-    """Return the bytes that the sockets in a process's network namespace can hold.
-
-    A socket takes a message as long as there is less than the buffer's size in it: at most twice that size.
-    """
+    """Return the bytes that sockets of a process's network namespace can hold: at most two buffers each."""
     buffer = _SEND_BUFFER
     with suppress(FileNotFoundError):
         buffer = int(_read_text("/proc/sys/net/core/wmem_default"))

@@ -18,6 +18,8 @@ from infer.quality.work import contaminated, find_work
 from tests.conftest import tiny_llama
 from tests.infer.quality.conftest import done
 
+Settings = Callable[..., QualityConfig]
+
 
 def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
     problem = read_problems("infilling", BenchmarkConfig(kind="infilling", path=str(files["infilling"])))[0]
@@ -26,7 +28,7 @@ def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_answered_by_nothing(
-    run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
+    run: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
     quality.run(config)
@@ -38,7 +40,7 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
 
 
 def test_a_model_without_adaptive_tokens_is_decoded_plainly(
-    run: Callable[..., QualityConfig], base_dir: Path, capsys: pytest.CaptureFixture[str]
+    run: Settings, base_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run(f"model={base_dir}", "base=null")
     quality.run(config)
@@ -49,7 +51,7 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
 
 
 def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
-    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Settings, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A score counted problems that the model may have been trained on, and no line said so."""
     model = shutil.copytree(model_dir, tmp_path / "exported")
@@ -71,7 +73,7 @@ def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
 
 
 def test_languages_without_a_toolchain_are_skipped_by_name(
-    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+    run: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
     result = find_work(run())
@@ -84,18 +86,14 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
         find_work(run(names=("humaneval",)))
 
 
-def test_a_base_without_a_tokenizer_is_refused(run: Callable[..., QualityConfig], tmp_path: Path) -> None:
+def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
+    run: Settings, model_dir: Path, base_dir: Path, tmp_path: Path
+) -> None:
+    """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
     tiny_llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=f"base={tmp_path}/bare must have a tokenizer"):
         quality.run(run(f"base={tmp_path}/bare"))
-
-
-def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
-    run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
-) -> None:
-    """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
-    base = tmp_path / "older"
-    shutil.copytree(base_dir, base)
+    base = shutil.copytree(base_dir, tmp_path / "older")
     ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
     described = json.loads((base / "tokenizer.json").read_text())
     vocab, added = described["model"]["vocab"], described["added_tokens"]
@@ -121,8 +119,6 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
         ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
-def test_mistaken_settings_are_reported_in_a_sentence(
-    run: Callable[..., QualityConfig], override: str, message: str
-) -> None:
+def test_mistaken_settings_are_reported_in_a_sentence(run: Settings, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(override)
