@@ -96,10 +96,7 @@ def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
-    """Return a problem as it is given to a model; its id has the language where that is not Python.
-
-    Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
-    """
+    """Return a problem as it is given to a model; its id has the language where that is not Python."""
     prompt = problem.prompt
     if isinstance(prompt, Infill):
         ids, before, after = text.infill(prompt), prompt.prefix, prompt.suffix

@@ -74,10 +74,7 @@ OPTIONAL = ("languages", "order", "shots", "key", "share")  # that only some kin
 
 def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Problem]:
     """Return the problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
-    as the seed says.
-
-    Raises UserError for a setting that the kind does not have, a file or a row of another kind, a
-    dataset that is out of reach, a language that is not there, and for no problems at all.
+    as the seed says. Raises UserError for settings, files, rows and languages that do not fit, and no problems.
     """
     setting = f"{config.group}.{name}"
     kind = KINDS[kind_of(name, config)]
@@ -97,10 +94,7 @@ def fingerprint_problems(problems: Sequence[Problem]) -> str:
 
 
 def kind_of(name: str, config: SourceConfig) -> str:
-    """Return what a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
-
-    Raises UserError for one that says nothing.
-    """
+    """Return a set's kind: as it says, or is called, or JSONL of a file of prompts; else raise UserError."""
     if config.kind or name in config.kinds:
         return config.kind or name
     setting, known = f"{config.group}.{name}", ", ".join(config.kinds)

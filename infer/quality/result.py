@@ -57,10 +57,7 @@ class Score(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the result of a finished or an unfinished folder.
-
-    Raises UserError where it was not begun, and for a damaged file.
-    """
+    """Return the result of a folder, finished or not. Raises UserError for a damaged file."""
     if (folder / RESULT).is_file():
         return read_result(folder / RESULT)
     return result(read_header(folder / HEADER), read_units(folder / UNITS))
@@ -69,8 +66,7 @@ def read(folder: Path) -> dict[str, Any]:
 def result(header: Mapping[str, Any], units: UnitStore) -> dict[str, Any]:
     """Return quality.json of the units that are done.
 
-    Answers without room need no verdict, but count no earlier than the others of their setup: alone they would
-    be a score of 0.
+    Answers without room need no verdict, but count no earlier than the others of their setup.
     """
     answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
     verdicts = dict[str, Sequence[Any]]()

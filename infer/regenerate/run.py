@@ -54,10 +54,7 @@ class Document(NamedTuple):
 
 
 class Source:
-    """The training documents of the folder `data.path`, in an order that decode.seed decides.
-
-    Raises UserError for what is no finished data folder.
-    """
+    """The training documents of the finished folder `data.path`, in an order that decode.seed decides."""
 
     def __init__(self, config: RegenerateConfig) -> None:
         self._config, self._path = config, config.data.path

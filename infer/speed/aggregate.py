@@ -51,10 +51,7 @@ class Pair(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the report of a folder, whether it is finished or not; its header must be there.
-
-    Raises UserError for a damaged file.
-    """
+    """Return the report of a folder, finished or not, with a header. Raises UserError for a damaged file."""
     return aggregate(read_units(folder / UNITS), read_header(folder / HEADER))
 
 

@@ -50,9 +50,7 @@ class Prepared:
 
 
 def prepare(config: SpeedConfig) -> Prepared:
-    """Raise UserError for directories that are no models, for sdsat without adaptive tokens or only with more
-    than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
-    """
+    """Read all but weights. Raise UserError for models, prompts, drafts and a base that do not fit together."""
     text = load_text(config.model)
     probes = not set(BY_ADAPTIVE).isdisjoint(config.decoders)
     adaptive = load_adaptive(config.model) if probes or has_adaptive(config.model) else None

@@ -47,8 +47,8 @@ def test_scores_differences_and_identical_answers() -> None:
     plain = unit([answer("a", "good"), answer("b", "bad", [7, 8])])
     sdsat = unit([answer("a", "good"), answer("b", "bad", [7, 9])], decoder="sdsat")
     base = unit([answer("a", "bad"), answer("b", "bad")], "base")
-    shown = [{"benchmark": "humaneval", "language": "python", "id": "a", "before": "def", "after": ""}]
-    actual = scored([plain, sdsat, base], shown=shown)
+    problems = [{"benchmark": "humaneval", "language": "python", "id": "a", "before": "def", "after": ""}]
+    actual = scored([plain, sdsat, base], shown=problems)
     rows = {(row["who"], row["decoder"]): row for row in actual["rows"]}
     assert rows["model", "plain"]["value"] == rows["model", "sdsat"]["value"] == 0.5
     expected = {"benchmark": "humaneval", "language": "python", "who": "base", "decoder": "plain", "name": "b"}
