@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from conf.schema import PATH
-from infer.config import ORDERS
+from infer.config import ORDERS, check_at_least
 
 EXECUTED = ("humaneval", "mbpp", "multipl_e")  # with tests
 JUDGED = (*EXECUTED, "infilling", "lines")
@@ -37,9 +37,8 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *self.kinds):
-            raise ValueError(
-                f"{self.group}.kind must be one of {', '.join(self.kinds)}, got {self.kind or 'none'}"
-            )
+            kinds = ", ".join(self.kinds)
+            raise ValueError(f"{self.group}.kind must be one of {kinds}, got {self.kind or 'none'}")
         if self.order not in (None, *ORDERS):
             raise ValueError(f"{self.group}.order must be spm or psm, got {self.order or 'none'}")
         if self.shots is not None and not 0 <= self.shots <= 3:
@@ -65,18 +64,11 @@ class PromptSetConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.share <= 1:
-            raise ValueError(f"prompts.share must be a share above 0, up to 1, got {self.share}")
-        if not 0 < self.first <= 1:
-            raise ValueError(f"prompts.first must be above 0 and at most 1, got {self.first}")
-        if self.max_new_tokens is not None and self.max_new_tokens < 2:
-            raise ValueError(f"prompts.max_new_tokens must be at least 2, got {self.max_new_tokens}")
-        if self.count is not None and self.count < 1:
-            raise ValueError(f"prompts.count must be at least 1, got {self.count}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"prompts.max_tokens must be at least 1, got {self.max_tokens}")
-        if self.truncate is not None and self.truncate < 2:
-            raise ValueError(f"prompts.truncate must be at least 2 tokens, got {self.truncate}")
+        for name in ("share", "first"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"prompts.{name} must be above 0 and at most 1, got {getattr(self, name)}")
+        least = {"max_new_tokens": 2, "count": 1, "max_tokens": 1, "truncate": 2}
+        check_at_least(self, least, group="prompts.")
         if self.truncate is not None and self.max_tokens is not None:
             raise ValueError(
                 f"prompts.truncate must be null where max_tokens={self.max_tokens} passes over long prompts, "
@@ -95,5 +87,4 @@ class BenchmarkConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.count is not None and self.count < 1:
-            raise ValueError(f"benchmarks.count must be at least 1, got {self.count}")
+        check_at_least(self, {"count": 1}, group="benchmarks.")

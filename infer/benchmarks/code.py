@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from conf import UserError
 from infer.benchmarks import SourceConfig
-from infer.benchmarks.rows import Problem, Row
+from infer.benchmarks.rows import Problem, Row, by_row
 from infer.config import Infill
 from infer.sandbox.languages import check_tests
 
@@ -55,20 +55,18 @@ def language_named(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-def humaneval(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the fields task_id, prompt, entry_point, canonical_solution, test."""
-    return [
-        Problem(
-            id=row.text("task_id"),
-            prompt=row.text("prompt"),
-            stop=HUMANEVAL_STOP,
-            answer=row.text("canonical_solution"),
-            language="python",
-            tests=f"{row.text('test')}\ncheck({row.text('entry_point')})\n",
-            known=_beside(row.text("prompt")),
-        )
-        for row in rows
-    ]
+@by_row
+def humaneval(row: Row, config: SourceConfig) -> Problem:
+    """Read the fields task_id, prompt, entry_point, canonical_solution, test."""
+    return Problem(
+        id=row.text("task_id"),
+        prompt=row.text("prompt"),
+        stop=HUMANEVAL_STOP,
+        answer=row.text("canonical_solution"),
+        language="python",
+        tests=f"{row.text('test')}\ncheck({row.text('entry_point')})\n",
+        known=_beside(row.text("prompt")),
+    )
 
 
 def _beside(prompt: str) -> str:
@@ -81,59 +79,57 @@ def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
     """Read rows with the fields task_id, code, test_list, and prompt, test_imports (sanitized) or text,
     test_setup_code.
     """
-    shots = config.shots or 0
     by_id = {row.whole("task_id"): row for row in rows}
-    chosen = MBPP_SHOTS[:shots]
+    chosen = MBPP_SHOTS[: config.shots or 0]
     if missing := [id for id in chosen if rows and id not in by_id]:
-        raise UserError(
-            f"{rows[0].file} must have task {missing[0]}, which is shown as an example, got none. Lower shots"
-        )
+        file = rows[0].place.rpartition(", ")[0]
+        lack = f"must have task {missing[0]}, which is shown as an example, got none"
+        raise UserError(f"{file} {lack}. Lower shots")
     examples = "".join(f"{_task(by_id[id])}{_solution(by_id[id])}\n{DONE}\n\n" for id in chosen)
-    tasks = [row for id, row in by_id.items() if id in MBPP_TEST]
-    if not shots:
-        return [_mbpp(row, _docstring(row), ZERO_SHOT_STOP) for row in tasks]
-    return [_mbpp(row, examples + _task(row), (DONE,)) for row in tasks]
+    return [
+        Problem(
+            id=f"MBPP/{id}",
+            prompt=examples + _task(row) if chosen else _docstring(row),
+            stop=(DONE,) if chosen else ZERO_SHOT_STOP,
+            answer=_solution(row),
+            language="python",
+            head="",
+            tests=f"{_imports(row)}{_tests(row)}\n",
+        )
+        for id, row in by_id.items()
+        if id in MBPP_TEST
+    ]
 
 
-def _mbpp(row: Row, prompt: str, stop: tuple[str, ...]) -> Problem:
-    setup = row.maybe("test_setup_code") or ""
-    imports = "\n".join(row.texts("test_imports")) if "test_imports" in row.values else ""
-    return Problem(
-        id=f"MBPP/{row.whole('task_id')}",
-        prompt=prompt,
-        stop=stop,
-        answer=_solution(row),
-        language="python",
-        head="",
-        tests="\n".join(filter(None, (imports, setup, *row.texts("test_list")))) + "\n",
-    )
+def _imports(row: Row) -> str:
+    imports = row.texts("test_imports") if "test_imports" in row.values else []
+    return "".join(f"{line}\n" for line in (*imports, row.maybe("test_setup_code")) if line)
+
+
+def _tests(row: Row) -> str:
+    return "\n".join(row.texts("test_list"))
 
 
 def _task(row: Row) -> str:
-    tests = "\n".join(row.texts("test_list"))
     return (
         f"You are an expert Python programmer, and here is your task: {row.text('prompt', 'text')} "
-        f"Your code should pass these tests:\n\n{tests}\n[BEGIN]\n"
+        f"Your code should pass these tests:\n\n{_tests(row)}\n[BEGIN]\n"
     )
 
 
 def _docstring(row: Row) -> str:
-    tests = "\n".join(row.texts("test_list"))
-    return f'"""\n{row.text("prompt", "text")}\n{tests}\n"""\n'
+    return f'"""\n{row.text("prompt", "text")}\n{_tests(row)}\n"""\n'
 
 
 def _solution(row: Row) -> str:
     return row.text("code").replace("\r\n", "\n")
 
 
-def multipl_e(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the fields name, language, prompt, tests, stop_tokens; the language may be that of the
-    file's name, humaneval-LANG, and Python's own problems have no stop tokens.
+@by_row
+def multipl_e(row: Row, config: SourceConfig) -> Problem:
+    """Read the fields name, language, prompt, tests, stop_tokens; the language may be that of the file's name,
+    humaneval-LANG, and Python's own problems have no stop tokens.
     """
-    return [_multipl_e(row) for row in rows]
-
-
-def _multipl_e(row: Row) -> Problem:
     language = language_named(row.maybe("language") or row.source.rpartition("-")[2])
     python = language == "python"
     stop = row.texts("stop_tokens") if row.values.get("stop_tokens") or not python else HUMANEVAL_STOP
@@ -155,20 +151,15 @@ def _multipl_e(row: Row) -> Problem:
     )
 
 
-def infilling(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the fields prompt, suffix, canonical_solution, task_id or name, and language where it is
-    not Python.
-    """
-    order = config.order or "spm"
-    return [
-        Problem(
-            id=row.text("task_id", "name"),
-            prompt=Infill(row.text("prompt"), row.text("suffix"), order),
-            answer=row.text("canonical_solution"),
-            language=language_named(row.maybe("language") or "python"),
-        )
-        for row in rows
-    ]
+@by_row
+def infilling(row: Row, config: SourceConfig) -> Problem:
+    """Read the fields prompt, suffix, canonical_solution, task_id or name, and language if not Python."""
+    return Problem(
+        id=row.text("task_id", "name"),
+        prompt=Infill(row.text("prompt"), row.text("suffix"), config.order or "spm"),
+        answer=row.text("canonical_solution"),
+        language=language_named(row.maybe("language") or "python"),
+    )
 
 
 LINES_RULES = (
@@ -191,14 +182,8 @@ def lines(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
         inner = [at for at in range(1, len(parts) - 1) if parts[at].strip()]
         if inner:
             at = random.Random(text).choice(inner)
-            problems.append(_line_problem(row, parts, at, config))
+            prompt = Infill("".join(parts[:at]), "".join(parts[at + 1 :]), config.order or "spm")
+            language = language_named(row.maybe("language") or "python")
+            id = str(row.values.get("id", row.number))
+            problems.append(Problem(id=id, prompt=prompt, answer=parts[at], language=language))
     return problems
-
-
-def _line_problem(row: Row, parts: Sequence[str], at: int, config: SourceConfig) -> Problem:
-    return Problem(
-        id=str(row.values.get("id", row.number)),
-        prompt=Infill("".join(parts[:at]), "".join(parts[at + 1 :]), config.order or "spm"),
-        answer=parts[at],
-        language=language_named(row.maybe("language") or "python"),
-    )

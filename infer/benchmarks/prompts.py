@@ -6,7 +6,7 @@ Which prompts are taken is decided by the seed alone, before anything is decoded
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TypeVar
 
 from conf import UserError
@@ -57,20 +57,15 @@ def load_prompts(name: str, config: PromptSetConfig, text: Text, *, seed: int) -
         prompts = list(islice(fitting, config.count))
     except UserError as error:
         raise UserError(f"prompts.{name}: {error}") from error
+    limit = f" max_tokens={config.max_tokens}" if config.max_tokens else ""
     if config.count and len(prompts) < config.count:
         raise UserError(
             f"prompts.{name}.count must be at most {len(prompts)}, the prompts of {len(problems)} that fit"
-            f"{_limit(config)}, got {config.count}"
+            f"{limit}, got {config.count}"
         )
     if not prompts:
-        raise UserError(
-            f"prompts.{name} must have a prompt that fits{_limit(config)}, got none of {len(problems)}"
-        )
+        raise UserError(f"prompts.{name} must have a prompt that fits{limit}, got none of {len(problems)}")
     return prompts
-
-
-def _limit(config: PromptSetConfig) -> str:
-    return f" max_tokens={config.max_tokens}" if config.max_tokens else ""
 
 
 def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -> Iterator[TokenPrompt]:
@@ -83,22 +78,15 @@ def _fitting(problems: Iterable[Problem], config: PromptSetConfig, text: Text) -
 
 
 def _in_turn(groups: Iterable[Iterator[T]]) -> Iterator[T]:
-    """Yield one of each group, again and again, until all are empty."""
-    left = list(groups)
-    while left:
-        still = []
-        for group in left:
-            for first in islice(group, 1):
-                yield first
-                still.append(group)
-        left = still
+    missing = object()
+    for turn in zip_longest(*groups, fillvalue=missing):
+        yield from (prompt for prompt in turn if prompt is not missing)  # type: ignore[misc]
 
 
 def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
-    """Return the prompt itself where it has at most `most` tokens; else BOS and its last tokens, `most` in all.
+    """Return the prompt, or BOS and its last tokens, `most` in all: what it asks for stands at its end.
 
-    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end; its published code never
-    reads its `input_length`. What a prompt asks for stands at its end, as in "Summary:".
+    GSD (Appendix A) truncates inputs to 512 tokens and does not say at which end.
     """
     if len(prompt.ids) <= most:
         return prompt
@@ -108,10 +96,7 @@ def truncated(prompt: TokenPrompt, text: Text, most: int) -> TokenPrompt:
 
 
 def token_prompt(problem: Problem, text: Text) -> TokenPrompt:
-    """Return a problem as it is given to a model; its id has the language where that is not Python.
-
-    Raises UserError for an infilling of a model that has none, and for a prompt of no tokens.
-    """
+    """Return a problem as it is given to a model; its id has the language where that is not Python."""
     prompt = problem.prompt
     if isinstance(prompt, Infill):
         ids, before, after = text.infill(prompt), prompt.prefix, prompt.suffix

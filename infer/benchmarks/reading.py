@@ -6,7 +6,7 @@ KINDS says by name how rows become problems, by which rules, and where they come
 import hashlib
 import json
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -74,10 +74,7 @@ OPTIONAL = ("languages", "order", "shots", "key", "share")  # that only some kin
 
 def read_problems(name: str, config: SourceConfig, *, seed: int = 0) -> list[Problem]:
     """Return the problems of a benchmark in its own order; with BenchmarkConfig.count so many of each language,
-    as the seed says.
-
-    Raises UserError for a setting that the kind does not have, a file or a row of another kind, a
-    dataset that is out of reach, a language that is not there, and for no problems at all.
+    as the seed says. Raises UserError for settings, files, rows and languages that do not fit, and no problems.
     """
     setting = f"{config.group}.{name}"
     kind = KINDS[kind_of(name, config)]
@@ -97,10 +94,7 @@ def fingerprint_problems(problems: Sequence[Problem]) -> str:
 
 
 def kind_of(name: str, config: SourceConfig) -> str:
-    """Return what a set is of: as it says, or as it is called; else a set of prompts with a file is JSONL.
-
-    Raises UserError for one that says nothing.
-    """
+    """Return a set's kind: as it says, or is called, or JSONL of a file of prompts; else raise UserError."""
     if config.kind or name in config.kinds:
         return config.kind or name
     setting, known = f"{config.group}.{name}", ", ".join(config.kinds)
@@ -134,19 +128,15 @@ def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
 
 
 def _files(setting: str, path: Path) -> list[Path]:
-    """Return a file, or those of a folder."""
     if path.is_file():
         return [path]
-    files = sorted(entry for entry in path.iterdir() if _is_readable(entry)) if path.is_dir() else []
+    ends = tuple(suffix + packed for suffix in SUFFIXES for packed in ("", *PACKED))
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    files = [entry for entry in entries if entry.is_file() and entry.name.endswith(ends)]
     if not files:
         what = "no such file" if not path.is_dir() else "a folder without them"
         raise UserError(f"{setting}.path={path} must be a file ({', '.join(SUFFIXES)}), got {what}")
     return files
-
-
-def _is_readable(path: Path) -> bool:
-    bare = path.name.removesuffix(path.suffix) if path.suffix in PACKED else path.name
-    return path.is_file() and bare.endswith(SUFFIXES)
 
 
 def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable[str]) -> list[Problem]:
@@ -158,13 +148,11 @@ def _of_languages(setting: str, problems: Sequence[Problem], languages: Iterable
 
 
 def _drawn(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
-    """Return at most `count` of each language, in order."""
-    places = defaultdict(list)
-    for place, problem in enumerate(problems):
-        places[problem.language].append(place)
-    draw = random.Random(seed)
-    chosen = sorted(place for of in places.values() for place in draw.sample(of, min(count, len(of))))
-    return [problems[place] for place in chosen]
+    draw, chosen = random.Random(seed), list[int]()
+    for language in dict.fromkeys(problem.language for problem in problems):
+        places = [place for place, problem in enumerate(problems) if problem.language == language]
+        chosen += draw.sample(places, min(count, len(places)))
+    return [problems[place] for place in sorted(chosen)]
 
 
 def _numbered(problems: Sequence[Problem]) -> list[Problem]:

@@ -6,7 +6,7 @@ becomes a Problem: what the model is given, where its answer ends, and how that 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -33,16 +33,11 @@ class Row:
     place: str  # "FILE, line 3"
     number: int  # from 1 on
 
-    @property
-    def file(self) -> str:
-        """Its file, or its dataset."""
-        return self.place.rpartition(", ")[0]
-
     def text(self, *names: str) -> str:
         """Return the text of the first of these fields that is there."""
         for name in names:
             if isinstance(value := self.values.get(name), str):
-                return self._whole_characters(name, value)
+                return self._checked(name, value)
         raise self.lacks(f"a text '{names[0]}'", *names)
 
     def maybe(self, name: str) -> str | None:
@@ -53,7 +48,7 @@ class Row:
         """Return the field's list of texts."""
         value = self.values.get(name)
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return [self._whole_characters(name, text) for text in value]
+            return [self._checked(name, text) for text in value]
         raise self.lacks(f"a list of texts '{name}'", name)
 
     def whole(self, name: str) -> int:
@@ -63,8 +58,7 @@ class Row:
             return value
         raise self.lacks(f"a whole number '{name}'", name)
 
-    def _whole_characters(self, name: str, text: str) -> str:
-        """Return the text. Raises UserError for half of a surrogate pair, which no tokenizer reads."""
+    def _checked(self, name: str, text: str) -> str:
         if half := re.search("[\ud800-\udfff]", text):
             raise UserError(
                 f"{self.place}: '{name}' must be text that UTF-8 can hold, got half of a surrogate pair, "
@@ -90,44 +84,30 @@ def rows_of(path: Path) -> list[Row]:
         with pa.input_stream(str(path), compression="detect") as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise UserError(f"{path} must be a readable file, got {_first_line(error)}") from error
+        first_line = str(error).strip().split("\n")[0][:200]
+        raise UserError(f"{path} must be a readable file, got {first_line}") from error
     if text.lstrip().startswith("["):
-        return placed(_list(text, path), source, f"{path}, entry ")
-    return _lines(text, path, source)
+        return placed(_parsed(text, str(path), "a JSON list"), source, f"{path}, entry ")
+    place, lines = f"{path}, line ", enumerate(text.split("\n"), 1)
+    return [_row(_parsed(line, f"{place}{n}", "JSON"), source, place, n) for n, line in lines if line.strip()]
 
 
 def placed(values: Sequence[Any], source: str, place: str) -> list[Row]:
-    """Yield values with their numbers."""
+    """Return the rows of values, numbered."""
     return [_row(value, source, place, number) for number, value in enumerate(values, 1)]
 
 
-def _list(text: str, path: Path) -> list[Any]:
+def _parsed(text: str, place: str, kind: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} must be a JSON list, got {error}") from error
-
-
-def _lines(text: str, path: Path, source: str) -> list[Row]:
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number} must be JSON, got {error}") from error
-            rows.append(_row(value, source, f"{path}, line ", number))
-    return rows
+        raise UserError(f"{place} must be {kind}, got {error}") from error
 
 
 def _row(value: Any, source: str, place: str, number: int) -> Row:
     if not isinstance(value, dict):
         raise UserError(f"{place}{number} must be a JSON object, got {type(value).__name__}")
     return Row(value, source, f"{place}{number}", number)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
 
 
 PATIENCE = 180  # seconds: the libraries try a dead line for half a minute and more
@@ -144,19 +124,19 @@ class Dataset:
 
 def hub_rows(dataset: Dataset, setting: str) -> list[Row]:
     """Read all rows of the splits. Raises UserError, naming the setting, where the hub does not give them."""
-    rows: list[Any] = []
+    answer: Any = TimeoutError(f"no answer in {PATIENCE} s")
 
     def load() -> None:
+        nonlocal answer
         try:
-            rows.append(_load(dataset))
+            answer = _load(dataset)
         except Exception as error:  # of many libraries, all of which mean that it is not there
-            rows.append(error)
+            answer = error
 
     # A daemon: when time is up it must not keep the process from ending.
     loading = Thread(target=load, daemon=True)
     loading.start()
     loading.join(PATIENCE)
-    answer = rows[0] if rows else TimeoutError(f"no answer in {PATIENCE} s")
     if isinstance(answer, Exception):
         reason = f"{type(answer).__name__}: {str(answer).strip()}".split("\n")[0][:160]
         raise UserError(
@@ -173,6 +153,11 @@ def _load(dataset: Dataset) -> list[dict[str, Any]]:
 
     loaded = load_dataset(dataset.name, dataset.configuration)
     return [row for split in dataset.splits for row in loaded[split]]
+
+
+def by_row(problem: Callable[[Row, Any], "Problem"]) -> Callable[[Sequence[Row], Any], list["Problem"]]:
+    """Return a function of one row and the settings as one of all rows."""
+    return lambda rows, config: [problem(row, config) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +181,9 @@ class Problem:
 
     def program(self, completion: str) -> Program | None:
         """Return what is executed to judge a completion; None where nothing is."""
-        if not self.tests:
-            return None
-        head = self.head if self.head is not None else self.prompt
-        return Program(self.language, f"{head}{self.cut(completion)}\n", self.tests, self.known)
+        head = self.prompt if self.head is None else self.head
+        program = Program(self.language, f"{head}{self.cut(completion)}\n", self.tests, self.known)
+        return program if self.tests else None
 
     def matches(self, completion: str) -> bool:
         """Return whether the completion is the authors' answer, but for white space at either end."""

@@ -1,9 +1,7 @@
 """Sets of prompts that nothing is judged by: questions, instructions, articles, and any text."""
 
-from collections.abc import Sequence
-
 from infer.benchmarks import PromptSetConfig, SourceConfig
-from infer.benchmarks.rows import Problem, Row
+from infer.benchmarks.rows import Problem, Row, by_row
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 
@@ -37,17 +35,15 @@ ALPACA_INPUT = (
 )
 
 
-def gsm8k(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the field question."""
-    return [Problem(f"GSM8K/{row.number}", f"Question: {row.text('question')}\nAnswer:") for row in rows]
+@by_row
+def gsm8k(row: Row, config: SourceConfig) -> Problem:
+    """Read the field question."""
+    return Problem(f"GSM8K/{row.number}", f"Question: {row.text('question')}\nAnswer:")
 
 
-def spec_bench(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the fields question_id, category, turns."""
-    return [_spec_bench(row) for row in rows]
-
-
-def _spec_bench(row: Row) -> Problem:
+@by_row
+def spec_bench(row: Row, config: SourceConfig) -> Problem:
+    """Read the fields question_id, category, turns."""
     turns, category = row.texts("turns"), row.text("category")
     if not turns:
         raise row.lacks("at least one turn", "turns")
@@ -55,12 +51,9 @@ def _spec_bench(row: Row) -> Problem:
     return Problem(f"Spec-Bench/{row.whole('question_id')}", turns[0], category=task)
 
 
-def alpaca(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the fields instruction, and input, or instances with an input each (the seed tasks)."""
-    return [_alpaca(row) for row in rows]
-
-
-def _alpaca(row: Row) -> Problem:
+@by_row
+def alpaca(row: Row, config: SourceConfig) -> Problem:
+    """Read the fields instruction, and input, or instances with an input each (the seed tasks)."""
     instances = row.values.get("instances")
     given = instances[0] if isinstance(instances, list) and instances else row.values
     text = given.get("input") if isinstance(given, dict) else None
@@ -70,31 +63,25 @@ def _alpaca(row: Row) -> Problem:
     return Problem(f"Alpaca/{row.number}", template.format(instruction=row.text("instruction"), input=text))
 
 
-def xsum(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the field document."""
-    return [Problem(f"XSum/{row.number}", f"Article: {row.text('document')}\nSummary:") for row in rows]
+@by_row
+def xsum(row: Row, config: SourceConfig) -> Problem:
+    """Read the field document."""
+    return Problem(f"XSum/{row.number}", f"Article: {row.text('document')}\nSummary:")
 
 
-def wmt14(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the field en, or translation with it."""
-    return [_wmt14(row) for row in rows]
-
-
-def _wmt14(row: Row) -> Problem:
+@by_row
+def wmt14(row: Row, config: SourceConfig) -> Problem:
+    """Read the field en, or translation with it."""
     pair = row.values.get("translation", row.values)
     if not isinstance(pair, dict) or not isinstance(pair.get("en"), str):
         raise row.lacks("a text 'en', or a 'translation' with it", "translation", "en")
     return Problem(f"WMT14/{row.number}", f"English: {pair['en']}\nGerman:")
 
 
-def jsonl(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
-    """Read rows with the field `key`; of its text the first `share` of the lines."""
-    assert isinstance(config, PromptSetConfig)
-    key = config.key or "prompt"
-    return [Problem(f"{row.source}/{row.number}", _first(row.text(key), config.share)) for row in rows]
-
-
-def _first(text: str, share: float) -> str:
-    """Return the first lines of a text; at least one."""
+@by_row
+def jsonl(row: Row, config: PromptSetConfig) -> Problem:
+    """Read the field `key`; of its text the first `share` of the lines, at least one."""
+    text = row.text(config.key or "prompt")
     lines = text.splitlines(keepends=True)
-    return "".join(lines[: max(1, round(share * len(lines)))]) if share < 1 else text
+    part = "".join(lines[: max(1, round(config.share * len(lines)))]) if config.share < 1 else text
+    return Problem(f"{row.source}/{row.number}", part)

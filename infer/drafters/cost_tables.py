@@ -20,7 +20,6 @@ from infer.drafters.costs import Costs, context_of, prior_costs, work
 from infer.engine.forward import agreed_value, shares
 from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
-from infer.measure import processor
 
 SCHEMA = 7  # of what is written, and of how it was learned
 WEIGHT = 6.0  # steps that a point of an earlier process is worth at most: its machine may have been busy
@@ -94,6 +93,13 @@ def device_name(lm: PreTrainedModel) -> str:
     if lm.device.type == "cuda":
         return torch.cuda.get_device_name(lm.device)
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} thread(s)"
+
+
+def processor() -> str | None:
+    """Return the processor's name on Linux; None elsewhere, or where it has none."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _facts(lm: PreTrainedModel) -> Sequence[object]:

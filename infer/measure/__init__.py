@@ -4,12 +4,12 @@ import os
 import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from conf.stage import commit, versions
+from infer.drafters.cost_tables import processor
 
 
 def hardware() -> dict[str, Any]:
@@ -32,10 +32,3 @@ def circumstances(config: Any) -> dict[str, Any]:
 def cpu() -> str:
     """Return the processor's name, or its kind where the system has no name."""
     return processor() or platform.processor() or platform.machine()
-
-
-def processor() -> str | None:
-    """Return the processor's name on Linux; None elsewhere, or where it has none."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)

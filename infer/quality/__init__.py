@@ -3,8 +3,6 @@
 work.py      the problems that can be judged here, batches of answers, a model's answers
 run.py       from the settings to the report: answers, verdicts, result
 result.py    units of work -> quality.json: pass@k, intervals, differences of two models
-
-Its tables on a terminal, in the shape of the paper's tables 1 to 3, are infer/report/terminal.py.
 """
 
 from dataclasses import dataclass, field
@@ -50,20 +48,16 @@ class QualityConfig:
             if name not in DECODERS:
                 raise ValueError(f"decoders must be of {', '.join(DECODERS)}, got {name}")
         if "plain" not in self.decoders:
-            raise ValueError(
-                "decoders must contain plain, with which the others are compared, got "
-                f"{', '.join(self.decoders) or 'none'}"
-            )
+            others = ", ".join(self.decoders) or "none"
+            raise ValueError(f"decoders must contain plain, with which the others are compared, got {others}")
         if not self.benchmarks:
             raise ValueError("benchmarks must name at least one, got none")
         check_dtype(self.dtype)
         if not 1 <= self.batch <= SIDE_BY_SIDE:
             raise ValueError(f"batch must be from 1 to {SIDE_BY_SIDE}, got {self.batch}")
-        check_at_least(self, {"max_new_tokens": 1, "workers": 1, "threads": 1})
+        check_at_least(self, {"max_new_tokens": 1, "workers": 1, "threads": 1, "samples": 0})
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be a number of up to 63 bits, got {self.seed}")
-        if self.samples < 0:
-            raise ValueError(f"samples must be 0 or more, got {self.samples}")
         if not self.temperature > 0:
             raise ValueError(f"temperature of sampled answers must be above 0, got {self.temperature}")
         if not 0 < self.top_p <= 1:

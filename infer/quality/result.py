@@ -1,12 +1,10 @@
 """From units of work to quality.json: a pure function of a header and of what is done so far.
 
-A report on an unfinished run calls it too: only answers that have been judged count. All intervals are of 95 %,
-over the problems: they say how much the score would change on other problems of the same kind, not how it would
-change with another prompt or stop rule.
+Only answers that have been judged count. All intervals are of 95 %, over the problems: they say how much the
+score would change on other problems of the same kind, not with another prompt or stop rule.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, mean
@@ -39,8 +37,7 @@ class Setup(NamedTuple):
     temperature: float
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """An answer with its verdict."""
 
     answer: Answer
@@ -48,8 +45,7 @@ class Judged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """A value for each problem."""
 
     setup: Setup
@@ -61,10 +57,7 @@ class Score:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the result of a finished or an unfinished folder.
-
-    Raises UserError where it was not begun, and for a damaged file.
-    """
+    """Return the result of a folder, finished or not. Raises UserError for a damaged file."""
     if (folder / RESULT).is_file():
         return read_result(folder / RESULT)
     return result(read_header(folder / HEADER), read_units(folder / UNITS))
@@ -73,8 +66,7 @@ def read(folder: Path) -> dict[str, Any]:
 def result(header: Mapping[str, Any], units: UnitStore) -> dict[str, Any]:
     """Return quality.json of the units that are done.
 
-    Answers without room need no verdict, but count no earlier than the others of their setup: alone they would
-    be a score of 0.
+    Answers without room need no verdict, but count no earlier than the others of their setup.
     """
     answered = sorted((unit for unit in units.values() if "answers" in unit), key=lambda unit: unit["index"])
     verdicts = dict[str, Sequence[Any]]()
@@ -158,13 +150,8 @@ def _differences(scores: Iterable[Score]) -> Iterator[dict[str, Any]]:
         both = [id for id in ours.values if id in theirs.values]
         if both:
             gap, interval = difference([ours.values[id] for id in both], [theirs.values[id] for id in both])
-            yield {
-                **{name: getattr(setup, name) for name in ("benchmark", "language", "temperature")},
-                "metric": metric,
-                "value": gap,
-                "interval": interval,
-                "problems": len(both),
-            }
+            facts = {name: getattr(setup, name) for name in ("benchmark", "language", "temperature")}
+            yield {**facts, "metric": metric, "value": gap, "interval": interval, "problems": len(both)}
 
 
 def _same(judged: Mapping[Setup, Sequence[Judged]]) -> Iterator[dict[str, Any]]:
@@ -190,9 +177,9 @@ def _samples(
         for setup, rows in judged.items():
             if setup.temperature or setup[:2] != (problem["benchmark"], problem["language"]):
                 continue
+            facts = {**problem, "who": setup.who, "decoder": setup.decoder}
             for row in rows:
                 if row.answer["id"] == problem["id"]:
-                    facts = {**problem, "who": setup.who, "decoder": setup.decoder}
                     yield {**facts, "pieces": row.answer["pieces"], "verdict": row.reason}
 
 
@@ -215,8 +202,7 @@ def wilson(passed: int, problems: int) -> Interval:
 def bootstrap(values: Sequence[float]) -> Interval:
     """Return the interval of the mean of the problems' values: percentiles of 2,000 draws with replacement.
 
-    Where all values are alike it has no width, which says nothing about other problems. (SciPy's bootstrap
-    refuses a single problem.)
+    (SciPy's bootstrap refuses a single problem.)
     """
     draws = np.random.default_rng(0).choice(values, size=(RESAMPLES, len(values)))
     low, high = np.quantile(draws.mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -10,9 +10,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import Progress
@@ -57,7 +57,6 @@ def run(config: QualityConfig) -> None:
 
 
 def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path, workers: WorkerGroup) -> None:
-    """Write the result."""
     for sentence in contaminated(config, work.benchmarks):
         tell(workers, f"warning: {sentence}")
     sandbox = open_sandbox(config.sandbox) if work.executed else None
@@ -75,7 +74,14 @@ def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path
     }
     with distributed.folder(out, {**facts, **place}, workers) as partial:
         if workers.first and not (partial / HEADER).is_file():
-            write_json(partial / HEADER, with_checksum(_header(config, work, sandbox)))
+            header = {
+                "schema": SCHEMAS["quality"],
+                **circumstances(config),
+                "gated": is_gated(config.model),
+                "sandbox": {"level": sandbox.level, "told": sandbox.description} if sandbox else None,
+                **work.facts(config),
+            }
+            write_json(partial / HEADER, with_checksum(header))
         answers = UnitStore(partial / UNITS, [batch.name for batch in work.batches])
         _answer(config, work, answers, workers)
         verdicts = _judge(config, work, answers.read(), sandbox, partial / UNITS, workers)
@@ -85,21 +91,8 @@ def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path
             write_manifest(partial, "quality", facts)
 
 
-def _header(config: QualityConfig, work: Work, sandbox: Sandbox | None) -> dict[str, Any]:
-    return {
-        "schema": SCHEMAS["quality"],
-        **circumstances(config),
-        "gated": is_gated(config.model),
-        "sandbox": {"level": sandbox.level, "told": sandbox.description} if sandbox else None,
-        **work.facts(config),
-    }
-
-
 def _answer(config: QualityConfig, work: Work, units: UnitStore, workers: WorkerGroup) -> None:
-    """Give this rank's share of all answers; one model is in memory at a time.
-
-    Both models read the problems as the tuned one was trained to.
-    """
+    """Give this rank's share of all answers; one model is in memory at a time."""
     mine = set(units.open(workers))
     with Progress(disable=not workers.first) as progress:
         task = progress.add_task("answers", total=len(mine))
@@ -116,8 +109,7 @@ def _answer(config: QualityConfig, work: Work, units: UnitStore, workers: Worker
     workers.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """A text as the answer to a problem."""
 
     key: str
@@ -180,11 +172,8 @@ def judge(part: Sequence[Case], sandbox: Sandbox | None, processes: int) -> dict
     results = {key: [row.passed, row.reason] for key, row in zip(programs, verdicts, strict=True)}
     for case in part:
         if case.key not in programs:
-            same = case.problem.matches(case.text)
-            reason = (
-                "exact match" if same else f"no match: the answer is {(case.problem.answer or '').strip()!r}"
-            )
-            results[case.key] = [same, reason]
+            same, answer = case.problem.matches(case.text), (case.problem.answer or "").strip()
+            results[case.key] = [same, "exact match" if same else f"no match: the answer is {answer!r}"]
     return results
 
 
@@ -196,7 +185,7 @@ def tell(workers: WorkerGroup, line: str) -> None:
 
 def check_identical(quality: Mapping[str, Any]) -> None:
     """Raise UserError for a result that shows SDSAT to be lossy: it is written, and then fails every run."""
-    lossy: Sequence[Mapping[str, Any]] = [row for row in quality["same"] if row["identical"] < row["compared"]]
+    lossy = [row for row in quality["same"] if row["identical"] < row["compared"]]
     if lossy and quality["settings"]["dtype"] == "float32":
         names = ", ".join(f"{row['benchmark']} {row['language']}".strip() for row in lossy)
         raise UserError(

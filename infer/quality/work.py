@@ -43,22 +43,15 @@ class Batch:
 
     def unit(self, model: Model, config: QualityConfig) -> dict[str, Any]:
         """Return its unit: the answers, and what they have in common."""
-        return {
-            "index": self.index,
-            "benchmark": self.benchmark,
-            "language": self.language,
-            "who": self.who,
-            "decoder": self.decoder,
-            "temperature": self.temperature,
-            "answers": answer(model, self, config),
-        }
+        names = ("index", "benchmark", "language", "who", "decoder", "temperature")
+        return {name: getattr(self, name) for name in names} | {"answers": answer(model, self, config)}
 
 
 @dataclass(frozen=True)
 class Work:
-    """`text` is the model's tokenizer, by which both models read the problems."""
+    """What is judged, by whom, and what is left out."""
 
-    text: Text
+    text: Text  # the model's tokenizer, by which both models read the problems
     benchmarks: dict[str, list[Problem]]
     skipped: list[dict[str, str]]  # benchmark, language, reason
     decoders: list[str]  # of those in the settings: the ones that the model has
@@ -85,17 +78,13 @@ class Work:
             "exact": [name for name, problems in self.benchmarks.items() if not problems[0].tests],
             "batches": len(self.batches),
             "shown": [
-                {"benchmark": name, "language": problem.language, "id": problem.id, **_prompt_texts(problem)}
+                {"benchmark": name, "language": problem.language, "id": problem.id}
+                | {"before": getattr(problem.prompt, "prefix", problem.prompt)}
+                | {"after": getattr(problem.prompt, "suffix", "")}
                 for name, problems in self.benchmarks.items()
                 for problem in problems[:SHOWN]
             ],
         }
-
-
-def _prompt_texts(problem: Problem) -> dict[str, str]:
-    if isinstance(problem.prompt, Infill):
-        return {"before": problem.prompt.prefix, "after": problem.prompt.suffix}
-    return {"before": problem.prompt, "after": ""}
 
 
 def models(config: QualityConfig) -> dict[str, str]:
@@ -104,8 +93,7 @@ def models(config: QualityConfig) -> dict[str, str]:
 
 
 def contaminated(config: QualityConfig, benchmarks: Iterable[str]) -> list[str]:
-    """Return a sentence for each benchmark that the model may have been trained on, as far as its directory
-    says.
+    """Return a sentence for each benchmark that the model's directory says it may have been trained on.
 
     `lines` are left out: files of the user's own, such as the texts that data_prep held out.
     """
@@ -134,10 +122,15 @@ def find_work(config: QualityConfig) -> Work:
     infills = adaptive is not None and adaptive.infilling is not None
     benchmarks, skipped, not_base = dict[str, list[Problem]](), list[dict[str, str]](), list[dict[str, str]]()
     for name, source in config.benchmarks.items():
-        for language, problems in _by_language(read_problems(name, source, seed=config.seed)).items():
+        read = read_problems(name, source, seed=config.seed)
+        for language in dict.fromkeys(problem.language for problem in read):
             where = {"benchmark": name, "language": language}
-            if obstacle := _obstacle(problems[0], infills):
-                skipped.append({**where, "reason": obstacle})
+            problems = [problem for problem in read if problem.language == language]
+            if isinstance(problems[0].prompt, Infill) and not infills:
+                skipped.append({**where, "reason": "the model was not trained for infilling"})
+                continue
+            if problems[0].tests and (lack := missing_toolchain(language)):
+                skipped.append({**where, "reason": f"{lack} is missing"})
                 continue
             benchmarks.setdefault(name, []).extend(problems)
             prompts = ((problem.id, prompt_ids(text, problem.prompt)) for problem in problems)
@@ -151,28 +144,14 @@ def find_work(config: QualityConfig) -> Work:
     return Work(text, benchmarks, skipped + not_base, decoders, plan(benchmarks, config, decoders, apart))
 
 
-def _by_language(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
-    groups = dict[str, list[Problem]]()
-    for problem in problems:
-        groups.setdefault(problem.language, []).append(problem)
-    return groups
-
-
-def _obstacle(problem: Problem, infills: bool) -> str | None:
-    if isinstance(problem.prompt, Infill) and not infills:
-        return "the model was not trained for infilling"
-    missing = missing_toolchain(problem.language) if problem.tests else None
-    return f"{missing} is missing" if missing else None
-
-
 def plan(
     benchmarks: Mapping[str, Sequence[Problem]],
     config: QualityConfig,
     decoders: Sequence[str],
     apart: Collection[tuple[str, str]] = (),
 ) -> list[Batch]:
-    """Return all batches: the model's by each of the decoders, then the base's by plain decoding, except on the
-    benchmarks and languages `apart`. Sampled answers are given to problems that are executed.
+    """Return the model's batches by each decoder, then the base's by plain decoding, except on the benchmarks
+    and languages `apart`. Sampled answers are given to problems that are executed.
     """
     decoding = [("model", decoder) for decoder in decoders] + [("base", "plain")] * (config.base is not None)
     batches = list[Batch]()

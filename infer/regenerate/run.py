@@ -5,13 +5,8 @@
     OUT/manifest.json     written last
 
 A unit is so many documents in their order, whoever does it, so that neither the number of ranks nor a kill
-changes a byte of the shards.
-
-Which documents of a finished data folder are continued, and from where.
-
-The training split alone: what validation is measured on must not be trained on. A document is read as its token
-ids, so that the model continues what training showed it. Those that are laid out for infilling, and the rest of
-one that was cut at a sequence's end, are left out.
+changes a byte of the shards. Documents are of the training split alone: what validation is measured on must not
+be trained on. Those laid out for infilling, and the rest of one that a sequence's end cut, are left out.
 """
 
 import hashlib
@@ -20,10 +15,9 @@ import random
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,8 +43,7 @@ from infer.text import Text
 PLAIN = 0  # the mode of a span that is not laid out for infilling
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """A document of the training split, by its place in the shards: tokens start:stop of a sequence."""
 
     id: str
@@ -61,10 +54,7 @@ class Document:
 
 
 class Source:
-    """The training documents of the folder `data.path`, in an order that decode.seed decides.
-
-    Raises UserError for what is no finished data folder.
-    """
+    """The training documents of the finished folder `data.path`, in an order that decode.seed decides."""
 
     def __init__(self, config: RegenerateConfig) -> None:
         self._config, self._path = config, config.data.path
@@ -77,10 +67,10 @@ class Source:
         size = Vocab.from_json(self._manifest["vocab"]).text_size
         differing = sorted(id for piece, id in pieces.items() if id < size and text.pieces.get(id) != piece)
         if differing:
+            model = self._config.model
             raise UserError(
-                f"data.path={self._path} must be prepared with the tokenizer of model={self._config.model}, "
-                f"got another piece for id {differing[0]}. Prepare the data with "
-                f"tokenizer={self._config.model}"
+                f"data.path={self._path} must be prepared with the tokenizer of model={model}, got another "
+                f"piece for id {differing[0]}. Prepare the data with tokenizer={model}"
             )
 
     def documents(self) -> list[Document]:
@@ -122,13 +112,6 @@ class Source:
 
 KIND = "own_text"
 SHARD_DOCUMENTS = 4096
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(bar_width=10),
-    MofNCompleteColumn(),
-    TextColumn("{task.fields[rate]}"),
-    TimeRemainingColumn(),
-)
 
 
 def run(config: RegenerateConfig) -> None:
@@ -159,30 +142,24 @@ def run(config: RegenerateConfig) -> None:
 
 
 def _continue(
-    config: RegenerateConfig,
-    source: Source,
-    parts: dict[str, Sequence[Document]],
-    units: UnitStore,
-    workers: WorkerGroup,
+    config: RegenerateConfig, source: Source, parts: dict[str, Any], units: UnitStore, workers: WorkerGroup
 ) -> None:
-    """Do this rank's share of the units that are not done."""
+    """Do this rank's share of the units that are not done; `parts` are the documents of each."""
     names = units.open(workers)
     if not names:
         return
     model = load(config.model, config.dtype, workers.device())
     tokens, forwards, began = 0, 0, time.perf_counter()
-    with Progress(*COLUMNS, disable=not workers.first) as progress:
-        task = progress.add_task(
-            "documents" if workers.world == 1 else f"documents, 1 of {workers.world} ranks",
-            total=sum(len(parts[name]) for name in names),
-            rate="",
-        )
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn()
+    rate = TextColumn("{task.fields[rate]}")
+    with Progress(*columns, rate, TimeRemainingColumn(), disable=not workers.first) as progress:
+        title = "documents" if workers.world == 1 else f"documents, 1 of {workers.world} ranks"
+        task = progress.add_task(title, total=sum(len(parts[name]) for name in names), rate="")
         for name in names:
             unit = regenerate(model, source, parts[name], config)
             units.save(name, unit)
             tokens, forwards = tokens + unit["tokens"], forwards + unit["forwards"]
-            rate = tokens / (time.perf_counter() - began)
-            figures = f"{rate:,.0f} tok/s {tokens / forwards:.1f} tok/forward"
+            figures = f"{tokens / (time.perf_counter() - began):,.0f} tok/s {tokens / forwards:.1f} tok/forward"
             progress.update(task, advance=len(parts[name]), rate=figures)
 
 
@@ -217,7 +194,6 @@ def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, 
 def _decoded(
     model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
 ) -> tuple[list[list[int]], int]:
-    """Return the new tokens of each prompt, and the number of forwards."""
     settings, longest = config.decode, max(map(len, prompts))
     capacity = longest + settings.max_new_tokens
     if capacity > model.context:

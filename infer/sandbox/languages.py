@@ -56,14 +56,14 @@ def _lua(tests: str, word: str) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """A row of the table below; commands are words, the first a program on the path."""
+    """A row of the table below; commands are split at white space, the first word is a program on the path."""
 
     file: str
     mark: Mark
-    run: tuple[str, ...]
-    compile: tuple[str, ...] = ()
+    run: str
+    compile: str = ""
     tools: tuple[str, ...] = ()  # needed beside the commands' own
-    trial: tuple[str, ...] = ()  # ends with code 0 where a library that the tests use is installed
+    trial: str = ""  # ends with code 0 where a library that the tests use is installed
     library: str = ""  # its name
     fails: str = ""  # in the output of tests that failed, where the exit code does not say it
     address_space: bool = True  # False: it reserves much more than it uses
@@ -71,7 +71,7 @@ class Language:
 
     def programs(self) -> list[str]:
         """Return the programs on the path that it needs."""
-        names = (*self.compile[:1], self.run[0], *self.tools)
+        names = (*self.compile.split()[:1], self.run.split()[0], *self.tools)
         return [name for name in names if not name.startswith("./")]
 
     def script(self) -> tuple[str, dict[str, str], list[str]]:
@@ -80,90 +80,81 @@ class Language:
         A program that was compiled does not find its tests.
         """
         places = {name: place_of(name) for name in self.programs()}
-        trees = [tree for _, tree in places.values() if tree]
-        if "{jars}" in " ".join(self.run):
-            trees += jars()
+        trees = [tree for _, tree in places.values() if tree] + (jars() if "{jars}" in self.run else [])
         compiling, running = (
-            shlex.join([places.get(word, (word,))[0] for word in words[:1]] + list(words[1:]))
-            for words in (self.compile, self.run)
+            " ".join([shlex.quote(places.get(word, (word,))[0]) for word in words[:1]] + words[1:])
+            for words in (self.compile.split(), self.run.split())
         )
-        script = (
-            f"{compiling} || exit {NOT_COMPILED}; rm -f {self.file}; exec {running}" if compiling else running
-        )
+        compiled = f"{compiling} || exit {NOT_COMPILED}; rm -f {self.file}; exec " if compiling else ""
+        script = (compiled + running).replace("{jars}", shlex.quote(":".join(jars())))
         # A tool may be a script for another: tsc begins with "#!/usr/bin/env node".
         folders = dict.fromkeys([*(str(Path(path).parent) for path, _ in places.values()), ENVIRONMENT["PATH"]])
-        environment = ENVIRONMENT | self.environment | {"PATH": ":".join(folders)}
-        return script.replace("{jars}", ":".join(jars())), environment, trees
+        return script, ENVIRONMENT | self.environment | {"PATH": ":".join(folders)}, trees
 
 
-_MAIN = ("./main",)
 _LAST, _LAST_BUT_ONE = r"\}\s*$", r"\}\s*\}\s*$"
+_JS = _at_end('console.log("{0}");')
+_JAVA = "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"
 LANGUAGES = {
-    "cpp": Language("main.cpp", _cpp, _MAIN, ("g++", "-std=c++17", "main.cpp", "-o", "main")),
+    "cpp": Language("main.cpp", _cpp, "./main", "g++ -std=c++17 main.cpp -o main"),
     "rs": Language(
         "main.rs",
         _before(_LAST, '    println!("{0}");'),
-        _MAIN,
-        ("rustc", "main.rs", "-o", "main"),
+        "./main",
+        "rustc main.rs -o main",
         tools=("cc",),
         address_space=False,
     ),
-    "js": Language("main.js", _at_end('console.log("{0}");'), ("node", "main.js"), address_space=False),
+    "js": Language("main.js", _JS, "node main.js", address_space=False),
     "ts": Language(
-        "main.ts",
-        _at_end('console.log("{0}");'),
-        ("node", "main.js"),
-        ("tsc", "--target", "es2020", "--lib", "es2020,dom", "main.ts"),
-        address_space=False,
+        "main.ts", _JS, "node main.js", "tsc --target es2020 --lib es2020,dom main.ts", address_space=False
     ),
     "java": Language(
         "Problem.java",
         _before(_LAST_BUT_ONE, '    System.out.println("{0}");'),
-        ("java", "-ea", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", "{jars}:.", "Problem"),
-        ("javac", "-J-XX:+UseSerialGC", "-J-XX:TieredStopAtLevel=1", "-cp", "{jars}", "Problem.java"),
+        f"java -ea {' '.join(_JAVA)} -cp {{jars}}:. Problem",
+        f"javac {' '.join(f'-J{option}' for option in _JAVA)} -cp {{jars}} Problem.java",
         library="the javatuples jar (on CLASSPATH or in /usr/share/java)",
         address_space=False,
     ),
     "pl": Language(
         "main.pl",
         _at_end('print "{0}\\n";'),
-        ("perl", "main.pl"),
-        trial=("perl", "-MTest::Deep", "-e", "1"),
+        "perl main.pl",
+        trial="perl -MTest::Deep -e 1",
         library="perl's Test::Deep",
     ),
-    "sh": Language("main.sh", _at_end("printf '%s\\n' '{0}'"), ("bash", "main.sh")),
-    "php": Language("main.php", _at_end('echo "{0}\\n";'), ("php", "main.php")),
+    "sh": Language("main.sh", _at_end("printf '%s\\n' '{0}'"), "bash main.sh"),
+    "php": Language("main.php", _at_end('echo "{0}\\n";'), "php main.php"),
     "rb": Language(
         "main.rb",
         _before(r"\n\s*end\s*\nend\s*$", '    puts "{0}"'),
-        ("ruby", "main.rb"),
-        trial=("ruby", "-rtest/unit", "-e", "exit!(0)"),
+        "ruby main.rb",
+        trial="ruby -rtest/unit -e exit!(0)",
         library="ruby's test-unit",
     ),
-    "lua": Language(
-        "main.lua", _lua, ("lua", "main.lua"), trial=("lua", "-e", "require('luaunit')"), library="luaunit"
-    ),
-    "r": Language("main.r", _at_end('cat("{0}\\n")'), ("Rscript", "main.r")),
+    "lua": Language("main.lua", _lua, "lua main.lua", trial="lua -e require('luaunit')", library="luaunit"),
+    "r": Language("main.r", _at_end('cat("{0}\\n")'), "Rscript main.r"),
     "go": Language(
         "main_test.go",
         _before(_LAST, '\tif !t.Failed() {{ fmt.Println("{0}") }}'),
-        ("./main", "-test.v"),
-        ("go", "test", "-c", "-o", "main", "main_test.go"),
+        "./main -test.v",
+        "go test -c -o main main_test.go",
         address_space=False,
         environment={"GO111MODULE": "off", "GOCACHE": "/tmp/go", "GOFLAGS": "-p=2"},
     ),
     "d": Language(
         "main.d",
         _before(_LAST, 'import std.stdio : writeln; writeln("{0}");'),
-        ("./main", "--DRT-testmode=run-main"),
-        ("ldc2", "-unittest", "--of=main", "main.d"),
+        "./main --DRT-testmode=run-main",
+        "ldc2 -unittest --of=main main.d",
         tools=("cc",),
     ),
     "cs": Language(
         "main.cs",
         _before(_LAST_BUT_ONE, '    Console.WriteLine("{0}");'),
-        ("mono", "main.exe"),
-        ("mcs", "-d:DEBUG", "-r:System.Numerics.dll", "main.cs"),
+        "mono main.exe",
+        "mcs -d:DEBUG -r:System.Numerics.dll main.cs",
         fails="Fail:",
         address_space=False,
         environment={"MONO_TRACE_LISTENER": "Console.Error"},
@@ -171,8 +162,8 @@ LANGUAGES = {
     "rkt": Language(
         "main.rkt",
         _at_end('(displayln "{0}")'),
-        ("racket", "main.rkt"),
-        trial=("racket", "-l", "rackunit"),
+        "racket main.rkt",
+        trial="racket -l rackunit",
         library="racket's rackunit",
         fails="FAILURE",
         address_space=False,
@@ -229,10 +220,7 @@ _RIGHT = {
         "    public static long F(long x) {\n        return x + %s;\n",
         "    }\n    public static void Main(string[] args) {\n        Debug.Assert(F(1L) == 2L);\n    }\n}\n",
     ),
-    "rkt": (
-        "#lang racket\n(define (f x)\n  (+ x %s))\n",
-        "(require rackunit)\n(check-within (f 1) 2 0.001)\n",
-    ),
+    "rkt": ("#lang racket\n(define (f x)\n  (+ x %s))\n", "(require rackunit)\n(check-within (f 1) 2 0.001)\n"),
 }
 
 
@@ -258,13 +246,12 @@ def missing_toolchain(language: str) -> str | None:
     for program in row.programs():
         if not shutil.which(program):
             return program
-    lacks_library = not jars() if language == "java" else not _works(row.trial)
-    return row.library if lacks_library else None
+    return None if (jars() if language == "java" else _works(row.trial)) else row.library
 
 
 @cache
-def _works(command: tuple[str, ...]) -> bool:
-    return not command or subprocess.run(command, capture_output=True, check=False).returncode == 0
+def _works(command: str) -> bool:
+    return not command or subprocess.run(command.split(), capture_output=True, check=False).returncode == 0
 
 
 def jars() -> list[str]:
@@ -275,10 +262,7 @@ def jars() -> list[str]:
 
 @cache
 def place_of(program: str) -> tuple[str, str | None]:
-    """Return where a program really is, and the folder that it needs beside the system's.
-
-    Raises KeyError where it is not on the path.
-    """
+    """Return where a program on the path really is, and the folder that it needs beside the system's."""
     link = shutil.which(program)
     if link is None:
         raise KeyError(program)

@@ -25,6 +25,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -222,12 +223,10 @@ def _number_of(value: Any) -> int:
 
 def _error(name: str, text: str) -> Exception:
     kind = getattr(builtins, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return SolutionError(f"{name}: {text}")
-    try:
-        return kind(text)
-    except TypeError:  # UnicodeError and its like want more than a text
-        return SolutionError(f"{name}: {text}")
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with suppress(TypeError):  # UnicodeError and its like want more than a text
+            return kind(text)
+    return SolutionError(f"{name}: {text}")
 
 
 def run_tests(answers: BinaryIO, questions: BinaryIO) -> None:
@@ -255,10 +254,8 @@ def _run_tests(tests: str, known: str, solution: Solution) -> None:
     space: dict[str, Any] = {"__name__": "tests"}
     exec(compile(known, "<known>", "exec", dont_inherit=True), space)
     for name in _names_of_solution(tests, set(space)):
-        try:
+        with suppress(AttributeError):  # not defined: the tests define it themselves, or will miss it
             space[name] = solution.ask("get", 0, name)
-        except AttributeError:
-            continue  # not defined: the tests define it themselves, or will miss it
     exec(compile(tests, "<tests>", "exec", dont_inherit=True), space)
 
 

@@ -32,6 +32,7 @@ from infer.sandbox.guard.watch import cgroup_parents
 from infer.sandbox.languages import ENVIRONMENT, LANGUAGES, NOT_COMPILED, missing_toolchain, right_program
 
 HERE = Path(__file__).parent
+PLAYERS = (HERE / "players.py").read_text(encoding="utf-8")
 LEAST_MEMORY = 64  # MiB; a Python that has started takes a fifth of it
 GRACE = 2.0  # seconds for a solution that has left its tests to end, so that the reason is known
 WALLS = {
@@ -82,15 +83,11 @@ class SandboxConfig:
     python: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
-        for name in ("wall_seconds", "cpu_seconds", "processes", "file", "folder", "output"):
+        for name in Limits._fields:
             if not getattr(self, name) > 0:
                 raise ValueError(f"sandbox.{name} must be more than 0, got {getattr(self, name)}")
         if self.memory < LEAST_MEMORY:
             raise ValueError(f"sandbox.memory must be at least {LEAST_MEMORY}, got {self.memory}")
-
-    def limits(self) -> Limits:
-        """Return the limits for the guard."""
-        return Limits(*(getattr(self, name) for name in Limits._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,8 @@ class Sandbox:
         self.level, self._config, self._group = level, config, group
         self._python, *trees = _python_paths(config.python)
         self._trees = sorted({tree for tree in trees if not tree.startswith("/usr")})
-        self._job = Job(level, config.limits(), group, bubblewrap=shutil.which("bwrap") or "")
+        limits = Limits(*(getattr(config, name) for name in Limits._fields))
+        self._job = Job(level, limits, group, bubblewrap=shutil.which("bwrap") or "")
 
     @property
     def description(self) -> str:
@@ -182,8 +180,7 @@ class Sandbox:
     def judge(self, program: Program) -> Verdict:
         """Judge whether a program passes its tests.
 
-        Raises UserError where its language cannot be judged here, `missing_toolchain` says so before, and where
-        a room for it could not be had twice: a machine may be short of something for a while.
+        Raises UserError where its language cannot be judged here, and where a room could not be had twice.
         """
         judge = self._judge_python if program.language == "python" else self._judge_compiled
         with suppress(OSError):
@@ -191,9 +188,8 @@ class Sandbox:
         try:
             return judge(program)
         except OSError as error:
-            raise UserError(
-                f"sandbox: a room ({self.level}) for a program could not be had: {error}"
-            ) from error
+            message = f"sandbox: a room ({self.level}) for a program could not be had: {error}"
+            raise UserError(message) from error
 
     def judge_all(self, programs: Sequence[Program], workers: int) -> list[Verdict]:
         """Judge several programs, so many at a time."""
@@ -214,10 +210,7 @@ class Sandbox:
     def run_python(
         self, arguments: Sequence[str], files: dict[str, str], channel: tuple[int, ...] = ()
     ) -> Room:
-        """Open a room in which Python runs with these arguments, with its standard library and nothing else.
-
-        Its hashes are the same each time, and so are verdicts.
-        """
+        """Open a room in which Python runs with these arguments, its standard library and constant hashes."""
         job = self._job._replace(
             command=[self._python, "-S", "-s", "-P", "-B", *arguments],
             environment=ENVIRONMENT | {"PYTHONHASHSEED": "0"},
@@ -231,11 +224,10 @@ class Sandbox:
         word = secrets.token_hex(16)
         job = json.dumps({"tests": program.tests, "known": program.known, "word": word})
         to_solution, from_solution = os.pipe(), os.pipe()
+        ends = (to_solution[0], from_solution[1]), (from_solution[0], to_solution[1])
         try:
-            solution = self._play(
-                "solution", {"solution.py": program.source}, (to_solution[0], from_solution[1])
-            )
-            tests = self._play("tests", {"job.json": job}, (from_solution[0], to_solution[1]))
+            solution = self._play("solution", {"solution.py": program.source}, ends[0])
+            tests = self._play("tests", {"job.json": job}, ends[1])
         finally:
             for descriptor in (*to_solution, *from_solution):
                 os.close(descriptor)
@@ -256,14 +248,13 @@ class Sandbox:
 
     def _play(self, role: str, files: dict[str, str], channel: tuple[int, int]) -> Room:
         arguments = ["players.py", role, *map(str, channel)]
-        return self.run_python(arguments, files | {"players.py": _players()}, channel)
+        return self.run_python(arguments, files | {"players.py": PLAYERS}, channel)
 
     def _judge_compiled(self, program: Program) -> Verdict:
         """Judge by how it ends, having printed at the end of its tests what only they could know."""
         if missing := missing_toolchain(program.language):
-            raise UserError(
-                f"language {program.language} cannot be judged on this machine: {missing} is missing"
-            )
+            lack = f"cannot be judged on this machine: {missing} is missing"
+            raise UserError(f"language {program.language} {lack}")
         language, word = LANGUAGES[program.language], secrets.token_hex(16)
         script, environment, trees = language.script()
         files = {language.file: program.source + language.mark(program.tests, word)}
@@ -280,18 +271,15 @@ class Sandbox:
             return Verdict(True, "passed", report.seconds)
         if report.ended == "exited" and report.code == NOT_COMPILED:
             return Verdict(False, "does not compile", report.seconds)
-        if done or report.ended == "exited" and report.code:
-            return Verdict(
-                False, f"failed: {_complaint(report.output) or f'code {report.code}'}", report.seconds
-            )
+        if done or report.ended == "exited" and report.code:  # the line in which it says what went wrong
+            lines = (line.strip() for line in report.output.splitlines())
+            complaint = next((line for line in lines if _COMPLAINT.search(line)), f"code {report.code}")
+            return Verdict(False, f"failed: {complaint[:200]}", report.seconds)
         return Verdict(False, _reason(report), report.seconds)
 
 
 def open_sandbox(config: SandboxConfig) -> Sandbox:
-    """Open a sandbox at the strongest level at which a program could really be run.
-
-    Raises UserError where there is none, or none that confines and `config` does not allow that.
-    """
+    """Open a sandbox at the strongest level at which a program ran. Raises UserError where none is allowed."""
     refused: list[str] = []
     for level in LEVELS:
         if level == "bubblewrap" and not shutil.which("bwrap"):
@@ -326,13 +314,7 @@ def try_sandbox(sandbox: Sandbox) -> str:
 
 
 @cache
-def _players() -> str:
-    return (HERE / "players.py").read_text(encoding="utf-8")
-
-
-@cache
 def _python_paths(path: str | None) -> list[str]:
-    """Return where a Python and its library are. Raises UserError where it is none."""
     try:
         command = [path or sys.executable, "-I", "-c", _PATHS]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -341,16 +323,9 @@ def _python_paths(path: str | None) -> list[str]:
 
 
 def _reason(report: Report) -> str:
-    """Return why a program that did not pass has ended, in words."""
     if report.ended == "exited":
         return f"ended with code {report.code} before its tests did"
     if report.ended != "killed":
         return report.ended
     words = {signal.SIGXCPU: "timed out", signal.SIGXFSZ: "too large a file"}
     return words.get(report.code) or f"killed by {signal.Signals(report.code).name}"  # type: ignore[call-overload]
-
-
-def _complaint(output: str) -> str:
-    """Return the line in which a program says what went wrong, as far as one can tell."""
-    lines = (line.strip() for line in output.splitlines())
-    return next((line for line in lines if _COMPLAINT.search(line)), "")[:200]

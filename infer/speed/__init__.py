@@ -1,7 +1,7 @@
 """python -m infer.speed: decoders against plain decoding in the same loop, pair by pair."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
@@ -69,11 +69,9 @@ class SpeedConfig:
 
     def __post_init__(self) -> None:
         for name, known in {"decoders": OWN, "peers": PEERS, "dtypes": DTYPES}.items():
-            for value in getattr(self, name):
+            for value in getattr(self, name) or (["none"] if name == "dtypes" else ()):
                 if value not in known:
                     raise ValueError(f"{name} must be some of {', '.join(known)}, got {value}")
-        if not self.dtypes:
-            raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}, got none")
         for name in ("decoders", "peers", "dtypes", "k", "temperatures", "batches"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
@@ -93,10 +91,8 @@ class SpeedConfig:
             # The first token of a text is no draft's.
             raise ValueError(f"k must be below max_new_tokens={shortest}, got {max(self.k)}")
         if "sdsat" in self.decoders and max(self.temperatures) and max(self.k) > DEEPEST:
-            raise ValueError(
-                f"k must be at most {DEEPEST} with temperatures above 0, whose trees are the paper's, "
-                f"got {max(self.k)}"
-            )
+            trees = "with temperatures above 0, whose trees are the paper's"
+            raise ValueError(f"k must be at most {DEEPEST} {trees}, got {max(self.k)}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0, up to 1, got {self.top_p}")
 
@@ -131,27 +127,23 @@ def specs(config: SpeedConfig, temperature: float) -> dict[DecoderSpec, DecodeCo
     sdsat is the paper's two forwards; sampled text has the paper's trees (SDSAT 3.4.2, decode=nucleus). What
     drafts by adaptive tokens alone says so: the default of the method is all sources.
     """
-    plain = DecodeConfig(
-        "plain",
-        temperature=temperature,
-        top_k=config.top_k if temperature else 0,
-        top_p=config.top_p if temperature else 1.0,
-        max_new_tokens=config.max_new_tokens,
-    )
+    plain = DecodeConfig("plain", temperature=temperature, max_new_tokens=config.max_new_tokens)
+    if temperature:
+        plain = replace(plain, top_k=config.top_k, top_p=config.top_p)
+    fixed: dict[str, dict[str, Any]] = {
+        "adaptive": {"method": "sdsat", "sources": ["adaptive"]},
+        "auto": {"method": "sdsat"},
+        "ngrams": {"method": "ngrams"},
+        "prompt_lookup": {"method": "prompt_lookup"},
+    }
     specs = {PLAIN: plain}
     for name in config.decoders:
         if name == "sdsat":
             for k in config.k:
                 two = replace(plain, method="sdsat", sources=["adaptive"], probes="root", k=k)
                 specs[DecoderSpec("sdsat", k)] = replace(two, width=RANKS, tree="paper") if temperature else two
-        elif name == "adaptive":
-            specs[DecoderSpec("adaptive")] = replace(plain, method="sdsat", sources=["adaptive"])
-        elif name == "auto":
-            specs[DecoderSpec("auto")] = replace(plain, method="sdsat")
-        elif name == "ngrams":
-            specs[DecoderSpec("ngrams")] = replace(plain, method="ngrams")
-        elif name == "prompt_lookup":
-            specs[DecoderSpec("prompt lookup")] = replace(plain, method="prompt_lookup")
+        elif name in fixed:
+            specs[DecoderSpec(name.replace("_", " "))] = replace(plain, **fixed[name])
         elif config.draft.model:
             growth = {key: getattr(config, "children" if key == "k" else key) for key in GROWTH[name]}
             specs[DecoderSpec(name)] = replace(plain, method=name, **growth)

@@ -51,10 +51,7 @@ class Pair(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the report of a folder, whether it is finished or not; its header must be there.
-
-    Raises UserError for a damaged file.
-    """
+    """Return the report of a folder, finished or not, with a header. Raises UserError for a damaged file."""
     return aggregate(read_units(folder / UNITS), read_header(folder / HEADER))
 
 
@@ -68,13 +65,20 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
     done = [units[name] for name in sorted(units)]
     pairs = _pairs([unit for unit in done if "groups" in unit])
     parts = {_key(part["prompt_set"], part, part): part for unit in done for part in unit.get("parts", [])}
-    facts = {name: value for name, value in header.items() if name != "all"}
-    rows = [_row(key, pairs[key], parts.get(key), header) for key in sorted(pairs, key=_order(header))]
+    facts, settings = {name: value for name, value in header.items() if name != "all"}, header["settings"]
+    orders = [*map(list, (settings["prompts"], settings["dtypes"], settings["temperatures"], ORDER))]
+    rows, rate = list[dict[str, Any]](), None
+    for key in sorted(pairs, key=lambda key: [*map(list.index, orders, key), key.k]):
+        row = _row(key, pairs[key], parts.get(key), header)
+        if key.decoder == "plain":  # the first of its group
+            rate = row["tokens_per_second_measured"]
+        # A decoder's own rate is of other moments than plain decoding's median, and may contradict its pairs.
+        rows.append(row | {"tokens_per_second": row["speedup"] and rate and rate * row["speedup"]})
     return {
         "schema": SCHEMAS["speed"],
         **facts,
         "units": {"all": header["all"], "done": len(done)},
-        "rows": _paced(rows),
+        "rows": rows,
         "batches": batch_rows(done),
         "samples": [sample for unit in done for sample in unit.get("samples", [])],
     }
@@ -82,19 +86,6 @@ def aggregate(units: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, 
 
 def _key(prompt_set: str, group: Record, way: Record) -> Key:
     return Key(prompt_set, group["dtype"], group["temperature"], way["decoder"], way["k"])
-
-
-def _order(header: Mapping[str, Any]) -> Any:
-    """Return the settings' order of sets, types and temperatures; then the decoders'."""
-    settings = header["settings"]
-    sets, dtypes, temperatures = list(settings["prompts"]), settings["dtypes"], settings["temperatures"]
-    return lambda key: (
-        sets.index(key.prompt_set),
-        dtypes.index(key.dtype),
-        temperatures.index(key.temperature),
-        ORDER.index(key.decoder),
-        key.k,
-    )
 
 
 def _pairs(turns: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, list[Pair]]]:
@@ -120,6 +111,9 @@ def _row(
     runs = [pair.run for pair in pairs]
     compared = 0 if key.decoder == "base" else len(pairs)  # its texts are another model's
     identical = sum(pair.same for pair in pairs) if compared else 0
+    token_ms = Counter[float]()
+    for run in runs:
+        token_ms.update({float(ms): tokens for ms, tokens in run.get("token_ms", {}).items()})
     row = {
         **key._asdict(),
         "peer": key.decoder in PEERS.values(),
@@ -127,7 +121,7 @@ def _row(
         "rounds": len({pair.round for pair in pairs}),
         **_speed(list(by_prompt.values())),
         **_counts(key, runs),
-        **_token_times(runs),
+        **{f"token_ms_p{percent}": weighted_percentile(token_ms, percent) for percent in (50, 99)},
         **_where_reached([[pair.run for pair in rounds] for rounds in by_prompt.values()]),
         **{name: part[name] if part else None for name in PARTS},
         "identical": identical,
@@ -137,24 +131,13 @@ def _row(
     return row | {"limit_share": _limit_share(row, header)}
 
 
-def _paced(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Set tokens per second to plain decoding's times the speedup. A decoder's own rate is of other moments of
-    the machine than plain decoding's median, and may contradict its pairs.
-    """
-    paced, rate = [], None
-    for row in rows:
-        if row["decoder"] == "plain":  # the first of its group
-            rate = row["tokens_per_second_measured"]
-        paced.append(row | {"tokens_per_second": row["speedup"] and rate and rate * row["speedup"]})
-    return paced
-
-
 def _speed(prompts: Sequence[Sequence[Pair]]) -> dict[str, Any]:
-    """Return rates and ratios, with their spread."""
     later = [[pair for pair in rounds if _later(pair.run) and _later(pair.plain)] for rounds in prompts]
     rate = estimate([[Weighed(_later(p.run), _rate(p.run)) for p in rounds] for rounds in later])
     speedup = estimate([[Weighed(_decoding(p.plain), _rate(p.run) / _rate(p.plain)) for p in r] for r in later])
-    all_ = estimate([[Weighed(p.plain["seconds"], _all(p.run) / _all(p.plain)) for p in r] for r in prompts])
+    all_ = estimate(
+        [[Weighed(p.plain["seconds"], _whole(p.run) / _whole(p.plain)) for p in r] for r in prompts]
+    )
     assert all_
     firsts = [pair.run["first_seconds"] for rounds in prompts for pair in rounds if pair.run["first_seconds"]]
     return {
@@ -175,7 +158,6 @@ def _later(run: Record) -> int:
 
 
 def _decoding(run: Record) -> float:
-    """Return their seconds."""
     return duration(run["first_seconds"], run["seconds"])
 
 
@@ -183,8 +165,7 @@ def _rate(run: Record) -> float:
     return _later(run) / _decoding(run)
 
 
-def _all(run: Record) -> float:
-    """Return tokens per second, the prompt's time and the first step's included."""
+def _whole(run: Record) -> float:
     return run["tokens"] / run["seconds"]
 
 
@@ -237,14 +218,6 @@ def _where_reached(prompts: Sequence[Sequence[Record]]) -> dict[str, Any]:
         "acceptance_where_reached_high": high,
         "reached": reached.sum(0).tolist(),
     }
-
-
-def _token_times(runs: Sequence[Record]) -> dict[str, float | None]:
-    """Return milliseconds of a token: half of the tokens, and 99 of 100, took no longer."""
-    counts = Counter[float]()
-    for run in runs:
-        counts.update({float(ms): tokens for ms, tokens in run.get("token_ms", {}).items()})
-    return {f"token_ms_p{percent}": weighted_percentile(counts, percent) for percent in (50, 99)}
 
 
 def _summed(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -7,20 +7,14 @@ the two (Williams, Waterman, Patterson, 2009):
 
     max(bytes(q, n) / bandwidth, operations(q, n) / rate)
 
-Not in it: activations, norms and softmax, launches, the pick and all that runs on the host, a draft model. A
-gated adapter, which acts on probes alone, is left out too. So a loop falls short of 100 %, and one that drafts
-with another model by that model's time as well.
+Not in it: activations, norms and softmax, launches, the pick and all that runs on the host, a draft model, a
+gated adapter, which acts on probes alone. So a loop falls short of 100 %.
 
-What this device does at best: bytes copied and read, and operations, against the clock.
-
-Buffers are as large as a model's weights, up to a gibibyte: a small model lives in a cache, and is held against
-that. A call is timed among its like, so many on end that neither the clock nor a launch counts. The fastest of
-such bursts is taken: only other work slows one, and a limit that was measured in a bad moment of the machine
-would be passed in a better one.
+Bytes copied and read, and operations are timed on this device. Buffers are as large as a model's weights, up to
+a gibibyte: a small model lives in a cache. The fastest of several bursts counts: only other work slows one.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -52,9 +46,7 @@ class Needs:
 
     @classmethod
     def of(cls, lm: PreTrainedModel) -> "Needs | None":
-        """Return the costs of a model. None for a mixture of experts: which weights are read depends on the
-        text.
-        """
+        """Return a model's costs. None for a mixture of experts: the text decides which weights are read."""
         weights = streamed(lm)
         if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
             return None
@@ -81,44 +73,35 @@ class Needs:
         return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
 
     def _seen(self, tokens: float) -> float:
-        """Return tokens, summed over the layers."""
         return sum(tokens if window is None else min(window, tokens) for window in self.windows)
 
 
 @dataclass(frozen=True)
-class Speeds:
-    """What the device does, measured in the model's dtype and at its size.
+class Limit:
+    """The roofline of a model on a device, in the model's dtype and at its size.
 
     `copy` and `read` are bytes per second, of a copy both those read and those written.
     """
 
-    copy: float
-    read: float
-    flops: float
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The roofline of a model on a device."""
-
     dtype: str
     needs: Needs
-    speeds: Speeds
+    copy: float
+    read: float
+    flops: float  # per second
 
     def seconds(self, rows: float, context: float) -> float:
         """Return the seconds of a forward. The faster of copying and reading is what the memory can do."""
-        bandwidth = max(self.speeds.copy, self.speeds.read)
-        by_memory = self.needs.bytes(rows, context) / bandwidth
-        return max(by_memory, self.needs.flops(rows, context) / self.speeds.flops)
+        by_memory = self.needs.bytes(rows, context) / max(self.copy, self.read)
+        return max(by_memory, self.needs.flops(rows, context) / self.flops)
 
     def describe(self, context: int) -> dict[str, Any]:
         """Describe the limit for the report; the table is of forwards behind `context` tokens, in ms."""
         return {
             "dtype": self.dtype,
             "weights_bytes": self.needs.weight_bytes,
-            "copy_bytes_per_second": self.speeds.copy,
-            "read_bytes_per_second": self.speeds.read,
-            "flops_per_second": self.speeds.flops,
+            "copy_bytes_per_second": self.copy,
+            "read_bytes_per_second": self.read,
+            "flops_per_second": self.flops,
             "context": context,
             "forward_ms": [[rows, 1e3 * self.seconds(rows, context)] for rows in ROWS],
         }
@@ -154,9 +137,11 @@ def measure_limit(lm: PreTrainedModel) -> Limit | None:
     # The head is the largest matrix of a small model, and of an odd shape.
     head = lm.get_output_embeddings().weight
     layers = (weight.shape for weight in streamed(lm) if weight.dim() == 2 and weight is not head)
-    matrix = max(layers, key=math.prod)
-    rate = matmul_rate(matrix, dtype=lm.dtype, device=lm.device)
-    return Limit(str(lm.dtype).removeprefix("torch."), needs, Speeds(**speeds, flops=rate))
+    matrix = max(layers, key=prod)
+    weight = torch.randn(*matrix, dtype=lm.dtype, device=lm.device)
+    rows = torch.randn(DEVICE_ROWS, matrix[1], dtype=lm.dtype, device=lm.device)
+    rate = 2 * DEVICE_ROWS * prod(matrix) / seconds_of(lambda: F.linear(rows, weight))
+    return Limit(str(lm.dtype).removeprefix("torch."), needs, **speeds, flops=rate)
 
 
 def bandwidth(device: torch.device, *, size: int) -> dict[str, float]:
@@ -167,26 +152,18 @@ def bandwidth(device: torch.device, *, size: int) -> dict[str, float]:
     return {name: buffer.nbytes / seconds_of(task) for name, task in tasks.items()}
 
 
-def matmul_rate(matrix: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> float:
-    """Return operations per second of DEVICE_ROWS rows times a matrix (out, in)."""
-    weight = torch.randn(*matrix, dtype=dtype, device=device)
-    rows = torch.randn(DEVICE_ROWS, matrix[1], dtype=dtype, device=device)
-    return 2 * DEVICE_ROWS * math.prod(matrix) / seconds_of(lambda: F.linear(rows, weight))
-
-
 @torch.inference_mode()
 def seconds_of(task: Callable[[], Any]) -> float:
-    """Measure the seconds of a call among its like."""
+    """Measure the seconds of a call among its like, so many on end that neither clock nor launch counts."""
+
+    def burst(calls: int) -> float:
+        began = clock()
+        for _ in range(calls):
+            task()
+        return duration(began, clock())
+
     task()  # warms up
     calls = 1
-    while (burst := calls * _seconds(task, calls)) < BURST:
+    while (seconds := burst(calls)) < BURST:
         calls *= 2
-    bursts = max(LEAST, int(SECONDS / burst))
-    return min(_seconds(task, calls) for _ in range(bursts))
-
-
-def _seconds(task: Callable[[], Any], calls: int) -> float:
-    began = clock()
-    for _ in range(calls):
-        task()
-    return duration(began, clock()) / calls
+    return min(burst(calls) for _ in range(max(LEAST, int(SECONDS / seconds)))) / calls

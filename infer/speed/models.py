@@ -19,7 +19,6 @@ from infer.engine.memory import enough_for_weights, enough_memory, gib
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
-from infer.measure.runs import Decoder, loop_decoder
 from infer.methods import DraftMethods, Methods
 from infer.models.checkpoint import (
     Adaptive,
@@ -30,7 +29,7 @@ from infer.models.checkpoint import (
     load_ngrams,
     load_text,
 )
-from infer.models.draft import Draft, base_pieces, check_draft, lacking, load_draft, named_errors
+from infer.models.draft import base_pieces, check_draft, lacking, load_draft, named_errors
 from infer.requests import check_lengths
 from infer.speed import BY_ADAPTIVE, GSD_PROBES, PLAIN, DecoderSpec, Group, SpeedConfig, specs
 from infer.speed.peers import Peers
@@ -40,50 +39,44 @@ from infer.trees.token_graph import Watch
 
 @dataclass(frozen=True)
 class Prepared:
-    """`shared` is `Draft.rows`, 0 without a draft model; `k` are those that the adaptive tokens allow;
-    `skipped` are the sets that the model cannot read, and why.
-    """
+    """What a run needs beside weights."""
 
     text: Text
     adaptive: Adaptive | None
     prompts: Mapping[str, Sequence[TokenPrompt]]
-    shared: int
-    k: list[int]
-    skipped: Mapping[str, str]
+    shared: int  # `Draft.rows`, 0 without a draft model
+    k: list[int]  # those that the adaptive tokens allow
+    skipped: Mapping[str, str]  # the sets that the model cannot read, and why
 
 
 def prepare(config: SpeedConfig) -> Prepared:
-    """Raise UserError for directories that are no models, for sdsat without adaptive tokens or only with more
-    than there are, for what `load_prompts` and `check_draft` refuse, and for a base model of other ids.
-    """
+    """Read all but weights. Raise UserError for models, prompts, drafts and a base that do not fit together."""
     text = load_text(config.model)
     probes = not set(BY_ADAPTIVE).isdisjoint(config.decoders)
     adaptive = load_adaptive(config.model) if probes or has_adaptive(config.model) else None
-    k = _possible(config.k, adaptive) if adaptive and "sdsat" in config.decoders else config.k
+    k = config.k
+    if adaptive and "sdsat" in config.decoders:
+        try:
+            check_probes(adaptive.ids, min(k))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        # Diverse tokens are for a place each (SDSAT, Appendix B).
+        k = [number for number in k if len(adaptive.ids) == 1 or number <= len(adaptive.ids)]
     shared = check_draft(config.draft, text) if config.draft.model else 0
-    prompts, skipped = _read(config, text)
+    prompts, skipped = dict[str, Sequence[TokenPrompt]](), dict[str, str]()
+    for name, prompt_set in config.prompts.items():
+        try:
+            prompts[name] = load_prompts(name, prompt_set, text, seed=config.seed)
+        except UserError as error:  # infillings of a model that has none are left out while another set is left
+            last = len(skipped) == len(config.prompts) - 1
+            if last or not isinstance(error.__cause__, NoInfilling):
+                raise
+            skipped[name] = str(error.__cause__)
     if config.base:
         ids = ((prompt.id, prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
         if strange := lacking(base_pieces(config.base, text), ids):
             raise UserError(f"base={config.base} must be a model with the ids of every prompt, got {strange}")
     return Prepared(text, adaptive, prompts, shared, k, skipped)
-
-
-def _read(config: SpeedConfig, text: Text) -> tuple[dict[str, Sequence[TokenPrompt]], dict[str, str]]:
-    """Return the prompts of each set, and why sets are left out: infillings of a model that has none.
-
-    Raises the last set's error where no set is left.
-    """
-    prompts, skipped = dict[str, Sequence[TokenPrompt]](), dict[str, str]()
-    for name, prompt_set in config.prompts.items():
-        try:
-            prompts[name] = load_prompts(name, prompt_set, text, seed=config.seed)
-        except UserError as error:
-            last = len(skipped) == len(config.prompts) - 1
-            if last or not isinstance(error.__cause__, NoInfilling):
-                raise
-            skipped[name] = str(error.__cause__)
-    return prompts, skipped
 
 
 def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
@@ -92,30 +85,17 @@ def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
     return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _possible(requested: Sequence[int], adaptive: Adaptive) -> list[int]:
-    """Return those k that are no more than a model's diverse tokens, if it has such (SDSAT, Appendix B)."""
-    try:
-        check_probes(adaptive.ids, min(requested))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    return [k for k in requested if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
-
-
 DEFAULT = DecoderSpec("auto")  # all sources of drafts, by measurement
 
 
 @dataclass(frozen=True)
 class DecoderSetup:
-    """A decoder of ours with all that the loop takes."""
+    """A decoder of ours: all that the loop takes."""
 
     runner: Runner
     drafters: Drafters
     limits: Limits
     sampling: Sampling
-
-    def decoder(self, seed: int) -> Decoder:
-        """Return the decoder as a function of the prompt."""
-        return loop_decoder(self.runner, self.drafters, self.limits, self.sampling, seed=seed)
 
 
 class ModelPool:
@@ -138,7 +118,12 @@ class ModelPool:
         }
         self._methods, table = dict[tuple[Group, bool], Methods](), load_ngrams(config.model)
         for dtype, lm in self.lms.items():
-            drawings = _drawings(lm, drafts.get(dtype), compile=config.compile)
+            # What the draft model draws by levels, and where asked for by its own adaptive tokens.
+            draft, drawings = drafts.get(dtype), dict[bool, DraftMethods | None]({False: None})
+            if draft:
+                drawings[False] = DraftMethods(lm, replace(draft, adaptive=None), compile=config.compile)
+            if draft and draft.adaptive:
+                drawings[True] = DraftMethods(lm, draft, compile=config.compile)
             for temperature, (probes, drawing) in product(config.temperatures, drawings.items()):
                 methods = Methods(lm, prepared.adaptive, drawing, table)
                 self._methods[Group(dtype, temperature), probes] = methods
@@ -146,12 +131,11 @@ class ModelPool:
         self.peers = Peers(
             config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest
         )
-        self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in self._models}
+        models = [*self.lms.values(), *self._bases.values()]
+        self._runners = {id(lm): Runners(lm, compile=config.compile) for lm in models}
         self._lent = list[tuple[Runners, Runner]]()
-
-    @property
-    def _models(self) -> list[PreTrainedModel]:
-        return [*self.lms.values(), *self._bases.values()]
+        size = sum(lm.dtype.itemsize * prod(shape(lm.config, 1, longest)) for lm in models)
+        self._needed = f"{gib(size)} for caches of {longest} tokens beside the weights"
 
     def capacity(self, prompts: Sequence[TokenPrompt]) -> int:
         """Return tokens of the longest text."""
@@ -206,10 +190,8 @@ class ModelPool:
 
     def enough_memory(self) -> AbstractContextManager[None]:
         """Guard whatever decodes against running out of memory."""
-        longest = max(self.capacity(prompts) for prompts in self._prepared.prompts.values())
-        size = sum(lm.dtype.itemsize * prod(shape(lm.config, 1, longest)) for lm in self._models)
-        needed = f"{gib(size)} for caches of {longest} tokens beside the weights"
-        return enough_memory(needed, "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes")
+        advice = "lower max_new_tokens or prompts.NAME.max_tokens, or take one of dtypes"
+        return enough_memory(self._needed, advice)
 
     def _own(self, lm: PreTrainedModel, runner: Runner, drafters: Drafters, temperature: float) -> DecoderSetup:
         limits = Limits(self._config.max_new_tokens, eos_ids(lm))
@@ -238,11 +220,3 @@ class ModelPool:
             new = own or self._config.max_new_tokens
             check_lengths([prompt.ids for prompt in prompts], named, new=new, context=context, setting=setting)
         return lm
-
-
-def _drawings(lm: PreTrainedModel, draft: Draft | None, *, compile: bool) -> Mapping[bool, DraftMethods | None]:
-    """Return what the draft model draws by levels, and where asked for by its own adaptive tokens."""
-    if draft is None:
-        return {False: None}
-    levels = DraftMethods(lm, replace(draft, adaptive=None), compile=compile)
-    return {False: levels} | ({True: DraftMethods(lm, draft, compile=compile)} if draft.adaptive else {})

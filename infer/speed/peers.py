@@ -58,10 +58,7 @@ def peer_decoders(
     capacity: int,
     seed: int = 0,
 ) -> tuple[dict[str, Decoder], dict[str, str]]:
-    """Return the library's decoders by name for texts up to `capacity` tokens, and why others cannot be.
-
-    Prompts are drawn for by `seed_of` them.
-    """
+    """Return the library's decoders by name for texts up to `capacity` tokens, and why others cannot be."""
 
     def decoder(draft: Draft | None = None, **settings: Any) -> Decoder:
         settings |= {"max_new_tokens": max_new_tokens, "do_sample": sampling.temperature > 0}
@@ -70,12 +67,10 @@ def peer_decoders(
         return lambda prompt: _run(lm, draft, prompt, settings, seed_of(prompt, seed))
 
     decoders = {GENERATE: decoder(), LOOKUP: decoder(prompt_lookup_num_tokens=LOOKED_UP)}
-    if draft is None:
-        return decoders, {ASSISTED: "it needs a draft model, got none"}
-    if draft.context < capacity:
-        reason = f"it needs a draft model of {capacity} positions, got {draft.context}"
-        return decoders, {ASSISTED: reason}
-    return decoders | {ASSISTED: decoder(draft)}, {}
+    if draft is not None and draft.context >= capacity:
+        return decoders | {ASSISTED: decoder(draft)}, {}
+    lack = f" of {capacity} positions, got {draft.context}" if draft else ", got none"
+    return decoders, {ASSISTED: f"it needs a draft model{lack}"}
 
 
 def _run(
@@ -86,11 +81,8 @@ def _run(
     if prompt.max_new_tokens:
         settings = settings | {"max_new_tokens": prompt.max_new_tokens}
     config = GenerationConfig(**settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
-    ids, heard, rows = torch.tensor([prompt.ids], device=lm.device), Streamer(), list[int]()
-
-    def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        rows.append(kwargs["input_ids"].shape[1])
-
+    ids, heard, rows = torch.tensor([prompt.ids], device=lm.device), _Streamer(), list[int]()
+    count = lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1])  # noqa: E731
     with _as_the_library_has_it(lm), ExitStack() as stack:
         assistant = stack.enter_context(_assistant(draft, lm)) if draft else None
         torch.manual_seed(seed)
@@ -122,24 +114,24 @@ def _run(
     )
 
 
-class Streamer(BaseStreamer):
+class _Streamer(BaseStreamer):
     """The tokens of each step, and when the first were there; the library hands over the prompt before them."""
 
     def __init__(self) -> None:
-        self.first = 0.0
-        self.steps: list[list[int]] = []
-        self._prompt = True
+        self.first, self._steps = 0.0, list[list[int]]()
+
+    @property
+    def steps(self) -> list[list[int]]:
+        return self._steps[1:]
 
     def put(self, value: Tensor) -> None:
         """Record tokens, already on the host: what they waited for is done."""
-        if self._prompt:
-            self._prompt = False
-            return
-        self.first = self.first or time.perf_counter()
-        self.steps.append(value.flatten().tolist())
+        if self._steps:
+            self.first = self.first or time.perf_counter()
+        self._steps.append(value.flatten().tolist())
 
     def end(self) -> None:
-        """Return the text is over."""
+        pass
 
 
 @contextmanager
@@ -199,17 +191,14 @@ def missing(adaptive: Adaptive | None) -> str | None:
         return "it needs one process, got more, of which each would serve on its own"
     if adaptive is None:
         return "it needs a model with adaptive tokens, got none"
-    if adaptive.gated or len(adaptive.ids) > 1:
-        reason = "an adapter that acts on probes alone" if adaptive.gated else f"{len(adaptive.ids)} of them"
-        return f"it needs one adaptive token in the model's own weights, got {reason}"
-    return None
+    reason = "an adapter that acts on probes alone" if adaptive.gated else f"{len(adaptive.ids)} of them"
+    right = len(adaptive.ids) == 1 and not adaptive.gated
+    return None if right else f"it needs one adaptive token in the model's own weights, got {reason}"
 
 
 @dataclass(frozen=True)
 class Engines:
-    """An engine by number k of adaptive tokens, 0 of plain decoding; loaded once for all samplings. `undrafted`
-    says why there is none but the plain one.
-    """
+    """Engines by number k of adaptive tokens, 0 of plain decoding; `undrafted`: why there is only that one."""
 
     by_k: Mapping[int, Any]
     undrafted: str | None = None
@@ -242,42 +231,33 @@ def load_engines(model: str, adaptive: Adaptive | None, k: int, *, dtype: str, c
     if reason:
         return reason
     drafting = {"method": "draft_model", "model": model, "num_speculative_tokens": k + 1}
-    drafting["parallel_drafting"] = True
-    settings = {"model": model, "dtype": dtype, "max_model_len": capacity}
-    try:
-        plain = _load(settings | {"gpu_memory_utilization": SHARE}, None)
-    except Exception as error:  # whatever vLLM lacks or calls otherwise: the others' figures are not lost
-        return _why(error)
-    try:
-        return Engines({0: plain, k: _load(settings | {"gpu_memory_utilization": 2 * SHARE}, drafting)})
-    except Exception as error:
-        return Engines({0: plain}, undrafted=_why(error))
+    engines = dict[int, Any]()
+    for number, share, method in ((0, SHARE, None), (k, 2 * SHARE, drafting | {"parallel_drafting": True})):
+        try:
+            from vllm import LLM
 
-
-def _why(error: Exception) -> str:
-    first_line = next(iter(str(error).splitlines()), "")
-    return f"vLLM must load the model and decode a prompt, got {type(error).__name__}: {first_line}"
-
-
-def _load(settings: Mapping[str, Any], drafting: Mapping[str, Any] | None) -> Any:
-    """Return an engine that has decoded a prompt."""
-    from vllm import LLM
-
-    engine = LLM(
-        **settings,
-        max_num_seqs=1,
-        enable_prefix_caching=False,  # a prompt is read anew in every round
-        disable_log_stats=False,  # the time to the first token is among them
-        speculative_config=drafting,
-    )
-    _run_vllm(engine, TokenPrompt("try", (0,), frozenset(), "", ""), {"temperature": 0.0, "max_tokens": 2})
-    return engine
+            engine = engines[number] = LLM(
+                model=model,
+                dtype=dtype,
+                max_model_len=capacity,
+                gpu_memory_utilization=share,
+                max_num_seqs=1,
+                enable_prefix_caching=False,  # a prompt is read anew in every round
+                disable_log_stats=False,  # the time to the first token is among them
+                speculative_config=method,
+            )
+            prompt = TokenPrompt("try", (0,), frozenset(), "", "")
+            _run_vllm(engine, prompt, {"temperature": 0.0, "max_tokens": 2})
+        except Exception as error:  # whatever vLLM lacks or calls otherwise: the others' figures are not lost
+            engines.pop(number, None)
+            first_line = next(iter(str(error).splitlines()), "")
+            reason = f"vLLM must load the model and decode a prompt, got {type(error).__name__}: {first_line}"
+            return Engines(engines, undrafted=reason) if engines else reason
+    return Engines(engines)
 
 
 def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> Run:
-    """Run vLLM. EOS ends a text as vLLM reads it from the directory. vLLM reports sums of drafts, not steps;
-    the time to the first token is 0 where it reports none.
-    """
+    """Decode a prompt. EOS ends a text as vLLM reads it from the directory; vLLM reports sums of drafts."""
     from vllm import SamplingParams
 
     if prompt.max_new_tokens:
@@ -297,7 +277,7 @@ def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> 
         forwards,
         drafted,
         accepted,
-        first_seconds=getattr(output.metrics, "first_token_latency", 0.0) or 0.0,
+        first_seconds=getattr(output.metrics, "first_token_latency", 0.0) or 0.0,  # 0: not reported
         first_tokens=1,
         rows=forwards + 3 * drafted,
         verifications=drafts,
@@ -306,7 +286,6 @@ def _run_vllm(engine: Any, prompt: TokenPrompt, settings: Mapping[str, Any]) -> 
 
 
 def _counts(engine: Any) -> tuple[int, int, int]:
-    """Return drafts, tokens in them, and accepted ones, since the engine began."""
     metrics = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
     drafts, drafted, accepted = (int(metrics.get(f"vllm:spec_decode_num_{name}", 0)) for name in COUNTED)
     return drafts, drafted, accepted
@@ -315,7 +294,8 @@ def _counts(engine: Any) -> tuple[int, int, int]:
 class Peers:
     """Of the models of all dtypes, for texts of up to `capacity` tokens; `sampling` is that of a temperature.
 
-    `left_out` says by the name of a peer why it is not there, or not everywhere.
+    `by_group` has the decoders of a dtype and a temperature; `left_out` says by a peer's name why it is not
+    there, or not everywhere.
     """
 
     def __init__(
@@ -328,48 +308,32 @@ class Peers:
         sampling: Callable[[float], Sampling],
         capacity: int,
     ) -> None:
-        self._config, self._capacity = config, capacity
         self.left_out = dict[str, str]()
-        self._decoders = dict[Group, dict[DecoderSpec, Decoder]]()
-        for dtype, lm in lms.items():
-            engines = self._serve(dtype, adaptive) if VLLM in config.peers else None
-            for temperature in config.temperatures:
-                own = self._library(lm, drafts.get(dtype), sampling(temperature))
-                self._decoders[Group(dtype, temperature)] = own
-                if engines:
-                    served, unsampled = engines.decoders(
-                        sampling=sampling(temperature), max_new_tokens=config.max_new_tokens, seed=config.seed
-                    )
-                    own |= {DecoderSpec(VLLM, k): decoder for k, decoder in served.items()}
-                    if unsampled:
-                        self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
-
-    def decoders(self, group: Group) -> dict[DecoderSpec, Decoder]:
-        """Return the decoders of a dtype and a temperature."""
-        return self._decoders[group]
-
-    def _library(
-        self, lm: PreTrainedModel, draft: Draft | None, sampling: Sampling
-    ) -> dict[DecoderSpec, Decoder]:
-        config, chosen = self._config, [PEERS[name] for name in self._config.peers]
-        new, seed = config.max_new_tokens, config.seed
-        decoders, reasons = peer_decoders(
-            lm, draft, sampling=sampling, max_new_tokens=new, capacity=self._capacity, seed=seed
-        )
-        for name, reason in reasons.items():
-            if name in chosen:
-                self._leave_out(name, reason)
-        return {DecoderSpec(name): decoder for name, decoder in decoders.items() if name in chosen}
-
-    def _serve(self, dtype: str, adaptive: Adaptive | None) -> Engines | None:
+        self.by_group = dict[Group, dict[DecoderSpec, Decoder]]()
+        chosen, new, seed = [PEERS[name] for name in config.peers], config.max_new_tokens, config.seed
         k = adaptive.L if adaptive else 0
-        engines = load_engines(self._config.model, adaptive, k, dtype=dtype, capacity=self._capacity)
-        if isinstance(engines, str):
-            self._leave_out(VLLM, engines)
-            return None
-        if engines.undrafted:
-            self._leave_out(f"{VLLM} with drafts", engines.undrafted)
-        return engines
+        for dtype, lm in lms.items():
+            engines: Engines | str = Engines({})
+            if VLLM in config.peers:
+                engines = load_engines(config.model, adaptive, k, dtype=dtype, capacity=capacity)
+            if isinstance(engines, str):
+                self._leave_out(VLLM, engines)
+                engines = Engines({})
+            if engines.undrafted:
+                self._leave_out(f"{VLLM} with drafts", engines.undrafted)
+            for temperature in config.temperatures:
+                how = sampling(temperature)
+                own, reasons = peer_decoders(
+                    lm, drafts.get(dtype), sampling=how, max_new_tokens=new, capacity=capacity, seed=seed
+                )
+                for name in reasons.keys() & set(chosen):
+                    self._leave_out(name, reasons[name])
+                served, unsampled = engines.decoders(sampling=how, max_new_tokens=new, seed=seed)
+                if unsampled:
+                    self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
+                decoders = {DecoderSpec(name): decoder for name, decoder in own.items() if name in chosen}
+                decoders |= {DecoderSpec(VLLM, k): decoder for k, decoder in served.items()}
+                self.by_group[Group(dtype, temperature)] = decoders
 
     def _leave_out(self, name: str, reason: str) -> None:
         if name not in self.left_out and is_first():

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.costs import ROWS, Costs
+from infer.drafters.costs import ROWS, Costs, rising
 from infer.engine.forward import agreed_value, context_length
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.runner import FINE, Runner
@@ -47,18 +47,14 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Medians of the parts, over all steps but the first, which waits for the prompt's forward; None of a text
-    of one step. `drafted_nodes` is the mean of the draft model's graphs, without their roots, and
-    `graph_success` the share of them whose accepted path goes on behind a merged node; None where no graph
-    was drawn.
-    """
+    """Medians of the parts, over all steps but the first, which waits for the prompt's forward."""
 
-    ms_draft: float | None = None
+    ms_draft: float | None = None  # None of a text of one step, as the next two
     ms_forward: float | None = None
     ms_rest: float | None = None
     peak_memory_bytes: int | None = None
-    drafted_nodes: float | None = None
-    graph_success: float | None = None
+    drafted_nodes: float | None = None  # mean of the draft model's graphs, without roots; None: no graph
+    graph_success: float | None = None  # share of graphs whose accepted path goes on behind a merged node
 
 
 def profile(
@@ -71,21 +67,14 @@ def profile(
     device: torch.device,
     outcomes: Sequence[Outcome] = (),
 ) -> Profile:
-    """Decode a text once. `outcomes` is the list to which the drafters' watch adds graphs: a draft
-    model's only, since adaptive tokens draw their graph for the watch alone, and would be slower for it.
-    """
+    """Decode a text once. `outcomes` is the list to which the drafters' watch adds a draft model's graphs."""
     before = len(outcomes)
     steps, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
     behind, drafts = [spent for _, spent in steps[1:]], outcomes[before:]
     draft, forward, rest = map(median, zip(*behind)) if behind else (None, None, None)
-    return Profile(
-        ms_draft=draft,
-        ms_forward=forward,
-        ms_rest=rest,
-        peak_memory_bytes=peak,
-        drafted_nodes=fmean(len(outcome.graph.tokens) - 1 for outcome in drafts) if drafts else None,
-        graph_success=fmean(outcome.succeeded for outcome in drafts) if drafts else None,
-    )
+    nodes = fmean(len(outcome.graph.tokens) - 1 for outcome in drafts) if drafts else None
+    success = fmean(outcome.succeeded for outcome in drafts) if drafts else None
+    return Profile(draft, forward, rest, peak, nodes, success)
 
 
 def timed(
@@ -150,9 +139,7 @@ SLOW = 0.3  # seconds of a forward from which the wait is announced
 
 
 def context_for(capacity: int, lm: PreTrainedModel) -> int:
-    """Return the context to measure at for texts of up to `capacity` tokens: about half of it, within the
-    model's positions.
-    """
+    """Return the context to measure at for texts of up to `capacity` tokens: about half of it."""
     half = min(4096, max(512, 2 ** (capacity - 1).bit_length())) // 2
     return min(half, context_length(lm.config))
 
@@ -182,9 +169,7 @@ class StepTimer:
         self._runner.prefill([[self._token] * (context - ROWS[-1] - PROBES)] * batch)
 
     def burst(self, q: int) -> float:
-        """Measure the seconds of a step among its like, as steps of plain decoding are: after another number of
-        rows the processor's caches are not as a step of its kind leaves them.
-        """
+        """Measure the seconds of a step among its like: after other rows the caches are in another state."""
         return median([self.step(q) for _ in range(BURST)][1:])
 
     def step(self, q: int) -> float:
@@ -192,9 +177,8 @@ class StepTimer:
         return agreed_value(self._lm, max(self._verification(q), FINE))  # by no clock is it free: costs divide
 
     def _verification(self, q: int) -> float:
-        """Run the forward with its picks, the reading of drafts, and what a drafter makes of these.
-
-        A pick that is made only when it is asked for is left out: plain decoding pays for it too, by the token.
+        """Time the forward with its picks, the reading of drafts, and what a drafter makes of these; without
+        picks that are made only when they are asked for: plain decoding pays for them too, by the token.
         """
         token, probes, began = self._token, min(q - 1, PROBES), self._clock()
         tree = Tree.chain(token, [token] * (q - 1 - probes), probes=[token] * probes)
@@ -209,7 +193,6 @@ class StepTimer:
         return took - min(walked, again)
 
     def _walks(self, tree: Tree, output: ForwardOutput) -> tuple[list[tuple[list[int], int]], float]:
-        """Return every sequence's path and choice, and the seconds that they took."""
         began = self._clock()
         walks = [tree.walk(output.chooser(b, ())) for b in range(self._batch)]
         return walks, self._clock() - began
@@ -233,20 +216,5 @@ def measure_costs(
     times = np.array([[bench.burst(q) for q in rows] for _ in range(turns)])
     # Shares of their turn first: a turn on a slow moment of the machine says as much as another.
     shares = np.median(times / times.sum(1, keepdims=True), axis=0)
-    ms = 1e3 * np.median(times.sum(1)) * rising(shares)
+    ms = 1e3 * np.median(times.sum(1)) * np.array(rising(shares, [1] * len(rows)))
     return Costs(tuple(rows), tuple(ms.tolist()))
-
-
-def rising(values: Sequence[float]) -> np.ndarray:
-    """Return the nearest values that never fall (isotonic regression, by pooling adjacent violators): more
-    rows never cost less, and where they seem to, that is the clock's noise.
-    """
-    means, counts = list[float](), list[int]()
-    for value in values:
-        means.append(value)
-        counts.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            total = means[-2] * counts[-2] + means[-1] * counts[-1]
-            counts[-2:] = [counts[-2] + counts[-1]]
-            means[-2:] = [total / counts[-1]]
-    return np.repeat(means, counts)

@@ -41,35 +41,32 @@ from infer.speed.aggregate import read
 from infer.speed.limit import measure_limit
 from infer.speed.models import ModelPool, Prepared, fingerprint, prepare
 from infer.speed.profile import context_for, measure_costs
-from infer.speed.work import Unit, Worker, units_of
+from infer.speed.work import Worker, units_of
 
 
 def check_place(out: Path, facts: Mapping[str, Any]) -> None:
-    """Raise RankLocalError where `distributed.folder` would refuse the folder; leave nothing behind."""
+    """Raise RankLocalError where `distributed.folder` would refuse the folder; leave nothing behind.
+
+    For another number of threads, torchrun's among them, the error says how to continue.
+    """
     partial = partial_of(out)
     new = [folder for folder in (partial, *partial.parents) if not folder.exists()]
     record = partial / BEGUN
     with rank_local_errors():
-        if record.is_file():
-            _check_threads(read_result(record), facts, partial)
+        machine = read_result(record).get("hardware") if record.is_file() else None
+        was = machine.get("threads") if isinstance(machine, Mapping) else None
+        if was not in (None, now := facts["hardware"]["threads"]):
+            raise UserError(
+                f"out={partial} was begun with {was} thread(s) and must go on with as many, got {now}: "
+                f"give threads={was}, choose another out, or remove the folder",
+                page=ANOTHER,
+            )
         with begun(out, facts):
             if new and list(partial.iterdir()) == [record]:  # while no other run can begin there
                 record.unlink()
                 for folder in new:
                     with suppress(OSError):  # another run has begun beside it
                         folder.rmdir()
-
-
-def _check_threads(facts: Mapping[str, Any], requested: Mapping[str, Any], partial: Path) -> None:
-    """Check the number of threads: for another one, torchrun's among them, say how to continue."""
-    machine, now = facts.get("hardware"), requested["hardware"]["threads"]
-    was = machine.get("threads") if isinstance(machine, Mapping) else None
-    if was is not None and was != now:
-        raise UserError(
-            f"out={partial} was begun with {was} thread(s) and must go on with as many, got {now}: "
-            f"give threads={was}, choose another out, or remove the folder",
-            page=ANOTHER,
-        )
 
 
 def header(
@@ -82,36 +79,27 @@ def header(
 ) -> dict[str, Any]:
     """Return speed.json without its rows; `all_` is the number of units."""
     new = config.max_new_tokens
-    longest = max(len(prompt.ids) for prompt_set in prompts.values() for prompt in prompt_set)
-    costs = {
-        dtype: measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
-        for dtype, lm in lms.items()
-    }
+    lengths = {name: [len(prompt.ids) for prompt in prompt_set] for name, prompt_set in prompts.items()}
+    longest = max(map(max, lengths.values()))
+    # What a forward reads of the cache depends on the context: its mean over all texts, and over each set's.
+    contexts = {name: mean(counts) + new / 2 for name, counts in lengths.items()}
+    limits, costs = list[dict[str, Any]](), list[dict[str, Any]]()
+    for dtype, lm in lms.items():
+        cost = measure_costs(lm, batch=1, context=context_for(longest + new, lm), sampling=GREEDY)
+        costs.append({"dtype": dtype, "rows": [*cost.rows], "ms": [*cost.ms]})
+        if limit := measure_limit(lm):  # None: it is not known
+            by_set = {name: limit.describe(round(value))["forward_ms"] for name, value in contexts.items()}
+            context = round(mean(contexts.values()))
+            limits.append(limit.describe(context) | {"forward_ms_by_set": by_set})
     return {
         **circumstances(config),
         "model": Path(config.model).resolve().name,
         "gated": is_gated(config.model),
         "ranks": ranks,
         "all": all_,
-        "limits": [limit for lm in lms.values() if (limit := _limit(lm, prompts, new=new))],
-        "costs": [{"dtype": dtype, "rows": [*cost.rows], "ms": [*cost.ms]} for dtype, cost in costs.items()],
+        "limits": limits,
+        "costs": costs,
     }
-
-
-def _limit(
-    lm: PreTrainedModel, prompts: Mapping[str, Sequence[TokenPrompt]], *, new: int
-) -> dict[str, Any] | None:
-    """Return the limit at the mean context of all texts, and of each set's: what a forward reads of the cache
-    depends on it. None for a model whose limit is not known.
-    """
-    limit = measure_limit(lm)
-    if limit is None:
-        return None
-    contexts = {
-        name: mean(len(prompt.ids) + new / 2 for prompt in prompt_set) for name, prompt_set in prompts.items()
-    }
-    sets = {name: limit.describe(round(context))["forward_ms"] for name, context in contexts.items()}
-    return limit.describe(round(mean(contexts.values()))) | {"forward_ms_by_set": sets}
 
 
 KIND = "speed"
@@ -154,18 +142,14 @@ def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], w
             left_out = [{"peer": name, "reason": reason} for name, reason in bench.peers.left_out.items()]
             write_json(partial / HEADER, with_checksum({**shared, "skipped": skipped, "left_out": left_out}))
         units, worker = UnitStore(partial / UNITS, list(units_by_name)), Worker(config, prepared, bench)
-        _do(units, units_by_name, worker, workers)
+        left = units.open(workers)
+        with Progress(disable=not workers.first) as progress:
+            for name in progress.track(left, description=KIND):
+                units.save(name, worker(units_by_name[name]))
         workers.wait()
         if workers.first:
             write_json(partial / RESULT, with_checksum(read(partial)))
             write_manifest(partial, KIND, facts)
-
-
-def _do(units: UnitStore, units_by_name: Mapping[str, Unit], worker: Worker, workers: WorkerGroup) -> None:
-    left = units.open(workers)
-    with Progress(disable=not workers.first) as progress:
-        for name in progress.track(left, description=KIND):
-            units.save(name, worker(units_by_name[name]))
 
 
 def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
@@ -177,7 +161,6 @@ def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
 
 
 def _report(config: SpeedConfig) -> None:
-    """Write and show the report. One that shows a lossy decoder then fails this run and every later one."""
     report = write(Path(config.out), config.tracker)
     print_report(report, ["speed"])
     lossy = [

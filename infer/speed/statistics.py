@@ -11,13 +11,9 @@ Where they are not, as with a sampling peer, t_p / r_p is what plain decoding's 
 peer's rate: rates are compared, and what a longer text's longer context costs is in them.
 
 The interval is the bootstrap's, 2.5 % to 97.5 % of resamples: prompts are drawn with replacement, and of each
-its rounds. It says what another draw of such prompts, timed once more on this machine, would give.
-
-- One round: each prompt has a single pair, and its noise shows as a difference between prompts. Nothing is lost
-  but the median's shield against an outlier.
-- One prompt: only the rounds are drawn; the interval is of that prompt, not of its like.
-- One pair: there is none, and None is said.
-- Few prompts: it is too narrow, by about the root of (n - 1) / n for n of them, as every such bootstrap.
+its rounds. It says what another draw of such prompts, timed once more on this machine, would give. Of a single
+prompt it is of its rounds alone, of a single pair there is none, and of n prompts it is too narrow by about the
+root of (n - 1) / n, as every such bootstrap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,9 +45,7 @@ class Estimate:
 
 
 def estimate(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> Estimate | None:
-    """Estimate from measurements by prompt and round; None where there are none. Prompts may differ in their
-    rounds.
-    """
+    """Estimate from measurements by prompt and round; None where there are none."""
     known = [rounds for rounds in prompts if rounds]
     if not known:
         return None
@@ -67,9 +61,7 @@ def whole(prompts: Sequence[Sequence[Weighed]]) -> float:
 
 
 def interval(prompts: Sequence[Sequence[Weighed]], *, seed: int = 0) -> tuple[float, float] | None:
-    """Return 2.5 % and 97.5 % of `whole`, over resamples of prompts and of their rounds; None of one
-    measurement.
-    """
+    """Return 2.5 % and 97.5 % of `whole`, over resamples; None of one measurement."""
     counts = np.array([len(rounds) for rounds in prompts])
     if counts.sum() < 2:
         return None

@@ -16,7 +16,7 @@ tokens of all texts per second, behind the first step of each batch.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import cycle, islice, pairwise, product
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.output import Request
 from infer.loop import decode
-from infer.measure.runs import Decoder, Run, clock, seed_of
+from infer.measure.runs import Decoder, Run, clock, loop_decoder, seed_of
 from infer.speed import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig
 from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
@@ -63,36 +63,25 @@ def record(run: Run) -> dict[str, Any]:
     """Return a run in numbers: its counts and times, a fingerprint of its text, and by position how many drafts
     were judged, how many of them stood behind accepted drafts alone, and how many were accepted.
     """
+    names = ("seconds", "first_tokens", "first_seconds", "forwards", "rows", "drafted", "accepted")
+    milliseconds = Counter[str]()  # of a token, to three digits; those of the first step wait for the prompt
+    for (_, before), (tokens, after) in pairwise(run.arrivals):
+        milliseconds[f"{1e3 * (after - before) / tokens:.3g}"] += tokens
     return {
         "tokens": len(run.tokens),
-        "seconds": run.seconds,
-        "first_tokens": run.first_tokens,
-        "first_seconds": run.first_seconds,
-        "forwards": run.forwards,
-        "rows": run.rows,
-        "drafted": run.drafted,
-        "accepted": run.accepted,
-        "verifications": run.verifications,
-        "levels": run.levels,
+        **{name: getattr(run, name) for name in (*names, "verifications", "levels")},
         "judged": by_position(run.depths),
         "right": by_position(run.accepts),
         "reached": by_position([min(deep, right + 1) for deep, right in zip(run.depths, run.accepts)]),
         "proposed": dict(run.proposed),
         "sources": dict(run.sources),
-        "token_ms": token_milliseconds(run),
-        "text": hashlib.sha256(str(list(run.tokens)).encode()).hexdigest()[:16],
+        "token_ms": dict(milliseconds),
+        "text": _digest(run.tokens),
     }
 
 
-def token_milliseconds(run: Run) -> dict[str, int]:
-    """Count the tokens by their milliseconds, to three digits: a step's time divided by its tokens.
-
-    The first step's are not counted: its time is mostly the prompt's.
-    """
-    counts = Counter[str]()
-    for (_, before), (tokens, after) in pairwise(run.arrivals):
-        counts[f"{1e3 * (after - before) / tokens:.3g}"] += tokens
-    return dict(counts)
+def _digest(tokens: Iterable[int]) -> str:
+    return hashlib.sha256(str(list(tokens)).encode()).hexdigest()[:16]
 
 
 def by_position(depths: Sequence[int]) -> list[int]:
@@ -106,67 +95,50 @@ KEY = ("prompt_set", "dtype", "temperature", "batch")
 def run_batches(
     own: DecoderSetup, prompts: Sequence[TokenPrompt], size: int, *, texts: int, seed: int
 ) -> dict[str, Any]:
-    """Decode `texts` prompts, a small set's more than once, `size` side by side; return the record of it."""
-    chosen = list(islice(cycle(prompts), texts))
-    runs = [_run(own, chosen[at : at + size], seed) for at in range(0, texts, size)]
-    tokens, seconds = (sum(run[name] for run in runs) for name in ("tokens", "seconds"))
-    return {"tokens": tokens, "seconds": seconds, "texts": [text for run in runs for text in run["texts"]]}
+    """Decode `texts` prompts, a small set's more than once, `size` side by side; return the record of it.
 
-
-def _run(own: DecoderSetup, prompts: Sequence[TokenPrompt], seed: int) -> dict[str, Any]:
-    """Run one batch; what comes before the second step is not counted."""
-    requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in prompts]
+    What comes before the second step of a batch is not counted.
+    """
+    chosen, tokens, seconds, digests = list(islice(cycle(prompts), texts)), 0, 0.0, list[str]()
     limits = own.limits.of(prompts[0].ends, prompts[0].max_new_tokens)  # those of the whole set
-    texts, first, first_tokens = [list[int]() for _ in prompts], 0.0, 0
-    for steps in decode(own.runner, requests, own.drafters, limits, own.sampling):
-        for step in steps:
-            texts[step.sequence] += step.tokens
-        if not first:
-            first, first_tokens = clock(), sum(map(len, texts))
-    return {
-        "tokens": sum(map(len, texts)) - first_tokens,
-        "seconds": clock() - first,
-        "texts": [hashlib.sha256(str(text).encode()).hexdigest()[:16] for text in texts],
-    }
+    for at in range(0, texts, size):
+        requests = [Request(prompt.ids, seed_of(prompt, seed)) for prompt in chosen[at : at + size]]
+        outputs, first = [list[int]() for _ in requests], 0.0
+        for steps in decode(own.runner, requests, own.drafters, limits, own.sampling):
+            for step in steps:
+                outputs[step.sequence] += step.tokens
+            if not first:
+                first, tokens = clock(), tokens - sum(map(len, outputs))
+        tokens, seconds = tokens + sum(map(len, outputs)), seconds + clock() - first
+        digests += map(_digest, outputs)
+    return {"tokens": tokens, "seconds": seconds, "texts": digests}
 
 
 def batch_rows(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each set, dtype and batch, of all rounds."""
-    pairs: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
-    for unit in units:
-        for record in unit.get("batches", []):
-            plain, auto = record["plain"], record["auto"]
-            if plain["tokens"] and auto["tokens"]:
-                pairs.setdefault(tuple(record[name] for name in KEY), []).append((plain, auto))
-    return [dict(zip(KEY, key)) | _row(rounds) for key, rounds in sorted(pairs.items())]
-
-
-def _row(rounds: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
-    ratios = [Weighed(plain["seconds"], _rate(auto) / _rate(plain)) for plain, auto in rounds]
-    speedup = estimate([ratios])
-    assert speedup
-    rate = median(_rate(plain) for plain, _ in rounds)
-    pairs = [pair for plain, auto in rounds for pair in zip(plain["texts"], auto["texts"], strict=True)]
-    return {
-        "rounds": len(rounds),
-        "plain_tokens_per_second": rate,
-        "tokens_per_second": rate * speedup.value,
-        "speedup": speedup.value,
-        "speedup_interval": speedup.interval,
-        "identical": sum(plain == auto for plain, auto in pairs),
-        "compared": len(pairs),
-    }
-
-
-def _rate(run: Mapping[str, Any]) -> float:
-    return run["tokens"] / run["seconds"]
-
-
-def sampled(specs: Collection[DecoderSpec]) -> set[DecoderSpec]:
-    """Return the decoders with sample texts: all of ours, of sdsat the one with the most drafts."""
-    fixed = [way for way in specs if way.decoder == "sdsat"]
-    others = {way for way in specs if way.decoder not in ("sdsat", "base")}
-    return others | ({max(fixed, key=lambda way: way.k)} if fixed else set())
+    rounds_by_key: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for record in (record for unit in units for record in unit.get("batches", [])):
+        if record["plain"]["tokens"] and record["auto"]["tokens"]:
+            rounds = rounds_by_key.setdefault(tuple(record[name] for name in KEY), [])
+            rounds.append((record["plain"], record["auto"]))
+    rows = []
+    for key, rounds in sorted(rounds_by_key.items()):
+        rates = [[run["tokens"] / run["seconds"] for run in pair] for pair in rounds]
+        speedup = estimate([[Weighed(run["seconds"], b / a) for (run, _), (a, b) in zip(rounds, rates)]])
+        assert speedup
+        rate = median(plain for plain, _ in rates)
+        same = [a == b for plain, auto in rounds for a, b in zip(plain["texts"], auto["texts"], strict=True)]
+        figures = {
+            "rounds": len(rounds),
+            "plain_tokens_per_second": rate,
+            "tokens_per_second": rate * speedup.value,
+            "speedup": speedup.value,
+            "speedup_interval": speedup.interval,
+            "identical": sum(same),
+            "compared": len(same),
+        }
+        rows.append(dict(zip(KEY, key)) | figures)
+    return rows
 
 
 def sample(own: DecoderSetup, prompt: TokenPrompt, text: Text, *, seed: int) -> list[list[str]]:
@@ -191,7 +163,7 @@ class Unit(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is kept as."""
+        """The name that it is stored by."""
         if self.round is None:
             return f"{self.prompt_set}-look"
         if self.prompt is None:
@@ -222,7 +194,7 @@ class Worker:
         self._warm_batches = set[tuple[str, str, int]]()
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        """Return what is kept of it."""
+        """Return the measurements of a unit."""
         with self._bench.enough_memory():
             if unit.prompt_set != self._set:
                 self._begin(unit.prompt_set)
@@ -236,13 +208,12 @@ class Worker:
     def _begin(self, name: str) -> None:
         self._own, self._decoders = {}, {}  # whose runners make room for the new ones
         self._set, self._own, self._warm = name, self._bench.own(name), False
-        self._decoders = {
-            group: {
-                **{way: own.decoder(self._config.seed) for way, own in specs.items()},
-                **self._bench.peers.decoders(group),
+        for group, specs in self._own.items():
+            ours = {
+                way: loop_decoder(own.runner, own.drafters, own.limits, own.sampling, seed=self._config.seed)
+                for way, own in specs.items()
             }
-            for group, specs in self._own.items()
-        }
+            self._decoders[group] = ours | self._bench.peers.by_group[group]
 
     def _warm_up(self, prompt: TokenPrompt) -> None:
         """Run each decoder on this prompt and on the longest of the set, uncounted: two texts have more of the
@@ -251,10 +222,9 @@ class Worker:
         if self._warm:
             return
         longest = max(self._prepared.prompts[self._set], key=lambda prompt_: len(prompt_.ids))
-        for text in dict.fromkeys((longest, prompt)):
-            for specs in self._decoders.values():
-                for decoder in specs.values():
-                    decoder(text)
+        for text, specs in product(dict.fromkeys((longest, prompt)), self._decoders.values()):
+            for decoder in specs.values():
+                decoder(text)
         self._warm = True
 
     def _turn(self, prompt: TokenPrompt, round_: int, turn: int) -> dict[str, Any]:
@@ -263,7 +233,6 @@ class Worker:
         return {"prompt_set": self._set, "prompt": prompt.id, "round": round_, "groups": groups}
 
     def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
-        """Measure each size by plain decoding and by the default decoder, the first time after a warm-up."""
         texts, seed = max(self._config.batches), self._config.seed
         for dtype, size in product(self._config.dtypes, self._config.batches):
             group = Group(dtype, min(self._config.temperatures))
@@ -279,7 +248,7 @@ class Worker:
             yield {"prompt_set": self._set, **group._asdict(), "batch": size, **records}
 
     def _look(self, prompt: TokenPrompt) -> dict[str, Any]:
-        """Profile all decoders; sample texts are of the first dtype and the lowest temperature."""
+        """Profile all decoders; sample texts are of the first dtype, lowest temperature, and largest k."""
         self._warm_up(prompt)
         parts = [
             {"prompt_set": self._set, **group._asdict(), **way._asdict()}
@@ -290,16 +259,15 @@ class Worker:
         group = Group(self._config.dtypes[0], min(self._config.temperatures))
         place = {"prompt_set": self._set, "id": prompt.id, **group._asdict()}
         given, seed = {"before": prompt.before, "after": prompt.after}, self._config.seed
-        chosen = sampled(self._own[group])
+        deepest = max((way.k for way in self._own[group] if way.decoder == "sdsat"), default=0)
         samples = [
             {**place, **way._asdict(), **given, "pieces": sample(own, prompt, self._prepared.text, seed=seed)}
             for way, own in self._own[group].items()
-            if way in chosen
+            if way.decoder != "base" and way.k in (0, deepest)
         ]
         return {"parts": parts, "samples": samples}
 
     def _profile(self, prompt: TokenPrompt, group: Group, way: DecoderSpec) -> Profile:
-        """Profile a decoder; of a peer the memory alone is known."""
         device = self._bench.lms[group.dtype].device
         if way not in self._own[group]:
             decoder = self._decoders[group][way]

@@ -102,13 +102,12 @@ def adopt_orphans() -> None:
 
 def _set_limits(job: Job) -> None:
     """Set the limits that the kernel holds for each process; the guard counts for all together."""
-    _limit(resource.RLIMIT_CORE, 0)
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        _limit(kind, 0)
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
+        _limit(kind, OPEN_FILES)
     _limit(resource.RLIMIT_CPU, math.ceil(job.limits.cpu_seconds) + 1)
     _limit(resource.RLIMIT_FSIZE, job.limits.file << 20)
-    _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    _limit(resource.RLIMIT_MEMLOCK, 0)
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
-    _limit(resource.RLIMIT_SIGPENDING, OPEN_FILES)
     if job.address_space:
         _limit(resource.RLIMIT_AS, ADDRESS_SPACE * job.limits.memory << 20)
 
@@ -144,7 +143,6 @@ def _limits(job: Job, folder: str, tasks: int) -> None:
 
 
 def _become_program(job: Job, folder: str, tasks: int) -> None:
-    """Give up all rights and turn into the program."""
     _limit(resource.RLIMIT_NPROC, tasks)
     os.setsid()
     os.chdir(folder)
@@ -205,7 +203,6 @@ def _bubblewrap_arguments(job: Job) -> Iterator[str]:
 
 
 def _in_memory(data: bytes) -> str:
-    """Return the number of a descriptor from which a child reads the data."""
     descriptor = os.memfd_create("data", 0)
     os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -266,7 +263,6 @@ def _unshare() -> None:
 
 
 def _build(job: Job) -> None:
-    """Furnish the room and leave the machine's files behind."""
     user = os.getuid() or NOBODY
     system = _system()
     _mount("none", "/", "none", _REC | _PRIVATE)
@@ -301,7 +297,6 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 
 def _show(path: str) -> None:
-    """Make a file or folder of the machine visible in the room, where it is."""
     source = _OLD + path
     if os.path.lexists(path):
         return

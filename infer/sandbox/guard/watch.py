@@ -43,7 +43,11 @@ def main() -> None:
 
 def _serve(job: Job) -> Report:
     group = create_cgroup(job.cgroup, job.limits.memory << 20) if job.cgroup else ""
-    folder = _make_folder() if job.level == "limits" else BOX
+    folder = BOX
+    if job.level == "limits":
+        import tempfile  # slow, and seldom needed
+
+        folder = tempfile.mkdtemp(prefix="sandbox-")
     try:
         return Guard(job._replace(cgroup=group), folder).watch()
     finally:
@@ -53,12 +57,6 @@ def _serve(job: Job) -> Report:
         if job.level == "limits":  # whatever rights its owner took from itself, and however deep it is
             for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
                 os.spawnvpe(os.P_WAIT, command[0], command, {"PATH": os.defpath})
-
-
-def _make_folder() -> str:
-    import tempfile  # slow, and seldom needed
-
-    return tempfile.mkdtemp(prefix="sandbox-")
 
 
 class Guard:
@@ -82,10 +80,7 @@ class Guard:
             os.close(descriptor)
 
     def watch(self) -> Report:
-        """Watch until it has ended, exceeds a limit or is given up.
-
-        Raises OSError where the room could not be built.
-        """
+        """Watch until it ends, exceeds a limit or is given up. Raises OSError if it could not be built."""
         ended, status = "", None
         while not ended:
             stopped = 0 in self._read(max(0.0, self._next_look - time.monotonic()))
@@ -138,7 +133,6 @@ class Guard:
         return len(self._heard[self._output]) > self._job.limits.output * (1 << 20)
 
     def _excess(self, *, last: bool = False) -> str:
-        """Return the limit that is exceeded, in words, or nothing. The last look leaves nothing out."""
         now, limits = time.monotonic(), self._job.limits
         if not self._begun:
             if now - self._opened > BUILDING:
@@ -155,22 +149,19 @@ class Guard:
         if cpu_seconds > limits.cpu_seconds:
             return f"timed out after {limits.cpu_seconds:g} s of computing"
         if last or now - self._looked > LONG_TICK:
-            self._looked, self._disk = now, self._disk_usage(pids)
+            inside = self._job.level != "limits"
+            self._looked = now
+            self._disk = file_system_usage(pids, BOX) if inside else tree_usage(self._folder)
         if self._out_of_memory(pids):
             return OUT_OF_MEMORY
         full = self._disk.size_bytes > limits.folder << 20 or self._disk.files > FOLDER_FILES
         return "too much on disk" if full else ""
 
-    def _disk_usage(self, pids: list[int]) -> "DiskUsage":
-        return tree_usage(self._folder) if self._job.level == "limits" else file_system_usage(pids, BOX)
-
     def _out_of_memory(self, pids: list[int]) -> bool:
         if self._job.cgroup:
             return out_of_memory_events(self._job.cgroup) > 0
         used = sum(map(memory, pids))
-        if (
-            self._job.level != "limits" and len(pids) > 1
-        ):  # with a network and a file system in memory of its own
+        if self._job.level != "limits" and len(pids) > 1:  # network and file system are in memory of its own
             used += socket_memory(pids[1]) + self._disk.size_bytes
         return used > self._job.limits.memory << 20
 
@@ -187,14 +178,12 @@ class Process(NamedTuple):
 
 
 def _process(pid: int) -> Process | None:
-    """Return a process; None if it has ended."""
     try:
         state, *fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return None
     own, waited = (sum(map(int, fields[start : start + 2])) / _TICKS for start in (10, 12))
-    tasks = int(fields[16])
-    return Process(pid, int(fields[18]), state == "R" or tasks > 1, own, waited, tasks)
+    return Process(pid, int(fields[18]), state == "R" or int(fields[16]) > 1, own, waited, int(fields[16]))
 
 
 class ProcessorTime:
@@ -216,19 +205,13 @@ class ProcessorTime:
     def add(self, processes: list[Process], now: float) -> float:
         """Return the seconds so far, with what a look at time `now` shows."""
         elapsed = 0.0 if self._looked is None else now - self._looked
-        new = 0
-        for process in processes:
-            before = self._before.get((process.pid, process.started))
-            if before is not None:
-                self._seen_seconds += process.own_seconds - before
-            elif process.running:
-                new += 1
+        own = {(process.pid, process.started): process.own_seconds for process in processes}
+        new = sum(process.running and process[:2] not in self._before for process in processes)
+        self._seen_seconds += sum(own[name] - self._before[name] for name in own.keys() & self._before.keys())
         self._seen_seconds += min(new, self._processors) * elapsed
-        self._before = {(process.pid, process.started): process.own_seconds for process in processes}
-        self._looked = now
-        return max(
-            self._seen_seconds, sum(process.own_seconds + process.waited_seconds for process in processes)
-        )
+        self._before, self._looked = own, now
+        known = sum(process.own_seconds + process.waited_seconds for process in processes)
+        return max(self._seen_seconds, known)
 
 
 def descendants(pid: int) -> list[int]:
@@ -266,10 +249,7 @@ def memory(pid: int) -> int:
 
 
 def socket_memory(pid: int) -> int:
-    """Return the bytes that the sockets in a process's network namespace can hold.
-
-    A socket takes a message as long as there is less than the buffer's size in it: at most twice that size.
-    """
+    """Return the bytes that sockets of a process's network namespace can hold: at most two buffers each."""
     buffer = _SEND_BUFFER
     with suppress(FileNotFoundError):
         buffer = int(_read_text("/proc/sys/net/core/wmem_default"))
@@ -367,11 +347,10 @@ def _remove_cgroup(folder: str) -> None:
     """Remove a cgroup whose processes have ended. The kernel may need a moment to see that they have."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:  # afterwards a later guard removes it: an empty cgroup does no harm
-        try:
+        with suppress(OSError):
             os.rmdir(folder)
-            break
-        except OSError:
-            time.sleep(0.01)
+            return
+        time.sleep(0.01)
 
 
 def _read_text(path: str) -> str:

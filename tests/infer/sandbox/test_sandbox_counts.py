@@ -220,13 +220,6 @@ def test_seconds_that_the_kernel_knows_count_once() -> None:
     assert seconds == pytest.approx(9.9 + 1.0)
 
 
-def test_which_memory_limit_holds_is_said() -> None:
-    config = SandboxConfig(unconfined=True)
-    assert "1024 MiB of memory held by a memory cgroup" in Sandbox("limits", config, "/cgroup").description
-    assert "memory that no process shows is not limited" in Sandbox("limits", config).description
-    assert "counted by looks at processes, sockets and files" in Sandbox("namespaces", config).description
-
-
 @pytest.mark.parametrize(
     ("membership", "parents"),
     [

@@ -1,6 +1,5 @@
 """python -m infer.speed on a tiny model: what is written, who does it, and what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from infer.measure.runs import seed_of
 from infer.report.rows import SPEED
 from infer.speed import PEERS, PLAIN, DecoderSpec, SpeedConfig, specs
 from infer.speed import run as speed
-from infer.speed.aggregate import ORDER, read
-from infer.speed.models import DecoderSetup
+from infer.speed.aggregate import read
 from infer.speed.work import Worker
 from infer.view import KINDS
 from tests.infer.speed.conftest import Main
@@ -24,17 +22,32 @@ from tests.infer.speed.conftest import Main
 SHORT = ("temperatures=[0]", "decoders=[sdsat]", "base=null", "draft=null")
 
 
-def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
+def test_a_report_has_a_row_for_every_way(
     run: Main, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the log said why: a report said nothing of a peer that was asked for."""
-    report = run("decoders=[]", "peers=[generate,prompt_lookup,assisted,vllm]")
-    peers = [row for row in report["rows"] if row["peer"]]
-    assert [row["decoder"] for row in peers] == 2 * list(PEERS.values())[:3]
-    for row in peers:
-        assert row["compared"] == 2 and row["exact"] == (row["identical"] == 2)
-        assert row["exact"] or row["temperature"] > 0
+    """Only the log said why a peer that was asked for was left out."""
+    report = run("peers=[generate,prompt_lookup,assisted,vllm]")
+    assert report["schema"] == 4 and report["units"] == {"all": 3, "done": 3} and report["ranks"] == 1
+    decoders = ["plain", "sdsat", "adaptive", "auto", "ngrams", "prompt lookup", "ssd", "gsd", "base"]
+    rows = report["rows"]
+    assert [row["decoder"] for row in rows] == 2 * [*decoders, *list(PEERS.values())[:3]]
+    for row in rows:
+        assert row.keys() >= set(SPEED) and (row["prompts"], row["rounds"]) == (2, 1)
+        assert row["exact"] == (row["decoder"] != "base") or row["peer"] and row["temperature"] > 0
+        assert row["tokens_per_second"] > 0 and row["speedup"] > 0 and row["limit_share"] > 0
         assert row["forwards"] > 0 and row["rows_per_forward"] >= 1 and row["peak_memory_bytes"] != 0
+        assert row["peer"] == (row["decoder"] not in decoders) and not row["peer"] or row["compared"] == 2
+    (limit,) = report["limits"]
+    assert min(limit[f"{name}_per_second"] for name in ("copy_bytes", "read_bytes", "flops")) > 1e6
+    ms = [item for _, item in limit["forward_ms"]]
+    assert ms == sorted(ms) and ms[0] > 0 and report["costs"][0]["rows"][0] == 1
+    texts = {"".join(text for _, text in sample["pieces"]) for sample in report["samples"]}
+    assert len(report["samples"]) == 8 and len(texts) == 1
+    assert {kind for sample in report["samples"] for kind, _ in sample["pieces"]} <= {"own", *KINDS}
+    sources = {row["decoder"]: row["sources"].keys() for row in rows if row["temperature"] == 0}
+    # What measurement chooses to draft hangs on the clock: it may rest.
+    assert sources["adaptive"] <= sources["sdsat"] == {"adaptive"}
+    assert sources["auto"] <= {"adaptive", "text"} and sources["ngrams"] <= {"text"}  # the model has no table
     assert caplog.messages.count("peers: vllm is left out: vLLM is not installed") == 1
     assert report["left_out"] == [{"peer": "vllm", "reason": "vLLM is not installed"}]
     assert "left out: vllm: vLLM is not installed" in capsys.readouterr().out
@@ -42,34 +55,8 @@ def test_peers_run_beside_ours_and_one_that_cannot_be_is_named(
     assert "<dt>vllm</dt><dd>vLLM is not installed</dd>" in page
 
 
-def test_a_report_has_a_row_for_every_way(run: Main, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run()
-    assert report["schema"] == 4 and report["units"] == {"all": 3, "done": 3} and report["ranks"] == 1
-    decoders = ["plain", "sdsat", "adaptive", "auto", "ngrams", "prompt lookup", "ssd", "gsd", "base"]
-    rows = report["rows"]
-    assert [row["decoder"] for row in rows] == 2 * decoders and set(decoders) < set(ORDER)
-    for row in rows:
-        assert row.keys() >= set(SPEED)
-        assert row["exact"] == (row["decoder"] != "base") and row["identical"] == row["compared"]
-        assert row["tokens_per_second"] > 0 and row["speedup"] > 0 and row["limit_share"] > 0
-        assert (row["prompts"], row["rounds"]) == (2, 1)
-    (limit,) = report["limits"]
-    assert limit["copy_bytes_per_second"] > 0 and report["costs"][0]["rows"][0] == 1
-    assert "gsd" in capsys.readouterr().out
-    texts = {"".join(text for _, text in sample["pieces"]) for sample in report["samples"]}
-    assert len(report["samples"]) == 8 and len(texts) == 1
-    kinds = {kind for sample in report["samples"] for kind, _ in sample["pieces"]}
-    assert kinds <= {"own", *KINDS}
-    sources = {row["decoder"]: row["sources"].keys() for row in rows if row["temperature"] == 0}
-    # What measurement chooses to draft hangs on the clock: it may rest.
-    assert sources["adaptive"] <= sources["sdsat"] == {"adaptive"}
-    assert sources["auto"] <= {"adaptive", "text"} and sources["ngrams"] <= {"text"}  # the model has no table
-    run()
-    assert "nothing to do" in capsys.readouterr().out
-
-
 def test_an_interrupted_run_goes_on_with_what_is_missing(
-    run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done, real = [], Worker.__call__
 
@@ -91,25 +78,11 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     with pytest.raises(UserError, match="already contains an unfinished run with rounds=1; requested rounds=2"):
         run(*SHORT, "rounds=2")
     report = run(*SHORT)
+    run(*SHORT)
+    assert "nothing to do" in capsys.readouterr().out
     assert done == ["mine-000-00001", "mine-look"] and report["units"]["done"] == 3
     assert (tmp_path / "report" / "speed" / "units" / "mine-000-00000.json").read_bytes() == begun
     assert not partial.exists()
-
-
-def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shapes were captured in a counted run, which the median of two rounds does not pass over."""
-    ids, texts = [], ["x", "y", "def long(n):\n    return n + 1\n", "z"]
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    turn, real = Worker._turn, DecoderSetup.decoder
-
-    def noted(self: DecoderSetup, seed: int) -> Any:
-        return lambda prompt: (ids.append(len(prompt.ids)), real(self, seed)(prompt))[1]
-
-    monkeypatch.setattr(DecoderSetup, "decoder", noted)
-    monkeypatch.setattr(Worker, "_turn", lambda *args: (turn(*args), ids.append(None))[0])
-    run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
-    first = ids[: ids.index(None)]
-    assert max(first) == max(item for item in ids if item) and len(first) in (2, 3)
 
 
 def test_a_lossy_decoder_fails_the_run_and_every_later_one(
@@ -133,22 +106,35 @@ def test_a_lossy_decoder_fails_the_run_and_every_later_one(
         monkeypatch.setattr(speed, "measure", None)
 
 
+def test_rows_are_the_presets_and_the_settings_of_the_graphs(given: list[str]) -> None:
+    """What the report measures of sampled text is what `decode=nucleus` gives. Tables 6 to 9 of GSD need k=4,
+    tau=1, theta_prob=0.4, theta_sib=0.1: no report could have them.
+    """
+    growth = ["children=4", "theta_prob=0.4", "theta_sib=0.1", "tau=1", "tau_reading=preceding"]
+    config = settings("speed", SpeedConfig, [*given, "decoders=[sdsat,ssd,tsd,gsd]", "k=[5]", *growth])
+    requested = ["model=m", "prompt=x", "decode=nucleus", "decode.max_new_tokens=12", "decode.temperature=1"]
+    assert specs(config, 1.0)[DecoderSpec("sdsat", 5)] == settings("infer", InferConfig, requested).decode
+    thresholds = {"theta_prob": 0.4, "theta_sib": 0.1}
+    assert specs(config, 0.0) == {
+        PLAIN: DecodeConfig("plain", max_new_tokens=12),
+        DecoderSpec("sdsat", 5): DecodeConfig("sdsat", ["adaptive"], k=5, probes="root", max_new_tokens=12),
+        DecoderSpec("ssd"): DecodeConfig("ssd", theta_prob=0.4, max_new_tokens=12),
+        DecoderSpec("tsd"): DecodeConfig("tsd", k=4, max_new_tokens=12, **thresholds),
+        DecoderSpec("gsd"): DecodeConfig(
+            "gsd", k=4, tau=1, tau_reading="preceding", max_new_tokens=12, **thresholds
+        ),
+    }
+    paper = settings("speed", SpeedConfig, ["model=m", "out=o", "experiment=paper"])
+    sets = {name: (s.first, s.count, s.max_new_tokens, s.order) for name, s in paper.prompts.items()}
+    assert sets == {"humaneval": (0.5, None, 512, None), "infilling": (0.03, None, 50, "spm")}
+    assert [way.k for way in specs(paper, 0.0)] == list(range(14))
+    assert (paper.dtypes, paper.temperatures, paper.rounds) == (["float16"], [0], 1)
+
+
 def test_a_draft_model_with_adaptive_tokens_drafts_in_both_ways(run: Main, model_dir: Path) -> None:
     report = run(f"draft={model_dir}", "draft.adaptive=true", "temperatures=[0]", "decoders=[gsd]", "base=null")
     assert [row["decoder"] for row in report["rows"]] == ["plain", "gsd", "gsd probes"]
     assert all(row["exact"] for row in report["rows"])
-
-
-def test_sampled_sdsat_is_the_nucleus_preset(given: list[str]) -> None:
-    """What the report measures is what `decode=nucleus` gives."""
-    config = settings("speed", SpeedConfig, [*given, "k=[5]", "temperatures=[0.2]"])
-    requested = ["model=m", "prompt=x", "decode=nucleus", "decode.max_new_tokens=12"]
-    assert specs(config, 0.2)[DecoderSpec("sdsat", 5)] == settings("infer", InferConfig, requested).decode
-    greedy = specs(config, 0.0)
-    assert greedy[PLAIN] == DecodeConfig("plain", max_new_tokens=12)
-    two = DecodeConfig("sdsat", ["adaptive"], k=5, probes="root", max_new_tokens=12)
-    assert greedy[DecoderSpec("sdsat", 5)] == two
-    assert DecoderSpec("tsd") not in greedy and DecoderSpec("gsd probes") not in greedy
 
 
 def test_sampled_acceptance_is_accepted_drafts_over_k(run: Main, model: Model) -> None:
@@ -157,14 +143,8 @@ def test_sampled_acceptance_is_accepted_drafts_over_k(run: Main, model: Model) -
     the accepted drafts and one more, and every such pair offered k.
     """
     report = run("temperatures=[1]", "k=[1,3,5]", "decoders=[sdsat]", "base=null", "max_new_tokens=64")
-    nucleus = {
-        "temperature": 1.0,
-        "top_k": 10,
-        "top_p": 0.95,
-        "max_new_tokens": 64,
-        "width": 4,
-        "tree": "paper",
-    }
+    nucleus = {"temperature": 1.0, "top_k": 10, "top_p": 0.95, "max_new_tokens": 64}
+    nucleus |= {"width": 4, "tree": "paper"}
     prompts = load_prompts("mine", PromptSetConfig(**report["settings"]["prompts"]["mine"]), model.text, seed=0)
     for row in report["rows"][1:]:
         k, accepted, offered, tokens = row["k"], 0, 0, 0
@@ -182,34 +162,11 @@ def test_sampled_acceptance_is_accepted_drafts_over_k(run: Main, model: Model) -
         assert row["node_efficiency"] < row["acceptance_rate"] or k == 1
 
 
-def test_a_draft_models_rows_have_the_graphs_settings(given: list[str]) -> None:
-    """Tables 6 to 9 of GSD need k=4, tau=1, theta_prob=0.4, theta_sib=0.1: no report could have them."""
-    growth = ["children=4", "theta_prob=0.4", "theta_sib=0.1", "tau=1", "tau_reading=preceding"]
-    config = settings("speed", SpeedConfig, [*given, "decoders=[ssd,tsd,gsd]", *growth])
-    rows = {way.decoder: decode for way, decode in specs(config, 0.0).items()}
-    assert rows["ssd"] == DecodeConfig("ssd", theta_prob=0.4, max_new_tokens=12)
-    assert rows["tsd"] == DecodeConfig("tsd", k=4, theta_prob=0.4, theta_sib=0.1, max_new_tokens=12)
-    assert (rows["gsd"].tau, rows["gsd"].tau_reading) == (1, "preceding")
-    with pytest.raises(UserError, match="tau must be at least 1 with tau_reading=gram, got 0. Set tau_read"):
-        settings("speed", SpeedConfig, [*given, "tau=0"])
-
-
-def test_the_papers_experiment_is_the_papers_protocol(given: list[str]) -> None:
-    """It had 20 + 20 prompts drawn at random, odd k, 256 tokens and three temperatures."""
-    config = settings("speed", SpeedConfig, ["model=m", "out=o", "experiment=paper"])
-    sets = {name: (s.first, s.count, s.max_new_tokens, s.order) for name, s in config.prompts.items()}
-    assert sets == {"humaneval": (0.5, None, 512, None), "infilling": (0.03, None, 50, "spm")}
-    assert [way.k for way in specs(config, 0.0)] == list(range(14))
-    assert (config.dtypes, config.temperatures, config.rounds) == (["float16"], [0], 1)
-
-
-def test_each_set_has_its_own_number_of_new_tokens(run: Main, tmp_path: Path) -> None:
+def test_each_set_has_its_own_number_of_new_tokens(run: Main) -> None:
     short = ("decoders=[sdsat,ssd]", "peers=[generate]", "temperatures=[0]")
     report = run("prompts.mine.max_new_tokens=7", *short)
     assert {row["tokens"] for row in report["rows"][1:]} == {14}  # plain decoding is run in every block
     assert all(row["exact"] for row in report["rows"] if row["decoder"] != "base")
-    with pytest.raises(UserError, match="prompts.mine.max_new_tokens must be at most 500"):
-        run("prompts.mine.max_new_tokens=600", f"out={tmp_path / 'other'}")
 
 
 def test_texts_side_by_side(run: Main) -> None:
@@ -218,6 +175,3 @@ def test_texts_side_by_side(run: Main) -> None:
     sizes = [(row["batch"], row["rounds"], row["compared"]) for row in report["batches"]]
     assert sizes == [(1, 2, 6), (3, 2, 6)]
     assert all(row["identical"] == 6 and row["speedup"] > 0 for row in report["batches"])
-    assert {row["token_ms_p50"] is None for row in report["rows"]} == {False}
-    page = (Path(report["settings"]["out"]) / "index.html").read_text(encoding="utf-8")
-    assert "Texts side by side" in page

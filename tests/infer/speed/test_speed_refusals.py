@@ -52,6 +52,7 @@ def test_a_folder_that_cannot_be_had_is_reported_before_a_model_is_read(
     """Models of all dtypes were loaded first, for minutes; and other threads could not be helped by threads=N,
     a setting that itself was another.
     """
+    pool = SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
     monkeypatch.setattr(speed, "ModelPool", None)
     monkeypatch.setattr(speed, "header", lambda *args, **kwargs: {})
     place = tmp_path / "report" / "speed"
@@ -63,17 +64,17 @@ def test_a_folder_that_cannot_be_had_is_reported_before_a_model_is_read(
     with pytest.raises(TypeError):  # it comes to the models, and leaves nothing where it was only looked
         run()
     assert list((tmp_path / "report").iterdir()) == [place]
-    pool = SimpleNamespace(lms={}, peers=SimpleNamespace(left_out={}))
     monkeypatch.setattr(speed, "ModelPool", lambda *args, **kwargs: pool)
-    monkeypatch.setattr(speed, "_do", lambda *args: print(1 / 0))
-    with pytest.raises(ZeroDivisionError):
-        run()
-    used, other = torch.get_num_threads(), 1 + torch.get_num_threads()
+    monkeypatch.setattr(speed, "Worker", lambda *args: print(1 / 0))
+    used = torch.get_num_threads()
     try:
-        with pytest.raises(UserError, match=rf"go on with as many, got {other}: give threads={used}, choose"):
-            run(f"threads={other}")
-        with pytest.raises(ZeroDivisionError):
-            run(f"threads={used}")
+        for threads, error in (
+            ("null", "zero"),
+            (used + 1, f"got {used + 1}: give threads={used}"),
+            (used, "zero"),
+        ):
+            with pytest.raises((UserError, ZeroDivisionError), match=error):
+                run(f"threads={threads}")
     finally:
         torch.set_num_threads(used)
 
@@ -93,34 +94,28 @@ def test_diverse_tokens_allow_no_more_drafts_than_there_are(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("override", "sentence"),
     [
-        (["base=absent"], "base=absent must be a Transformers model directory, got no such directory"),
-        (["base=OTHER"], "base=.*OTHER must have the token ids of the model, whose id .* is .*, got"),
-        (["model=BASE"], "got no adaptive.json"),
-        (
-            ["max_new_tokens=600"],
-            r"max_new_tokens must be at most 500 for texts/. of .* context of 512, got 600",
-        ),
-        (["prompts.mine.path=absent"], "prompts.mine.path=absent must be a file"),
-        (["decoders=[medusa]"], "decoders must be some of sdsat, adaptive, auto, .*, gsd, got medusa"),
-        (["peers=[llama]"], "peers must be some of generate, prompt_lookup, assisted, vllm, got llama"),
-        (["dtypes=[int8]"], "dtypes must be some of float32, bfloat16, float16, got int8"),
-        (["dtypes=[]"], "dtypes must be some of .*, got none"),
-        (["k=[2,99]"], "k must be below max_new_tokens=12, got 99"),  # no draft was so deep: a row of others
-        (["k=[0]"], "k must be numbers of adaptive tokens from 1 on, got"),
-        (["temperatures=[-1]"], "temperatures must be from 0 on, got"),
-        (["batches=[0]"], "batches must be numbers from 1 to 8"),
-        (["batches=[9]"], "from 1 to 8, got"),
-        (["temperatures=[1,1]"], "temperatures must have each value once, got"),
-        (["rounds=0"], "rounds must be at least 1, got 0"),
-        (["max_new_tokens=1"], "max_new_tokens must be at least 2, got 1"),
-        (["~prompts.mine"], "prompts must have a set, got none"),
-        (["compile=true"], "compile=true: the model must be on a GPU"),
+        ("base=absent", "base=absent must be a Transformers model directory, got no such directory"),
+        ("base=OTHER", "base=.*OTHER must have the token ids of the model, whose id .* is .*, got"),
+        ("model=BASE", "got no adaptive.json"),
+        ("max_new_tokens=600", "max_new_tokens must be at most 500 for texts/. of .* context of 512, got 600"),
+        ("prompts.mine.max_new_tokens=600", "prompts.mine.max_new_tokens must be at most 500"),
+        ("decoders=[medusa]", "decoders must be some of sdsat, adaptive, auto, .*, gsd, got medusa"),
+        ("dtypes=[]", "dtypes must be some of .*, got none"),
+        ("k=[2,99]", "k must be below max_new_tokens=12, got 99"),  # no draft was so deep: a row of others
+        ("k=[0]", "k must be numbers of adaptive tokens from 1 on, got"),
+        ("temperatures=[-1]", "temperatures must be from 0 on, got"),
+        ("batches=[9]", "batches must be numbers from 1 to 8, got"),
+        ("temperatures=[1,1]", "temperatures must have each value once, got"),
+        ("max_new_tokens=1", "max_new_tokens must be at least 2, got 1"),
+        ("top_p=0", "top_p must be above 0, up to 1, got 0"),
+        ("~prompts.mine", "prompts must have a set, got none"),
+        ("compile=true", "compile=true: the model must be on a GPU"),
     ],
 )
 def test_what_cannot_be_measured_is_reported_before_a_folder_is_made(
-    run: Main, base_dir: Path, tmp_path: Path, overrides: list[str], sentence: str
+    run: Main, base_dir: Path, tmp_path: Path, override: str, sentence: str
 ) -> None:
     other = shutil.copytree(base_dir, tmp_path / "OTHER")  # two pieces have each other's ids
     tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
@@ -128,7 +123,6 @@ def test_what_cannot_be_measured_is_reported_before_a_folder_is_made(
     first, second = list(vocab)[100:102]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    overrides = [item.replace("OTHER", str(other)).replace("BASE", str(base_dir)) for item in overrides]
     with pytest.raises(UserError, match=sentence):
-        run(*overrides)
+        run(override.replace("OTHER", str(other)).replace("BASE", str(base_dir)))
     assert not (tmp_path / "report").exists()
