@@ -16,7 +16,7 @@ drafting forward with K = k + 1 drafts: the first is the model's own next token,
 and vLLM counts it as drafted and accepted. It needs one adaptive id for all places and no gated adapter. The
 drafting engine holds the weights twice, and its cache too.
 
-Run with vLLM 0.32.0 on a CPU (`python -m tests.drills.serve_vllm`), never on a GPU.
+Run with vLLM 0.32.0 on a CPU (docs/serving.md), never on a GPU.
 """
 
 import time

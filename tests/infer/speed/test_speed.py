@@ -1,5 +1,6 @@
 """python -m infer.speed on a tiny model: what is written, who does it, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from infer.report.rows import SPEED
 from infer.speed import PEERS, PLAIN, DecoderSpec, SpeedConfig, specs
 from infer.speed import run as speed
 from infer.speed.aggregate import read
+from infer.speed.models import DecoderSetup
 from infer.speed.work import Worker
 from infer.view import KINDS
 from tests.infer.speed.conftest import Main
@@ -83,6 +85,22 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
     assert done == ["mine-000-00001", "mine-look"] and report["units"]["done"] == 3
     assert (tmp_path / "report" / "speed" / "units" / "mine-000-00000.json").read_bytes() == begun
     assert not partial.exists()
+
+
+def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shapes were captured in a counted run, which the median of two rounds does not pass over."""
+    ids, texts = [], ["x", "y", "def long(n):\n    return n + 1\n", "z"]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    turn, real = Worker._turn, DecoderSetup.decoder
+
+    def noted(self: DecoderSetup, seed: int) -> Any:
+        return lambda prompt: (ids.append(len(prompt.ids)), real(self, seed)(prompt))[1]
+
+    monkeypatch.setattr(DecoderSetup, "decoder", noted)
+    monkeypatch.setattr(Worker, "_turn", lambda *args: (turn(*args), ids.append(None))[0])
+    run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
+    first = ids[: ids.index(None)]
+    assert max(first) == max(item for item in ids if item) and len(first) in (2, 3)
 
 
 def test_a_lossy_decoder_fails_the_run_and_every_later_one(
