@@ -13,10 +13,9 @@ from infer.benchmarks.prompts import load_prompts
 from infer.config import DecodeConfig, InferConfig
 from infer.measure.runs import seed_of
 from infer.report.rows import SPEED
-from infer.speed import PEERS, PLAIN, DecoderSpec, SpeedConfig, specs
+from infer.speed import PEERS, PLAIN, DecoderSpec, SpeedConfig, specs, work
 from infer.speed import run as speed
 from infer.speed.aggregate import read
-from infer.speed.models import DecoderSetup
 from infer.speed.work import Worker
 from infer.view import KINDS
 from tests.infer.speed.conftest import Main
@@ -91,12 +90,12 @@ def test_the_longest_prompt_warms_up_too(run: Main, tmp_path: Path, monkeypatch:
     """Its shapes were captured in a counted run, which the median of two rounds does not pass over."""
     ids, texts = [], ["x", "y", "def long(n):\n    return n + 1\n", "z"]
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    turn, real = Worker._turn, DecoderSetup.decoder
+    turn, real = Worker._turn, work.loop_decoder
 
-    def noted(self: DecoderSetup, seed: int) -> Any:
-        return lambda prompt: (ids.append(len(prompt.ids)), real(self, seed)(prompt))[1]
+    def noted(*args: Any, seed: int) -> Any:
+        return lambda prompt: (ids.append(len(prompt.ids)), real(*args, seed=seed)(prompt))[1]
 
-    monkeypatch.setattr(DecoderSetup, "decoder", noted)
+    monkeypatch.setattr(work, "loop_decoder", noted)
     monkeypatch.setattr(Worker, "_turn", lambda *args: (turn(*args), ids.append(None))[0])
     run("temperatures=[0]", "decoders=[]", "base=null", "draft=null", "prompts.mine.count=4")
     first = ids[: ids.index(None)]
