@@ -95,7 +95,8 @@ def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
 def check_memory(memory: Memory, *, cuda: bool) -> None:
     """Raise UserError if the rank's GPU, or the machine of all local ranks, is too small."""
     if cuda:
-        place, capacity, needed = "GPU", device_memory(), memory.total
+        gpu = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")))
+        place, capacity, needed = "GPU", gpu.total_memory - RESERVED, memory.total
     else:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         place, capacity, needed = "machine", machine_memory(), ranks * (memory.total + memory.host)
@@ -107,12 +108,6 @@ def check_memory(memory: Memory, *, cuda: bool) -> None:
             "trains anyway",
             page=MEMORY,
         )
-
-
-def device_memory() -> float:
-    """Return the bytes that this rank's GPU has for tensors."""
-    index = int(os.environ.get("LOCAL_RANK", "0"))
-    return torch.cuda.get_device_properties(index).total_memory - RESERVED
 
 
 def machine_memory() -> float:

@@ -5,6 +5,7 @@ layer (scores and values over d = heads x head width), for the pairs that the ca
 pass costs twice the forward (Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -82,7 +83,9 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
     """Return an objective's average layout over n tokens, without documents' borders and control tokens."""
     causal = n * (n + 1) / 2
     if objective.name == "dual":
-        return ExpectedRows(rows=2 * n, pairs=2 * causal, predicted=n + n * covered_share(objective))
+        # No window covers a position that has no start within reach, for each distance.
+        missed = math.prod(1 - objective.start_rate * share for share in retained(objective))
+        return ExpectedRows(rows=2 * n, pairs=2 * causal, predicted=n + n * (1 - missed))
     if objective.name == "branch":
         widths = retained(objective)
         branches = n * objective.start_rate * sum(widths)
@@ -107,14 +110,6 @@ def retained(objective: ObjectiveConfig) -> list[float]:
         reached = [(1 - wide) * share + wide for share in reached]
         reached += [wide * (more - j) / more for j in range(more)]
     return [share * max(rate**j, floor) for j, share in enumerate(reached, start=1)]
-
-
-def covered_share(objective: ObjectiveConfig) -> float:
-    """Return the share of positions that a window covers: no start within reach, for each distance."""
-    missed = 1.0
-    for share in retained(objective):
-        missed *= 1 - objective.start_rate * share
-    return 1 - missed
 
 
 def head_width(config: PretrainedConfig) -> int:

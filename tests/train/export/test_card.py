@@ -155,9 +155,7 @@ def test_a_report_goes_into_the_card(exported: Exported, tmp_path: Path) -> None
     assert (out / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "parts", [{"speed": speed()}, {"quality": quality(base=False)}], ids=["speed", "quality"]
-)
+@pytest.mark.parametrize("parts", [{"speed": speed()}, {"quality": quality(base=False)}])
 def test_half_a_report_is_enough(exported: Exported, tmp_path: Path, parts: dict[str, Any]) -> None:
     report = report_of(exported[0], tmp_path / "report", **parts)
     card = render_card(exported[0], exported[1], step=9, verified=None, report=str(report))

@@ -93,16 +93,16 @@ def test_a_finished_directory_is_pushed_whole(
 
 
 @pytest.mark.parametrize(
-    ("repo", "environment", "message"),
+    ("environment", "message"),
     [
-        ("someone/model", {"HF_TOKEN": ""}, "got no token. Set HF_TOKEN, or use `hf auth login`"),
-        ("someone/model", {"ENDPOINT": "http://127.0.0.1:9"}, "must be accepted by the hub, got Con"),
-        ("someone/model", {"HF_HUB_OFFLINE": True}, "must be accepted by the hub, got OfflineModeIsEnabled"),
+        ({"HF_TOKEN": ""}, "got no token. Set HF_TOKEN, or use `hf auth login`"),
+        ({"ENDPOINT": "http://127.0.0.1:9"}, "must be accepted by the hub, got Con"),
+        ({"HF_HUB_OFFLINE": True}, "must be accepted by the hub, got OfflineModeIsEnabled"),
     ],
     ids=["no token", "no network", "offline"],
 )
 def test_errors_of_the_hubs_client_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo: str, environment: dict[str, Any], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, Any], message: str
 ) -> None:
     """And precede the export itself, which would fail later here, without checkpoints."""
     training(tmp_path / "tuned")
@@ -111,9 +111,9 @@ def test_errors_of_the_hubs_client_are_one_sentence(
     for name, value in ({"HF_HUB_OFFLINE": False} | environment).items():
         monkeypatch.setattr(constants, name, value)
     with pytest.raises(UserError) as error:
-        export(tmp_path / "model", f"push={repo}")
+        export(tmp_path / "model", "push=someone/model")
     assert message in str(error.value) and "\n" not in str(error.value)
-    assert str(error.value).startswith(f"push={repo} must")
+    assert str(error.value).startswith("push=someone/model must")
     assert not (tmp_path / "model").exists()
 
 
