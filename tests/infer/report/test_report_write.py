@@ -10,7 +10,7 @@ import pytest
 from conf import UserError, run, settings
 from conf.files import with_checksum
 from conf.tracker import TrackerConfig
-from infer import hardware
+from infer import measure
 from infer.report.__main__ import ReportConfig, main
 from infer.report.plots import PLOTS
 from infer.report.rows import KEY
@@ -268,8 +268,8 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
 
 
 def test_one_way_to_read_the_processors_name() -> None:
-    result = hardware.hardware()
-    assert result["cpu"] == hardware.cpu() == (hardware.processor() or hardware.cpu()) and result["cores"]
+    result = measure.hardware()
+    assert result["cpu"] == measure.cpu() == (measure.processor() or measure.cpu()) and result["cores"]
 
 
 def test_a_benchmark_counts_once_in_the_headline() -> None:
