@@ -3,12 +3,10 @@
 import io
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from conf import UserError, run
@@ -191,26 +189,6 @@ def test_a_model_without_adaptive_tokens_has_no_graph_of_its_own(base_dir: Path,
     with pytest.raises(SystemExit):
         show(monkeypatch, f"model={base_dir}", "prompt=def f(x):")
     assert "needs a draft model (draft=DIR or draft=self:N) or a model with adaptive" in capsys.readouterr().err
-
-
-def test_a_picture_is_whole_or_as_before(model_dir: Path, tmp_path: Path, monkeypatch) -> None:
-    """It was drawn into the file itself: a kill amid it left half a picture."""
-    picture = tmp_path / "graph.svg"
-    requested = [f"model={model_dir}", "prompt=def f(x):", "decode.max_new_tokens=8", f"out={picture}"]
-    show(monkeypatch, *requested)
-    before, draw = picture.read_bytes(), Figure.savefig
-
-    def killed(figure: Figure, place: Any, **settings: Any) -> None:
-        draw(figure, place, **settings)
-        if isinstance(place, Path):
-            place.write_bytes(b"<svg")
-        raise RuntimeError
-
-    monkeypatch.setattr(Figure, "savefig", killed)
-    with pytest.raises(RuntimeError):
-        show(monkeypatch, *requested, "step=1")
-    assert picture.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["graph.svg"]
 
 
 def test_a_picture_is_there_whole_or_not_at_all(tmp_path: Path, model: Model) -> None:

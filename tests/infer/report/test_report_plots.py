@@ -65,13 +65,6 @@ def test_a_decoder_has_one_colour_everywhere() -> None:
     assert len(set(colors)) == len(colors) - 1  # plain decoding of the base model is plain decoding
 
 
-def test_intervals_and_the_line_at_one() -> None:
-    for axis in map(drawn, speedups(fixture.speed())):
-        assert any(set(line.get_xdata()) == {1} for line in axis.lines)
-        (whiskers,) = (item for item in axis.containers if not hasattr(item, "patches"))
-        assert whiskers.has_xerr and len(axis.patches) == len(axis.get_yticklabels())
-
-
 def test_places_that_few_drafts_reached_are_left_out() -> None:
     """The right ends of the curves, of a handful of drafts, rose to 100 % and fell to 0 again."""
     speed = fixture.speed(sets=("humaneval",), temperatures=(0.0,))

@@ -10,7 +10,6 @@ import pytest
 from conf import UserError, run, settings
 from conf.files import with_checksum
 from conf.tracker import TrackerConfig
-from infer import hardware
 from infer.report.__main__ import ReportConfig, main
 from infer.report.plots import PLOTS
 from infer.report.rows import KEY
@@ -265,11 +264,6 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
     (tmp_path / ".speed.partial/header.json").write_text(json.dumps(with_checksum(header)))
     report = build(tmp_path)
     assert report["warnings"] == ["speed is partial: 0 of 60 units are done", "no decoder was measured"]
-
-
-def test_one_way_to_read_the_processors_name() -> None:
-    result = hardware.hardware()
-    assert result["cpu"] == hardware.cpu() == (hardware.processor() or hardware.cpu()) and result["cores"]
 
 
 def test_a_benchmark_counts_once_in_the_headline() -> None:
