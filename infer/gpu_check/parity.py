@@ -89,7 +89,6 @@ def _drafted(lm: PreTrainedModel, requests: Sequence[Request], name: str) -> lis
 
 
 def _requests(n: int) -> list[Request]:
-    """Return prompts of unequal lengths."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 60, (n,), generator=generator).tolist()
     vocab = LIVELY["vocab_size"]

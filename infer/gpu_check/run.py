@@ -213,7 +213,6 @@ def _parity(config: GpuCheckConfig) -> list[dict[str, Any]]:
 
 
 def _judge(report: dict[str, Any], out: Path) -> None:
-    """Raise UserError where a token differs or a part failed."""
     failed = [row for row in report["parity"] if not row["passed"]]
     if failed:
         first = failed[0]

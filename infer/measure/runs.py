@@ -58,9 +58,7 @@ class Measured:
 
     @property
     def outputs(self) -> list[list[list[int]]]:
-        """The tokens of every prompt, `outputs[j][i]` in round i: a drafter that learns from round to
-        round drafts other trees in each.
-        """
+        """The tokens of every prompt, `outputs[j][i]` in round i: a drafter may learn between rounds."""
         return [[run.tokens for run in runs] for runs in zip(*self.rounds)]
 
     @property
@@ -143,16 +141,12 @@ def _by_source(steps: Sequence[Step]) -> dict[str, list[int]]:
 
 
 def _judged(step: Step) -> int:
-    """Return how deep drafts were judged: a text that ends with an accepted one says nothing of those behind
-    it.
-    """
+    """Return how deep drafts were judged: an end within the accepted ones hides those behind it."""
     return step.accepted if step.accepted == len(step.tokens) else step.depth
 
 
 def seed_of(prompt: TokenPrompt, seed: int) -> int:
-    """Return a seed that differs for every prompt, and is the same in every round, for every decoder and on
-    every rank.
-    """
+    """Return a seed of the prompt alone: the same in every round, for every decoder and on every rank."""
     return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
 
 

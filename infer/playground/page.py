@@ -90,7 +90,6 @@ def _frames(
     top_p: float,
     seed: float,
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the page's texts and figures as they come."""
     if not prompt and not suffix:
         raise UserError("the prompt must be text, got none. Type one.")
     settings = {"max_new_tokens": int(tokens), "temperature": temperature, "top_p": top_p, "seed": int(seed)}

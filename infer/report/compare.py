@@ -127,7 +127,9 @@ def _mark(row: Row) -> str:
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Compare two reports: what made them, the rows that both have, and the rows that one has."""
-    ours, theirs = (_by_key(_rows(report, "speed"), KEY) for report in (first, second))
+    ours, theirs = (
+        _by_key(report["speed"]["rows"] if report["speed"] else [], KEY) for report in (first, second)
+    )
     scores, others = (_by_key(report["summary"]["scores"], PLACE) for report in (first, second))
     names = [first["name"], second["name"]]
     if names[0] == names[1]:  # folders that are called alike
@@ -155,16 +157,11 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _rows(report: Mapping[str, Any], kind: str) -> list[Row]:
-    return report[kind]["rows"] if report[kind] else []
-
-
 def _by_key(rows: Iterable[Row], fields: tuple[str, ...]) -> dict[tuple[Any, ...], Row]:
     return {tuple(row[name] for name in fields): row for row in rows}
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the differences of hardware, versions, commit and settings, which may explain the figures."""
     for kind in ("speed", "quality"):
         if not (first[kind] and second[kind]):
             continue
@@ -213,7 +210,6 @@ def _scores(ours: Row, theirs: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> str:
-    """Return a row by name."""
     if "decoder" in row:
         return f"{label(row)} on {row['prompt_set']}, {row['dtype']}, temperature {row['temperature']:g}"
     return f"{task(row)}, {row['metric']}, temperature {row['temperature']:g}"

@@ -109,7 +109,6 @@ def _interval(best: Mapping[str, Any]) -> str:
 
 
 def _score_cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return scores that tell something of the model."""
     return [
         {
             "value": percent(score["model"], 1),

@@ -112,7 +112,6 @@ def _draw_panel(axis: Axes, panel: Panel) -> Axes:
 
 
 def _legend_entry(text: str, handle: Any) -> str:
-    """Return a line of the legend as markup of a page."""
     line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
     color = to_hex(line.get_color())
     variable = next(name for name, light in LIGHT.items() if light == color)

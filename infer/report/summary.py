@@ -110,7 +110,6 @@ def sentence(best: Row) -> str:
 
 
 def _unclear(row: Row) -> bool:
-    """Return whether the interval of a speedup holds 1."""
     interval = row["speedup_interval"]
     return bool(interval and interval[0] <= 1 <= interval[1])
 
@@ -258,7 +257,6 @@ def _speed_warnings(rows: list[Row]) -> list[str]:
 
 
 def _named(rows: list[Row]) -> str:
-    """Name the decoders, each with its worst row."""
     names = []
     for (name,), mine in groups([{**row, "label": label(row)} for row in rows], "label").items():
         worst = min(mine, key=lambda row: row["identical"] / row["compared"])

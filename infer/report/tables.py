@@ -203,7 +203,6 @@ def _page_row(row: Row, places: int) -> dict[str, Any]:
 
 
 def _place(row: Row, at: int) -> tuple[str, str, str]:
-    """Return the share accepted at a place, its interval, and of how many drafts."""
     ends = [row[f"acceptance_where_reached_{end}"] or () for end in ("low", "high")]
     interval = span([100 * end[at] for end in ends], ".0f") if all(ends) else ""
     count = f"n {row['reached'][at]:,}" if row["reached"] else ""
@@ -270,7 +269,6 @@ def _table(rows: Sequence[Row], gaps: Mapping[tuple[Any, ...], Row]) -> dict[str
 
 
 def _line(name: str, rows: Sequence[Row], places: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Return a model's scores, and their mean where all are there."""
     scores = {place_of(row): row for row in rows}
     mine = [scores.get(place) for place in places]
     return [name, *map(_cell, mine), percent(_mean([each["value"] if each else None for each in mine]), 1)]
@@ -285,7 +283,6 @@ def _cell(score: Row | None) -> str:
 
 
 def _differences(gaps: Sequence[Row | None]) -> list[str]:
-    """Return differences in points, and their mean where all are there."""
     values = [gap["difference"] if gap else None for gap in gaps]
     intervals = [gap["interval"] if gap else None for gap in gaps]
     cells = [

@@ -80,7 +80,6 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _thinned(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return means of as many steps as it takes for POINTS points."""
     size = -(-len(log) // POINTS) or 1
     parts = [log[at : at + size] for at in range(0, len(log), size)]
     return [

@@ -113,7 +113,10 @@ def log(tracker: TrackerConfig, folder: Path, report: dict[str, Any], plots: Seq
         linked=run_file(models[0].parent, models[0].name) if models else None,  # of the model's export
     )
     images = {name: wandb.Image(str(folder / f"{name}.png")) for name in plots}
-    tables = {kind: _table(part["rows"]) for kind, part in parts.items()}
+    tables = dict[str, wandb.Table]()
+    for kind, part in parts.items():
+        columns, plain = _cells(part["rows"])
+        tables[kind] = wandb.Table([*columns], [[row.get(name) for name in columns] for row in plain])
     run.log({**tables, **images})
     logged = {"sentence": report["summary"]["sentence"], "warnings": report["warnings"]}
     run.summary.update(logged | scalars(report))
@@ -151,11 +154,6 @@ def _place(row: Mapping[str, Any]) -> str:
 def _heat(row: Mapping[str, Any]) -> str:
     """Return the temperature as part of a name: W&B takes a dot for a level."""
     return f"temperature_{row['temperature']:g}".replace(".", "_")
-
-
-def _table(rows: Sequence[Row]) -> wandb.Table:
-    columns, plain = _cells(rows)
-    return wandb.Table(columns=[*columns], data=[[row.get(name) for name in columns] for row in plain])
 
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:

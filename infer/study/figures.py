@@ -31,7 +31,6 @@ def print_study(report: Mapping[str, Any]) -> None:
 
 
 def _number(name: str, form: str) -> Callable[[Row], str]:
-    """Return a figure of the row; nothing where there is none."""
     return lambda row: "" if row[name] is None else format(row[name], form)
 
 
@@ -242,7 +241,6 @@ def _bars_by_set(rows: Sequence[Row], group: Callable[[Row], str]) -> Figure:
 def _bars(
     axis: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], colors: Mapping[str, str]
 ) -> None:
-    """Plot groups of bars, a name below each group."""
     width = 0.8 / len(groups)
     for place, (label, values) in enumerate(groups.items()):
         at = [index - 0.4 + width * (place + 0.5) for index in range(len(names))]

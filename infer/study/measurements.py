@@ -230,7 +230,6 @@ def _ending(tree: TokenGraph, node: int, n: int) -> list[int]:
 
 
 def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
-    """Return a node and those above it, but for the root."""
     while node > 0:
         yield node
         node = tree.parents[node]

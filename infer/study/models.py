@@ -81,11 +81,11 @@ def figures(runs: Sequence[DraftedRun]) -> dict[str, float | None]:
     `graph_success` is the share of drafts whose accepted path goes on behind a merged node.
     """
     counts = [step for run in runs for step in run.counts]
-    rates = []
-    for run in runs:
-        levels = sum(step.levels for step in run.counts)
-        if levels:
-            rates.append(sum(len(step.ranks) for step in run.counts) / levels)
+    rates = [
+        sum(len(step.ranks) for step in run.counts) / levels
+        for run in runs
+        if (levels := sum(step.levels for step in run.counts))
+    ]
     drafted = any(run.drafted for run in runs)
     accepted = sum(run.accepted for run in runs)
     bare = sum(run.forwards - 1 - len(run.counts) for run in runs)  # steps without a draft emit one token
@@ -191,8 +191,7 @@ class StudyModels:
 
     def runner(self, drafters: Iterable[Drafters]) -> Runner:
         """Return a runner of the model, for trees of any of these."""
-        rows = max(drafter.max_rows for drafter in drafters)
-        return Runner(self.model.lm, capacity=self.capacity, max_rows=rows)
+        return Runner(self.model.lm, capacity=self.capacity, max_rows=max(d.max_rows for d in drafters))
 
     def limits(self) -> Limits:
         """Return the end of a text."""

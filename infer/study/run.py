@@ -52,7 +52,6 @@ def run(config: StudyConfig) -> None:
 
 
 def _measure(config: StudyConfig, facts: dict[str, Any], workers: WorkerGroup) -> None:
-    """Return the report, measured by all ranks and written by the first."""
     with _folder(config.out, workers) as out:
         models = StudyModels(config, workers)
         report: dict[str, Any] = {"schema": 1, **circumstances(config), "processes": place()[1]}
@@ -81,7 +80,7 @@ def _folder(out: str, workers: WorkerGroup) -> Iterator[Path | None]:
 
 
 def _made(config: StudyConfig) -> dict[str, Any]:
-    """Return what determines the figures. The problems themselves count, not only where they lie."""
+    """Return what determines the figures: the problems themselves too, not only where they lie."""
     facts = made_from(config, existing({"model": config.model, "draft.model": config.draft.model}))
     problems = {
         f"prompts.{name}": fingerprint_problems(read_problems(name, prompts))
