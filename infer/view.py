@@ -35,7 +35,7 @@ from infer.text import in_pieces
 
 
 @dataclass(frozen=True)
-class Kind:
+class SourceStyle:
     """How accepted drafts of one source look: backgrounds of a page in light and dark, and of a terminal."""
 
     name: str
@@ -47,11 +47,11 @@ class Kind:
 
 
 KINDS = {  # of accepted drafts, as in Step.kinds
-    "adaptive": Kind("adaptive", "adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
-    "text": Kind("text", "n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
-    "ngrams": Kind("n-grams", "n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
-    "drafted": Kind("drafted", "drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
-    "shared": Kind("shared", "behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
+    "adaptive": SourceStyle("adaptive", "adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
+    "text": SourceStyle("text", "n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
+    "ngrams": SourceStyle("n-grams", "n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
+    "drafted": SourceStyle("drafted", "drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
+    "shared": SourceStyle("shared", "behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
 }
 OWN = "the model's own"
 INKS = {

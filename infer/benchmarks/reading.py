@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from conf import UserError
-from infer.benchmarks import BenchmarkConfig, SourceConfig, code, texts
-from infer.benchmarks.code import language_named
+from infer.benchmarks import BenchmarkConfig, SourceConfig, kinds
+from infer.benchmarks.kinds import language_named
 from infer.benchmarks.rows import PACKED, SUFFIXES, Dataset, Problem, Row, hub_rows, rows_of
 
 PAPER = ("cpp", "java", "php", "ts", "cs", "sh")  # of MultiPL-E: the languages of SDSAT, Table 2
@@ -40,27 +40,27 @@ def _multipl_e(languages: Sequence[str]) -> list[Dataset]:
 
 
 KINDS = {
-    "humaneval": Kind(code.humaneval, code.HUMANEVAL_RULES),
+    "humaneval": Kind(kinds.humaneval, kinds.HUMANEVAL_RULES),
     "infilling": Kind(
-        code.infilling,
-        code.INFILLING_RULES,
+        kinds.infilling,
+        kinds.INFILLING_RULES,
         ("languages", "order"),
         _one("bigcode/santacoder-fim-task", None, "train"),
     ),
-    "lines": Kind(code.lines, code.LINES_RULES, ("languages", "order")),
-    "multipl_e": Kind(code.multipl_e, code.MULTIPL_E_RULES, ("languages",), _multipl_e),
+    "lines": Kind(kinds.lines, kinds.LINES_RULES, ("languages", "order")),
+    "multipl_e": Kind(kinds.multipl_e, kinds.MULTIPL_E_RULES, ("languages",), _multipl_e),
     "mbpp": Kind(
-        code.mbpp,
-        code.MBPP_RULES,
+        kinds.mbpp,
+        kinds.MBPP_RULES,
         ("shots",),
         _one("google-research-datasets/mbpp", "sanitized", "prompt", "test"),
     ),
-    "gsm8k": Kind(texts.gsm8k, texts.GSM8K_RULES, (), _one("openai/gsm8k", "main")),
-    "spec_bench": Kind(texts.spec_bench, texts.SPEC_BENCH_RULES),
-    "alpaca": Kind(texts.alpaca, texts.ALPACA_RULES, (), _one("tatsu-lab/alpaca", None, "train")),
-    "xsum": Kind(texts.xsum, texts.XSUM_RULES),
-    "wmt14": Kind(texts.wmt14, texts.WMT14_RULES),
-    "jsonl": Kind(texts.jsonl, texts.JSONL_RULES, ("key", "share")),
+    "gsm8k": Kind(kinds.gsm8k, kinds.GSM8K_RULES, (), _one("openai/gsm8k", "main")),
+    "spec_bench": Kind(kinds.spec_bench, kinds.SPEC_BENCH_RULES),
+    "alpaca": Kind(kinds.alpaca, kinds.ALPACA_RULES, (), _one("tatsu-lab/alpaca", None, "train")),
+    "xsum": Kind(kinds.xsum, kinds.XSUM_RULES),
+    "wmt14": Kind(kinds.wmt14, kinds.WMT14_RULES),
+    "jsonl": Kind(kinds.jsonl, kinds.JSONL_RULES, ("key", "share")),
 }
 
 

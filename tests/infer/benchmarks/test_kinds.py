@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infer.benchmarks import BenchmarkConfig, PromptSetConfig
-from infer.benchmarks.code import HUMANEVAL_STOP, ZERO_SHOT_STOP
+from infer.benchmarks.kinds import HUMANEVAL_STOP, ZERO_SHOT_STOP
 from infer.benchmarks.reading import read_problems
 from infer.benchmarks.rows import Problem
 from infer.config import Infill
