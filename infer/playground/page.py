@@ -8,7 +8,7 @@ import gradio
 
 from conf import UserError
 from infer.api import Model
-from infer.playground.race import DECODERS, Runner, decode_of, race, verdict
+from infer.playground.race import DECODERS, Racer, decode_of, race, verdict
 from infer.requests import Infill
 from infer.view import STYLE
 
@@ -103,7 +103,7 @@ def _frames(
         yield _frame(*last, f"### {verdict(*last)}")
 
 
-def _frame(drafting: Runner, plain: Runner, result: str) -> tuple[str, ...]:
+def _frame(drafting: Racer, plain: Racer, result: str) -> tuple[str, ...]:
     return (
         drafting.html,
         f"**This decoder**: {drafting.figures}",

@@ -16,7 +16,7 @@ from infer.view import legend, marked, span
 
 
 @dataclass
-class Runner:
+class Racer:
     """One decoder's text as it comes, as HTML, with its counts and its own seconds."""
 
     steps: Iterator[TextStep]
@@ -63,7 +63,7 @@ class Runner:
         return f"{len(self.tokens)} tokens, {self.rate:.0f} tokens/s, {per_forward:.2f} tokens per forward"
 
 
-def race(model: Model, prompt: str | Infill, decode: DecodeConfig) -> Iterator[tuple[Runner, Runner]]:
+def race(model: Model, prompt: str | Infill, decode: DecodeConfig) -> Iterator[tuple[Racer, Racer]]:
     """Yield `decode`'s text and plain decoding's of the same prompt and seed after each step.
 
     Raises UserError before the first step for what cannot be decoded.
@@ -76,13 +76,13 @@ def race(model: Model, prompt: str | Infill, decode: DecodeConfig) -> Iterator[t
         top_p=decode.top_p,
         seed=decode.seed,
     )
-    runners = [Runner(generate(model, prompt, settings), before, after) for settings in (decode, plain)]
-    while running := [runner for runner in runners if not runner.finished]:
+    racers = [Racer(generate(model, prompt, settings), before, after) for settings in (decode, plain)]
+    while running := [runner for runner in racers if not runner.finished]:
         min(running, key=lambda runner: runner.seconds).advance()
-        yield runners[0], runners[1]
+        yield racers[0], racers[1]
 
 
-def verdict(drafting: Runner, plain: Runner) -> str:
+def verdict(drafting: Racer, plain: Racer) -> str:
     """Return the result of a finished race in a sentence."""
     same = "The texts are identical" if drafting.tokens == plain.tokens else "The texts differ (near-ties)"
     return f"{drafting.rate / plain.rate:.2f} times plain decoding's speed. {same}."

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from conf import UserError
 from conf.schema import PATH
-from infer.sandbox.guard import Job, Limits, Report
+from infer.sandbox.guard import ProgramLimits, Report, RoomJob
 from infer.sandbox.guard.walls import LEVELS
 from infer.sandbox.guard.watch import cgroup_parents
 from infer.sandbox.languages import ENVIRONMENT, LANGUAGES, NOT_COMPILED, missing_toolchain, right_program
@@ -83,7 +83,7 @@ class SandboxConfig:
     python: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
-        for name in Limits._fields:
+        for name in ProgramLimits._fields:
             if not getattr(self, name) > 0:
                 raise ValueError(f"sandbox.{name} must be more than 0, got {getattr(self, name)}")
         if self.memory < LEAST_MEMORY:
@@ -112,7 +112,7 @@ class Verdict:
 class Room:
     """A guarded room. Its guard is a process of its own with an empty environment."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RoomJob) -> None:
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD],
             stdin=subprocess.PIPE,
@@ -161,8 +161,8 @@ class Sandbox:
         self.level, self._config, self._group = level, config, group
         self._python, *trees = _python_paths(config.python)
         self._trees = sorted({tree for tree in trees if not tree.startswith("/usr")})
-        limits = Limits(*(getattr(config, name) for name in Limits._fields))
-        self._job = Job(level, limits, group, bubblewrap=shutil.which("bwrap") or "")
+        limits = ProgramLimits(*(getattr(config, name) for name in ProgramLimits._fields))
+        self._job = RoomJob(level, limits, group, bubblewrap=shutil.which("bwrap") or "")
 
     @property
     def description(self) -> str:

@@ -58,7 +58,7 @@ DEVIATIONS = 4
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """What was compared, and the result."""
 
     weights: int  # tensors, equal to the last bit
@@ -89,7 +89,7 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Measured:
+class HeldOutFigures:
     """Means of metrics over sequences, their 95 % intervals (if several), and what rounding may change."""
 
     sequences: int
@@ -117,7 +117,7 @@ class Window:
 
 def verify(
     out: Path, trained: Trained, data: Path, *, dtype: torch.dtype, sequences: int | None
-) -> tuple[Verified, list[Window]]:
+) -> tuple[Verification, list[Window]]:
     """Compare the directory `out` with its training; return the comparison, and windows for the n-grams.
 
     Weights must equal the training's, rounded to `dtype`, to the last bit. Logits, computed in float32 on both
@@ -155,7 +155,7 @@ def verify(
             "verify_sequences, or verify=false."
         ) from error
     check_acceptance(measured, trained.validation, every=every)
-    return Verified(
+    return Verification(
         weights=weights,
         positions=ids.numel(),
         logit_difference=difference,
@@ -315,7 +315,7 @@ def plan_measurement(
 @torch.no_grad()
 def measure(
     module: AdaptiveLM, trained: Trained, shards: Shards, *, count: int, device: torch.device
-) -> tuple[Measured, list[Window]]:
+) -> tuple[HeldOutFigures, list[Window]]:
     """Return the metrics of the first `count` held-out sequences, and windows of some of them.
 
     Up to WINDOWS windows of up to TEXTS sequences, evenly spaced.
@@ -378,7 +378,7 @@ def _read_windows(
         yield Window(index, text, root - first, choices[:known].tolist(), ids.tolist(), shares)
 
 
-def summarise_clusters(tallies: Tensor) -> Measured:
+def summarise_clusters(tallies: Tensor) -> HeldOutFigures:
     """Return the metrics of (n, L + 1, 4) tallies of n sequences.
 
     Positions of a sequence depend on each other, so chance draws sequences: the jackknife leaves out one after
@@ -404,7 +404,7 @@ def summarise_clusters(tallies: Tensor) -> Measured:
         else:
             count = float(counts[0] if name == "standard_loss" else counts[1:].sum())
             roundings[name] = LOSS_SHARE * mean + DEVIATIONS * LOSS_NOISE / math.sqrt(count)
-    return Measured(n, means, intervals, roundings)
+    return HeldOutFigures(n, means, intervals, roundings)
 
 
 def _share_errors(by_offset: Tensor) -> dict[str, float]:
@@ -420,7 +420,7 @@ def jackknife(values: np.ndarray, level: float) -> float:
     return student * math.sqrt((n - 1) / n * ((values - values.mean()) ** 2).sum())
 
 
-def check_acceptance(measured: Measured, validation: Mapping[str, float], *, every: int) -> None:
+def check_acceptance(measured: HeldOutFigures, validation: Mapping[str, float], *, every: int) -> None:
     """Raise UserError for a metric that differs from the validation's, on `every` sequences, beyond chance.
 
     On all of them only rounding may differ. On n of N, chance drew the sequences: intervals are narrower by

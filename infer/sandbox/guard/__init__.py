@@ -15,7 +15,7 @@ from typing import NamedTuple
 BOX = "/box"  # the working directory of a program, where a level has a file system of its own
 
 
-class Limits(NamedTuple):
+class ProgramLimits(NamedTuple):
     """What a program may use, as SandboxConfig says: MiB where not seconds or a number."""
 
     wall_seconds: float
@@ -27,11 +27,11 @@ class Limits(NamedTuple):
     output: float
 
 
-class Job(NamedTuple):
+class RoomJob(NamedTuple):
     """A command to run in a room."""
 
     level: str
-    limits: Limits
+    limits: ProgramLimits
     cgroup: str = ""  # below which the room gets a memory cgroup; without it the guard counts memory
     bubblewrap: str = ""  # bubblewrap's program
     command: Sequence[str] = ()
@@ -42,10 +42,10 @@ class Job(NamedTuple):
     address_space: bool = True  # False: the command reserves much more memory than it uses
 
     @staticmethod
-    def read(text: str) -> "Job":
+    def read(text: str) -> "RoomJob":
         """Return the job of a line of JSON."""
-        job = Job(*json.loads(text))
-        return job._replace(limits=Limits(*job.limits))
+        job = RoomJob(*json.loads(text))
+        return job._replace(limits=ProgramLimits(*job.limits))
 
 
 class Report(NamedTuple):

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from . import BOX, Job
+from . import BOX, RoomJob
 
 OWN = {"bubblewrap": 2, "namespaces": 2, "limits": 0}  # processes of a room that are not the program's
 LEVELS = tuple(OWN)
@@ -57,7 +57,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start(job: Job, folder: str, output: int, ready: int) -> int:
+def start(job: RoomJob, folder: str, output: int, ready: int) -> int:
     """Fork the process that becomes the room, and return its id.
 
     The program writes to `output`. `ready` receives READY once the program runs, otherwise the reason why it
@@ -100,7 +100,7 @@ def adopt_orphans() -> None:
     _call("prctl", _SUBREAPER, 1, 0, 0, 0)
 
 
-def _set_limits(job: Job) -> None:
+def _set_limits(job: RoomJob) -> None:
     """Set the limits that the kernel holds for each process; the guard counts for all together."""
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         _limit(kind, 0)
@@ -118,7 +118,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _tasks(job: Job) -> int:
+def _tasks(job: RoomJob) -> int:
     """Return the kernel's limit on tasks of the program's user.
 
     Since Linux 5.14 it counts those in a namespace of users. Otherwise it counts all on the machine: then there
@@ -135,14 +135,14 @@ def _tasks(job: Job) -> int:
     return tasks + _ROOMS_BESIDE * job.limits.processes
 
 
-def _limits(job: Job, folder: str, tasks: int) -> None:
+def _limits(job: RoomJob, folder: str, tasks: int) -> None:
     if os.getuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
     _write_files(job, folder)
     _become_program(job, folder, tasks)
 
 
-def _become_program(job: Job, folder: str, tasks: int) -> None:
+def _become_program(job: RoomJob, folder: str, tasks: int) -> None:
     _limit(resource.RLIMIT_NPROC, tasks)
     os.setsid()
     os.chdir(folder)
@@ -159,7 +159,7 @@ def _become_program(job: Job, folder: str, tasks: int) -> None:
     os.execve("/bin/sh", ["sh", "-c", _START, "sh", *job.command], {**job.environment, "HOME": folder})
 
 
-def _write_files(job: Job, folder: str) -> None:
+def _write_files(job: RoomJob, folder: str) -> None:
     for name, text in job.files.items():
         _write(f"{folder}/{name}", text)
         os.chmod(f"{folder}/{name}", 0o644)  # whatever the mask
@@ -176,7 +176,7 @@ def _system() -> list[str]:
     return [path for path in (*SYSTEM, *(f"/etc/{name}" for name in (*ETC, *java))) if os.path.lexists(path)]
 
 
-def _bubblewrap(job: Job, folder: str, tasks: int) -> None:
+def _bubblewrap(job: RoomJob, folder: str, tasks: int) -> None:
     if os.getuid() == 0:
         raise OSError("bubblewrap does not make another user of root")
     program = ["/usr/bin/prlimit", f"--nproc={tasks}", "/bin/sh", "-c", _START, "sh", *job.command]
@@ -184,7 +184,7 @@ def _bubblewrap(job: Job, folder: str, tasks: int) -> None:
     os.execve(job.bubblewrap, arguments, {**job.environment, "HOME": BOX})
 
 
-def _bubblewrap_arguments(job: Job) -> Iterator[str]:
+def _bubblewrap_arguments(job: RoomJob) -> Iterator[str]:
     """Yield the walls in the order in which bubblewrap builds them."""
     yield from ("--unshare-all", "--die-with-parent", "--new-session", "--hostname", "sandbox")
     for path in (*_system(), *sorted(job.trees)):
@@ -209,7 +209,7 @@ def _in_memory(data: bytes) -> str:
     return str(descriptor)
 
 
-def _namespaces(job: Job, folder: str, tasks: int) -> None:
+def _namespaces(job: RoomJob, folder: str, tasks: int) -> None:
     """Build the room and be its first process: when that ends, the kernel ends all others."""
     _unshare()
     first = os.fork()
@@ -262,7 +262,7 @@ def _unshare() -> None:
         raise OSError("the kernel refuses to map users into a namespace")
 
 
-def _build(job: Job) -> None:
+def _build(job: RoomJob) -> None:
     user = os.getuid() or NOBODY
     system = _system()
     _mount("none", "/", "none", _REC | _PRIVATE)

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from . import BOX, Job, Report
+from . import BOX, Report, RoomJob
 from .walls import FOLDER_FILES, OWN, READY, adopt_orphans, exit_code, start
 
 TICK = 0.02  # seconds between two looks, on average: a program must not foresee them
@@ -33,7 +33,7 @@ _SEND_BUFFER = 212992  # bytes, where a container does not say
 def main() -> None:
     """Serve one job."""
     adopt_orphans()
-    job = Job.read(sys.stdin.readline())
+    job = RoomJob.read(sys.stdin.readline())
     try:
         report = _serve(job)
     except OSError as error:
@@ -41,7 +41,7 @@ def main() -> None:
     print(json.dumps(report))
 
 
-def _serve(job: Job) -> Report:
+def _serve(job: RoomJob) -> Report:
     group = create_cgroup(job.cgroup, job.limits.memory << 20) if job.cgroup else ""
     folder = BOX
     if job.level == "limits":
@@ -62,7 +62,7 @@ def _serve(job: Job) -> Report:
 class Guard:
     """Starts a room in `folder` and watches it."""
 
-    def __init__(self, job: Job, folder: str) -> None:
+    def __init__(self, job: RoomJob, folder: str) -> None:
         self._job, self._folder = job, folder
         self._output, output = os.pipe()
         self._ready, ready = os.pipe()

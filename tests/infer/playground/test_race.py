@@ -8,7 +8,7 @@ import pytest
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, TextStep, generate
 from infer.playground import race as module
-from infer.playground.race import DECODERS, Runner, decode_of, race, verdict
+from infer.playground.race import DECODERS, Racer, decode_of, race, verdict
 
 
 def test_both_texts_are_plain_decodings(model: Model) -> None:
@@ -37,7 +37,7 @@ def test_the_decoder_that_used_less_time_goes_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "generate", lambda *args: next(texts))
     frames = [(len(fast.tokens), len(slow.tokens)) for fast, slow in race(None, "x", DecodeConfig())]  # type: ignore[arg-type]
     assert all(slow <= 2 + fast // 5 for fast, slow in frames if fast < 20)
-    fast, slow = Runner(steps(0.001, 3), "", ""), Runner(steps(0.005, 3), "", "")
+    fast, slow = Racer(steps(0.001, 3), "", ""), Racer(steps(0.005, 3), "", "")
     for runner in (fast, slow):
         while not runner.finished:
             runner.advance()

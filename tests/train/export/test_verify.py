@@ -9,7 +9,7 @@ import torch
 from scipy.stats import t
 
 from conf import UserError
-from train.export.verify import Measured, check_acceptance, summarise_clusters
+from train.export.verify import HeldOutFigures, check_acceptance, summarise_clusters
 from train.loss import summarise
 
 
@@ -27,10 +27,10 @@ def test_the_interval_is_that_of_the_means_of_sequences() -> None:
     assert (low, high) == pytest.approx((float(shares.mean()) - half, float(shares.mean()) + half), rel=1e-3)
 
 
-def measured_of(**changed: Any) -> Measured:
+def measured_of(**changed: Any) -> HeldOutFigures:
     intervals = {"standard_loss": (1.0, 2.0), "accepted": (0.9, 1.1)}
     means = {"standard_loss": 1.5, "accepted": 1.0, "masked": 9.0}
-    return replace(Measured(8, means, intervals, {"standard_loss": 0.01, "accepted": 0.02}), **changed)
+    return replace(HeldOutFigures(8, means, intervals, {"standard_loss": 0.01, "accepted": 0.02}), **changed)
 
 
 def test_on_all_sequences_only_rounding_may_differ() -> None:
