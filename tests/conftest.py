@@ -50,7 +50,6 @@ def data_arguments(out: Path, *overrides: str) -> list[str]:
 
 
 def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
-    """The same, composed."""
     return settings("data_prep", DataPrepConfig, data_arguments(out, *overrides))
 
 
@@ -69,7 +68,6 @@ def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished data folder."""
     return make_once(tmp_path_factory, "data", lambda out: prepare(data_settings(out)))
 
 
@@ -93,5 +91,4 @@ def tiny_llama(*, vocab: int = 97, kv_heads: int = 2, seed: int = 0) -> LlamaFor
 
 @pytest.fixture(scope="session")
 def llama() -> LlamaForCausalLM:
-    """A tiny random Llama, float32."""
     return tiny_llama()

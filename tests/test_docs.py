@@ -69,12 +69,6 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=message)
-def test_no_page_is_unfinished(page: Path) -> None:
-    """Five pages went out with a mark `<!-- check -->` for what was still to be looked at."""
-    assert "<!-- check" not in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=message)
 def test_every_table_has_a_header(page: Path) -> None:
     """Three rows of troubleshooting.md stood behind an empty line: a page showed their bars as text."""
     assert headless(page.read_text(encoding="utf-8")) == []
@@ -177,7 +171,6 @@ def _of_drill(command: Command) -> str | None:
 
 
 def _of_evaluate(given: list[str]) -> str | None:
-    """Settings without a prefix go to both entries, but for the report's own."""
     given = [word for word in given if not word.startswith("training=")]
     for entry, prefix in EVALUATED.items():
         others = [other for other in EVALUATED.values() if other != prefix]

@@ -16,7 +16,6 @@ STAGE = STAGES["study"]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder that a stage left."""
     out = tmp_path / "run" / "out"
     out.mkdir(parents=True)
     (out / "manifest.json").write_text('{"kind": "study", "created": "today"}')

@@ -10,7 +10,6 @@ PRODUCT = ("conf", "data_prep", "train", "infer")
 
 
 def names(tree: ast.AST) -> set[str]:
-    """Return the names of a module's variables and parameters."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return names | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
 

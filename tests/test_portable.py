@@ -82,8 +82,6 @@ NAME = "someone/a-model"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers what is needed to read a model's files one by one."""
-
     root: Path
     requested: list[str]
 
@@ -111,7 +109,6 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(portable: Path) -> Iterator[str]:
-    """Return the address of a hub that has the directory."""
     Hub.root, Hub.requested = portable, []
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

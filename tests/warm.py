@@ -42,11 +42,7 @@ def run(
 
 
 def run_ranks(
-    module: str,
-    *arguments: object,
-    ranks: int,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 300,
+    module: str, *arguments: object, ranks: int, env: Mapping[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE ...` in `ranks` processes, which if several have torchrun's variables.
 
@@ -99,7 +95,6 @@ def _call(environment: dict[str, str], function: Callable[..., None], arguments:
 
 
 def _join(processes: list[Any], timeout: float, command: list[str]) -> int:
-    """Return the first code that is not 0, as soon as a process ends with it; else 0, once all have ended."""
     deadline, running = time.monotonic() + timeout, list(processes)
     while running:
         if not wait([process.sentinel for process in running], deadline - time.monotonic()):
@@ -112,7 +107,6 @@ def _join(processes: list[Any], timeout: float, command: list[str]) -> int:
 
 
 def _torchrun_variables(ranks: int) -> list[dict[str, str]]:
-    """Return what torchrun --standalone tells each rank by its environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -46,7 +46,6 @@ ADAPTIVE = [32011]
 
 
 def read_texts(sample: Path) -> list[str]:
-    """All texts, metadata stripped."""
     paths = sorted(sample.glob("*/*.parquet"))
     rows = (text for path in paths for text in pq.read_table(path)["content"].to_pylist())
     return [METADATA.sub("", text, count=1) for text in rows]
@@ -62,7 +61,6 @@ def library(tokenizer: Path) -> Any:
 
 
 def encoder(tokenizer: Path) -> Any:
-    """This project's encoder."""
     from data_prep.encode import Encoder
     from data_prep.vocab import find_vocab, load_tokenizer
 
@@ -71,7 +69,6 @@ def encoder(tokenizer: Path) -> Any:
 
 
 def sentencepiece(tokenizer: Path) -> Any:
-    """Google's SentencePiece."""
     from sentencepiece import SentencePieceProcessor
 
     return SentencePieceProcessor(str(tokenizer / "tokenizer.model")).encode
@@ -93,7 +90,6 @@ def encode_texts(
 
 
 def time_bare(name: str, sample: Path, tokenizer: Path, workers: int) -> float:
-    """Seconds of encoding alone."""
     context = multiprocessing.get_context("spawn")
     start, end = context.Barrier(workers + 1), context.Barrier(workers + 1)
     arguments = (name, sample, tokenizer)
@@ -124,7 +120,6 @@ def plain_tools(sample: Path, tokenizer: Path) -> tuple[Any, ...]:
 
 
 def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
-    """For `map`: rows to ids, those that pass."""
     from data_prep.document import Document, generator
     from data_prep.encode import choose_cuts, choose_mode, document_segments
     from data_prep.filters import reason_to_drop
@@ -148,7 +143,6 @@ def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> 
 
 
 def plain_pack(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
-    """For `map`: ids to sequences."""
     from data_prep.encode import Mode
     from data_prep.packing import Encoded, pack
 
@@ -162,7 +156,6 @@ def plain_pack(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> di
 
 
 def run_datasets_map(sample: Path, tokenizer: Path, workers: int, out: Path) -> None:
-    """The same job as a plain script would do it."""
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
@@ -175,13 +168,11 @@ def run_datasets_map(sample: Path, tokenizer: Path, workers: int, out: Path) -> 
 
 
 def data_prep_settings(sample: Path, tokenizer: Path, workers: int, out: Path) -> DataPrepConfig:
-    """The settings of both jobs."""
     arguments = ["experiment=starcoder", f"data.path={sample}", f"tokenizer={tokenizer}", f"workers={workers}"]
     return settings("data_prep", DataPrepConfig, [*arguments, f"out={out / 'shards'}"])
 
 
 def run_data_prep(sample: Path, tokenizer: Path, workers: int, out: Path) -> None:
-    """This project's way."""
     from data_prep.pipeline import prepare
 
     prepare(data_prep_settings(sample, tokenizer, workers, out))
@@ -245,7 +236,6 @@ def copy_sample(sample: Path, copies: int, out: Path) -> Path:
 
 
 def main() -> None:
-    """Time everything in turns and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sample", type=Path)
     parser.add_argument("tokenizer", type=Path)

@@ -57,7 +57,6 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 256, 128
 
 
 def settings_of(args: argparse.Namespace, name: str, *, seed: int, steps: int, out: Path) -> Any:
-    """The run's settings, composed as the command composes them."""
     from conf import settings
     from train.config import TrainConfig
 
@@ -145,7 +144,6 @@ def gated_model(args: argparse.Namespace, trainer: Any, config: Any) -> Any:
 
 
 def child(args: argparse.Namespace, name: str, seed: int, steps: int | None, path: Path) -> dict[str, Any]:
-    """A run in a process of its own, kept in `path`."""
     if not path.is_file():
         command = [sys.executable, "-m", "tests.benchmarks.draft_training", *sys.argv[1:], "--run", name]
         command += [f"--seed={seed}", *([f"--steps={steps}"] if steps else []), "--result", str(path)]
@@ -154,7 +152,6 @@ def child(args: argparse.Namespace, name: str, seed: int, steps: int | None, pat
 
 
 def table(args: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> str:
-    """Markdown, a row for each variant."""
     L = max(len(rows[0].get("reached", [])) for rows in results.values())
     heads = ["variant", "steps", "ms", "accepted drafts per step, by seed", "of `dual`", "on the text"]
     heads += [f"by place 1 to {L}, %", "standard loss", "of `causal`"]

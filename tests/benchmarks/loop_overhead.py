@@ -34,7 +34,6 @@ K, PROMPT, NEW, VOCABULARY = 5, 64, 64, 32000
 
 
 def random_ngrams() -> Ngrams:
-    """Of as many contexts as a small table has."""
     rng = torch.Generator().manual_seed(1)
     texts = torch.randint(0, VOCABULARY, (100, 512), generator=rng).tolist()
     with TemporaryDirectory() as folder:
@@ -43,8 +42,6 @@ def random_ngrams() -> Ngrams:
 
 
 class Clock:
-    """Calls of a module, and the seconds within them."""
-
     def __init__(self, module: Callable[..., Any]) -> None:
         self.module, self.seconds, self.calls = module, 0.0, 0
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tests.benchmarks.shapes import RETURN_FREED, forget_peak, resident
+
 if TYPE_CHECKING:
     from train.config import TrainConfig
 
@@ -135,26 +137,9 @@ def train(config: "TrainConfig", *, tokens: int) -> int:
     return highest
 
 
-def forget_peak() -> None:
-    """Let the highest resident memory begin anew."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def resident(name: str) -> int:
-    """Bytes of this process by the kernel's count: VmRSS now, VmHWM at its highest."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
 def measure(number: int) -> dict[str, int]:
-    """The peak of a row's first rank, in a run of its own."""
     ranks = ROWS[number][2]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-        "MALLOC_ARENA_MAX": "1",
-    }
+    environment = os.environ | RETURN_FREED | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
     command = [*head, "tests.benchmarks.memory", "worker", str(number)]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -164,7 +149,6 @@ def measure(number: int) -> dict[str, int]:
 
 
 def main(numbers: list[int]) -> None:
-    """Print measured and planned, row by row, and the ratio of the two."""
     from conf import settings
     from train.config import TrainConfig
     from train.memory import estimate_memory

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_prep.shards import SPAN, PackedSequence
 from data_prep.vocab import Vocab
+from tests.benchmarks.shapes import RETURN_FREED, forget_peak, resident
 from train.attention import register
 from train.config import ObjectiveConfig
 from train.data import lay_out, to_tensors
@@ -67,7 +67,6 @@ def step_of(objective: str, dtype: torch.dtype, attention: str) -> Callable[[int
 
 
 def times(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each objective's steps, round by round."""
     dtype = getattr(torch, arguments.dtype)
     steps = {name: step_of(name, dtype, arguments.attention) for name in OBJECTIVES}
     result: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
@@ -84,28 +83,19 @@ def peak(name: str, arguments: argparse.Namespace) -> float:
     """MiB of resident memory that a step needs above the model and its optimizer's states."""
     command = [sys.executable, "-m", "tests.benchmarks.objectives", "--peak-of", name]
     command += ["--dtype", arguments.dtype, "--attention", arguments.attention]
-    # Freed memory goes back at once, so that what is resident is what is in use.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | RETURN_FREED)
     return float(run.stdout)
 
 
 def print_peak(arguments: argparse.Namespace) -> None:
-    """What the command above prints."""
     dtype = getattr(torch, arguments.dtype)
     step = step_of(arguments.peak_of, dtype, arguments.attention)
     step(0)  # gradients and moments are there now, and freed again the activations
     held = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held
+    forget_peak()
     for seed in range(1, 3):
         step(seed)
-    print(resident("VmHWM") - held)
-
-
-def resident(field: str) -> float:
-    """MiB of this process: VmRSS, now, or VmHWM, at most."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(field))) / 1024
+    print((resident("VmHWM") - held) / 2**20)
 
 
 def main() -> None:
@@ -121,12 +111,12 @@ def main() -> None:
         return
     result, rows = times(arguments), {}
     for name, seconds in result.items():
-        ratio = statistics.median(own / base for own, base in zip(seconds, result["causal"], strict=True))
+        ratios = [own / base for own, base in zip(seconds, result["causal"], strict=True)]
+        ratio = statistics.median(ratios)
         rows[name] = {"seconds": statistics.median(seconds), "ratio": ratio, "peak_mib": peak(name, arguments)}
         print(
             f"{name:8} {rows[name]['seconds']:6.2f} s a step  {ratio:.2f} x causal "
-            f"(rounds {min(a / b for a, b in zip(seconds, result['causal'])):.2f} to "
-            f"{max(a / b for a, b in zip(seconds, result['causal'])):.2f})  "
+            f"(rounds {min(ratios):.2f} to {max(ratios):.2f})  "
             f"activations at most {rows[name]['peak_mib']:.0f} MiB"
         )
     print(json.dumps({"dtype": arguments.dtype, "attention": arguments.attention, "objectives": rows}))

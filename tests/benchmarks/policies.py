@@ -32,11 +32,11 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
-from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams, load_text
+from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams
 from infer.ngrams import Ngrams, NgramTable
 from infer.speed.statistics import Weighed, estimate
 from infer.speed.work import blocks
-from tests.benchmarks.shapes import SIZES, random_llama
+from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
 
 PLAIN = "plain"
 
@@ -52,7 +52,6 @@ def compare(
     dtype: str,
     args: argparse.Namespace,
 ) -> dict[str, Pairs]:
-    """All decoders of one model."""
     capacity = max(len(prompt.ids) for prompt in prompts) + args.new
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     costs = prior_costs(lm.device.type)
@@ -98,7 +97,6 @@ def decoders_of(
 def pairs(
     decoders: dict[str, Decoder], prompts: list[TokenPrompt], *, rounds: int, baseline: str = PLAIN
 ) -> dict[str, Pairs]:
-    """Each decodes the first prompt once, uncounted, to warm up."""
     for decoder in decoders.values():
         decoder(prompts[0])
     names = [name for name in decoders if name != baseline]
@@ -114,18 +112,16 @@ def pairs(
 
 
 def rate(run: Run) -> float:
-    """Tokens per second."""
     return len(run.tokens) / run.seconds
 
 
+def speedup(runs: Pairs) -> Any:
+    """Return tokens per second over the baseline's, with the 95 % interval."""
+    return estimate([[Weighed(base.seconds, rate(run) / rate(base)) for run, base in item] for item in runs])
+
+
 def table(result: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
-    """Print and return the speedups."""
-    speedups = {
-        name: estimate(
-            [[Weighed(plain.seconds, rate(run) / rate(plain)) for run, plain in item] for item in by]
-        )
-        for name, by in result.items()
-    }
+    speedups = {name: speedup(by) for name, by in result.items()}
     papers = [item.value for name, item in speedups.items() if name.startswith("two-forward")]
     rows = {}
     print(f"{title}\n{'':24} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
@@ -164,14 +160,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="decoders whose name begins so, beside plain")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    text, ids = load_text(args.model), load_adaptive(args.model).ids
+    ids = load_adaptive(args.model).ids
     ngrams = NgramTable(args.table) if args.table else load_ngrams(args.model)
-    lines = [json.loads(line)[args.key] for line in Path(args.prompts).read_text("utf-8").splitlines()]
-    halves = [line[: len(line) // 2] for line in lines if len(line) > 200][: args.count]
-    prompts = [
-        TokenPrompt(str(index), tuple(text.encode(half)[:300]), frozenset(), half, "")
-        for index, half in enumerate(halves)
-    ]
+    prompts = held_out_prompts(args.model, Path(args.prompts), args.key, args.count)
     results = {}
     for dtype in args.dtypes:
         folders = {"adaptive": args.model} | ({"base": args.base} if args.base else {})

@@ -35,10 +35,10 @@ from infer.drafters.costs import prior_costs
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
-from infer.models.checkpoint import load_adaptive, load_model, load_ngrams, load_text
+from infer.models.checkpoint import load_adaptive, load_model, load_ngrams
 from infer.ngrams import Ngrams, NgramTable
-from infer.speed.statistics import Weighed, estimate
-from tests.benchmarks.policies import Pairs, pairs, rate
+from tests.benchmarks.policies import Pairs, pairs, rate, speedup
+from tests.benchmarks.shapes import held_out_prompts
 
 PEER = Path(__file__).with_name("published_peer.py")
 NEEDED = ("decoders/sdsat.py", "decoders/autoregression.py", "decoders/model/modeling_llama_kv.py")
@@ -69,16 +69,12 @@ def environment(folder: Path) -> Path:
 
 
 class Peer:
-    """The published decoder in its own process."""
-
     def __init__(self, python: Path, checkout: Path, model: str, dtype: str, device: str, id: int) -> None:
         command = [python, "-W", "ignore", PEER, checkout.resolve(), model, dtype, device, str(id)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer("ready")
 
     def decoder(self, k: int, new: int) -> Decoder:
-        """With k adaptive tokens; 0 is plain decoding."""
-
         def run(prompt: TokenPrompt) -> Run:
             assert self._process.stdin is not None
             request = {"ids": list(prompt.ids), "k": k, "new": new}
@@ -89,13 +85,11 @@ class Peer:
         return run
 
     def close(self) -> None:
-        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
     def _answer(self, beginning: str) -> str:
-        """The next line that begins so: the library may print others."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(beginning):
@@ -108,7 +102,6 @@ class Peer:
 def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str, Decoder]:
     """Plain, and `auto` with adaptive tokens alone, with n-grams alone and with all sources, the default."""
     lm, adaptive = load_model(args.model, dtype=dtype), load_adaptive(args.model)
-    capacity = longest + args.new
     costs = prior_costs(lm.device.type)
     makers: dict[str, Any] = {"plain": Drafter}
     table = NgramTable(args.table) if args.table else load_ngrams(args.model)
@@ -116,7 +109,7 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
     makers["adaptive only"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L))
     makers["n-grams only"] = partial(AdaptiveDrafter, (), AutoPolicy(costs, 0), ngrams)
     makers["default"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L), ngrams)
-    runner = Runner(lm, capacity=capacity, max_rows=64)
+    runner = Runner(lm, capacity=longest + args.new, max_rows=64)
     timer = time.thread_time if lm.device.type == "cpu" else clock
     return {
         f"ours, {name}": loop_decoder(runner, Drafters(new), Limits(args.new, []), clock=timer)
@@ -126,9 +119,7 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
 
 def ratio(pairs_of: Pairs) -> dict[str, Any]:
     """Tokens per second over the baseline's, with the 95 % interval."""
-    weighed = [[Weighed(base.seconds, rate(run) / rate(base)) for run, base in item] for item in pairs_of]
-    value = estimate(weighed)
-    assert value is not None
+    value = speedup(pairs_of)
     return {"ratio": value.value, "interval": value.interval}
 
 
@@ -158,7 +149,6 @@ def compare(decoders: Mapping[str, Decoder], prompts: list[TokenPrompt], rounds:
 
 
 def show(result: Mapping[str, Any], title: str) -> None:
-    """A table."""
     best = result["best"]
     print(f"{title}\n{'':24} {'tok/s':>7} {'tok/fwd':>8} {'x ' + PLAIN:>24} {'x ' + best:>24} {'same':>8}")
     for name, row in result["rows"].items():
@@ -171,17 +161,6 @@ def show(result: Mapping[str, Any], title: str) -> None:
             cells.append(f"{item['ratio']:.2f}{interval}".rjust(24) if item else " " * 24)
         same = f"{row['identical']}/{row['compared']}" if "compared" in row else ""
         print(f"{name:24}", *cells, f"{same:>8}")
-
-
-def read_prompts(args: argparse.Namespace) -> list[TokenPrompt]:
-    """The first half of each of the first `count` texts, up to 300 tokens of it."""
-    text = load_text(args.model)
-    lines = [json.loads(line)[args.key] for line in args.prompts.read_text("utf-8").splitlines()]
-    halves = [line[: len(line) // 2] for line in lines if len(line) > 200][: args.count]
-    return [
-        TokenPrompt(str(index), tuple(text.encode(half)[:300]), frozenset(), half, "")
-        for index, half in enumerate(halves)
-    ]
 
 
 def main() -> None:
@@ -201,7 +180,8 @@ def main() -> None:
     check_checkout(args.checkout)
     python = environment((args.venv or args.checkout / ".venv").resolve())
     torch.set_num_threads(1)
-    prompts, id = read_prompts(args), load_adaptive(args.model).ids[0]
+    prompts = held_out_prompts(args.model, args.prompts, args.key, args.count)
+    id = load_adaptive(args.model).ids[0]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = {}
     for dtype in args.dtypes:

@@ -23,14 +23,11 @@ MOST = 32  # adaptive tokens of a request, at most
 
 
 class Wrapper(nn.Module):
-    """Of the published wrapper what its greedy decoders call."""
-
     def __init__(self, base_model: nn.Module) -> None:
         super().__init__()
         self.base_model = base_model
 
     def forward(self, input_ids, past_key_values=None, output_orig=True):
-        """The decoder's outputs, and the logits."""
         outputs = self.base_model.model(input_ids=input_ids, past_key_values=past_key_values)
         return outputs, self.base_model.lm_head(outputs[0])
 

@@ -37,8 +37,6 @@ DRAWS = 2000  # of the bootstrap
 
 
 class Answer(NamedTuple):
-    """A request's text, its tokens and what it took."""
-
     text: str
     tokens: int
     seconds: float
@@ -46,7 +44,6 @@ class Answer(NamedTuple):
 
 
 def ask(api: openai.OpenAI, model: str, prompt: str, new: int, arguments: dict[str, Any]) -> Answer:
-    """Stream one completion."""
     began, first, texts, tokens = time.perf_counter(), 0.0, list[str](), 0
     for chunk in api.completions.create(model=model, prompt=prompt, max_tokens=new, stream=True, **arguments):
         if chunk.choices[0].text and not texts:

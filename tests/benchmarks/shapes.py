@@ -1,7 +1,13 @@
-"""Llamas of given sizes with random weights, for benchmarks: a draft's, stories15M, stories110M, and 1.1B."""
+"""What benchmarks share: Llamas with random weights, held-out prompts, and resident memory."""
+
+import json
+from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from infer.benchmarks.prompts import TokenPrompt
+from infer.models.checkpoint import load_text
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
     "0.4M": (128, 1, 2, 352, 512),
@@ -13,7 +19,6 @@ SIZES = {  # hidden, layers, heads, intermediate, vocabulary
 
 
 def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Random weights, ready to decode."""
     hidden, layers, heads, intermediate, vocab = SIZES[size]
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -27,3 +32,27 @@ def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
         tie_word_embeddings=size in ("15M", "110M"),
     )
     return LlamaForCausalLM._from_config(config, dtype=dtype).eval()
+
+
+def held_out_prompts(model: str, path: Path, key: str, count: int) -> list[TokenPrompt]:
+    """Return the first half of each of the first `count` texts, up to 300 tokens of it."""
+    text = load_text(model)
+    lines = [json.loads(line)[key] for line in path.read_text("utf-8").splitlines()]
+    halves = [line[: len(line) // 2] for line in lines if len(line) > 200][:count]
+    ids = [tuple(text.encode(half)[:300]) for half in halves]
+    return [TokenPrompt(str(n), ids[n], frozenset(), half, "") for n, half in enumerate(halves)]
+
+
+# Freed memory goes back at once, so that what is resident is what is in use.
+RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+def forget_peak() -> None:
+    """Let the highest resident memory begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident(name: str) -> int:
+    """Return bytes of this process by the kernel's count: VmRSS now, VmHWM at its highest."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

@@ -18,7 +18,6 @@ NAMES = ("lossless", "soak", "kills", "places", "fuzz", "same", "quick_start")
 
 
 def main() -> None:
-    """Run the drill that the first argument names, with the others as its arguments."""
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         print(__doc__)
         sys.exit(0 if sys.argv[1:] in ([], ["--help"], ["-h"]) else 2)

@@ -48,8 +48,6 @@ time_t time(time_t *now) {
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a command."""
-
     code: int
     stdout: str
     stderr: str
@@ -94,7 +92,6 @@ def wait(process: subprocess.Popen[str], *, limit: float = 900) -> Result:
 
 @contextmanager
 def disk(place: Path, size: int) -> Iterator[None]:
-    """Mount a disk of so many bytes."""
     place.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={max(size, 4096)}", "tmpfs", str(place))
     try:
@@ -104,7 +101,6 @@ def disk(place: Path, size: int) -> Iterator[None]:
 
 
 def resize(place: Path, size: int) -> None:
-    """Change the size of a disk; 0 makes it full."""
     _mount("-o", f"remount,size={max(size, 4096)}", str(place))
     ballast = place / "ballast"
     ballast.unlink(missing_ok=True)
@@ -113,14 +109,12 @@ def resize(place: Path, size: int) -> None:
 
 
 def used(place: Path) -> int:
-    """Return the bytes in use of a disk."""
     system = os.statvfs(place)
     return (system.f_blocks - system.f_bfree) * system.f_frsize
 
 
 @contextmanager
 def read_only(place: Path) -> Iterator[None]:
-    """Make a place read-only for everybody."""
     _mount("--bind", str(place), str(place))
     _mount("-o", "remount,ro,bind", str(place))
     try:

@@ -47,14 +47,11 @@ class Reference:
 
     @property
     def patience(self) -> float:
-        """Return the seconds after which a run hangs."""
         return 10 * self.seconds + 120
 
 
 @dataclass
 class Outcome:
-    """What the kills of a stage led to."""
-
     kills: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     busy: int = 0  # runs that were refused while processes of the one before ended
@@ -73,14 +70,12 @@ class Command:
         self.temporary.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        """Prepare an empty run."""
         shutil.rmtree(self.run, ignore_errors=True)
         self.run.mkdir(parents=True)
         if self.stage.begin:
             self.stage.begin(self.folder / "whole", self.run)
 
     def start(self, *, at: int = 0, delay: float = 0.0) -> psutil.Popen:
-        """Start it; at the write `at` it dies."""
         for path in (self.count, Path(f"{self.count}.struck")):
             path.unlink(missing_ok=True)
         ranks = self.stage.ranks
@@ -131,7 +126,6 @@ class Command:
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
-    """Send SIGKILL."""
     for process in processes:
         try:
             process.kill()
@@ -195,7 +189,6 @@ def strike(command: Command, whole: Reference, rng: random.Random, outcome: Outc
 
 
 def children(run: psutil.Popen, *, recursive: bool = True) -> list[psutil.Process]:
-    """Return the processes below a run."""
     try:
         return run.children(recursive=recursive)
     except psutil.NoSuchProcess:
@@ -203,7 +196,6 @@ def children(run: psutil.Popen, *, recursive: bool = True) -> list[psutil.Proces
 
 
 def drill(command: Command, whole: Reference, kills: int, rng: random.Random) -> Outcome:
-    """Kill a stage so often, and return what that led to."""
     outcome = Outcome()
     while outcome.kills.total() < kills:
         command.clear()
@@ -223,7 +215,6 @@ def drill(command: Command, whole: Reference, kills: int, rng: random.Random) ->
 
 
 def main() -> None:
-    """Kill the stages of the command line, by default all."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))

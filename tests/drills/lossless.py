@@ -58,7 +58,6 @@ SOURCES = "adaptive+text+ngrams"
 
 
 def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[int]]:
-    """Return three kinds of prompts, of many lengths."""
     rng = random.Random(0)
     code = [json.loads(line)["content"] for line in held_out.read_text("utf-8").splitlines()]
     problems = [problem["prompt"] for problem in read_problems().values()]
@@ -77,7 +76,6 @@ def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[
 def decoded(
     runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling
 ) -> list[list[int]]:
-    """Return the tokens of each request."""
     tokens: list[list[int]] = [[] for _ in requests]
     for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:
@@ -160,7 +158,6 @@ def by_draft_model(draft: Draft) -> dict[str, Drafters]:
 
 
 def main() -> None:
-    """Compare the decoders of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("held_out", type=Path)

@@ -43,7 +43,6 @@ def separate_large() -> None:
 
 
 def sample(seconds: float, requests: int) -> Sample:
-    """Return what the process holds now."""
     gc.collect()
     if hasattr(C, "malloc_trim"):
         C.malloc_trim(0)

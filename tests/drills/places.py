@@ -70,7 +70,6 @@ class Trial:
             self.expected, self.need = hashes(self.stage, place), most[0] - begin
 
     def place(self, name: str) -> Path:
-        """Return a new folder with what the stage needs in it."""
         place = self.folder / "places" / f"{name}-{self.stage.name}"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -78,17 +77,14 @@ class Trial:
         return place
 
     def begin(self, place: Path) -> None:
-        """Put into a place what is there before the stage."""
         if self.stage.begin:
             self.stage.begin(self.inputs, place)
 
     def start(self, place: Path, *more: str, user: int = 0, **env: str) -> subprocess.Popen[str]:
-        """Start the user's command."""
         command = [sys.executable, "-m", *self.stage.arguments(self.inputs, place), *more]
         return hostile.start(command, self.home, env, user)
 
     def run(self, place: Path, *more: str, user: int = 0, **env: str) -> Result:
-        """Run the user's command."""
         return wait(self.start(place, *more, user=user, **env))
 
     def begun(self, place: Path) -> Path:
@@ -98,7 +94,6 @@ class Trial:
         )
 
     def is_under_way(self, place: Path) -> bool:
-        """Return whether the result is half written."""
         begun = self.begun(place)
         if self.stage.name == "train":
             return (begun / "checkpoints" / "step-000003").is_dir()
@@ -122,7 +117,6 @@ class Trial:
         return sentence[1].replace(str(place), "DIR")
 
     def good(self, place: Path, result: Result) -> str:
-        """Return that it ended as in a good place, or what is wrong."""
         if result.code:
             return f"FAILED: code {result.code}: {(result.stderr or result.stdout)[-2000:]}"
         if negative := NEGATIVE.search(result.stdout + result.stderr):
@@ -237,7 +231,6 @@ ROWS: dict[str, tuple[Row, tuple[str, ...]]] = {
 
 
 def main() -> None:
-    """Try the rows and stages of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)

@@ -30,7 +30,6 @@ PROMISED = (
 
 
 def read_pages() -> str:
-    """Return both pages."""
     return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
@@ -57,7 +56,6 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the pages."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--demo", type=Path)
     parser.add_argument("--keep", type=Path)

@@ -21,7 +21,6 @@ def hashes(stage: Stage, run: Path) -> dict[str, str]:
 
 
 def _hash(stage: Stage, name: str, run: Path) -> str | None:
-    """Return None for what is not compared. The folder's own name may stand in a file."""
     path = run / name
     views = [view for pattern, view in stage.views.items() if fnmatch(name, pattern)]
     if None in views:
@@ -33,7 +32,6 @@ def _hash(stage: Stage, name: str, run: Path) -> str | None:
 
 
 def differences(actual: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is missing, different or left over."""
     for name in sorted(expected.keys() | actual.keys()):
         if name not in actual:
             yield f"{name} is missing"
@@ -44,7 +42,6 @@ def differences(actual: Mapping[str, str], expected: Mapping[str, str]) -> Itera
 
 
 def incomplete(stage: Stage, run: Path, expected: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is visible of a killed stage and should not be."""
     visible = {name: path for name, path in _files(run) if not any(part[0] == "." for part in Path(name).parts)}
     for name, path in visible.items():
         transient = any(fnmatch(name, pattern) for pattern in (*stage.growing, *stage.passing))
@@ -78,7 +75,6 @@ def incomplete(stage: Stage, run: Path, expected: Mapping[str, str]) -> Iterator
 
 
 def _unreadable(path: Path) -> str:
-    """Return why a file cannot be read, by its kind."""
     try:
         match path.suffix:
             case ".json":

@@ -46,18 +46,15 @@ def trainings(demo: Path) -> Facts:
 
 
 def weights(demo: Path) -> Facts:
-    """Return every exported file of weights."""
     paths = sorted(demo.rglob("*.safetensors"))
     return {str(path.relative_to(demo)): _digest(path) for path in paths}
 
 
 def texts(demo: Path) -> Facts:
-    """Return every text of the speed report."""
     return dict(item for path in (demo / "report/speed/units").glob("*.json") for item in _texts(path))
 
 
 def quality(demo: Path) -> Facts:
-    """Return every answer and verdict, and the scores."""
     report = _json(demo / "report/quality/quality.json")
     results = {name: report[name] for name in ("rows", "differences", "same", "samples")}
     results |= {path.name: _json(path) for path in (demo / "report/quality/units").glob("*.json")}
@@ -65,7 +62,6 @@ def quality(demo: Path) -> Facts:
 
 
 def _unmarked(value: Any) -> Any:
-    """Return texts in `pieces` whole: which of their tokens were drafted hangs on times."""
     if isinstance(value, Mapping):
         return {
             name: "".join(text for _, text in entry) if name == "pieces" else _unmarked(entry)
@@ -107,7 +103,6 @@ PARTS: Mapping[str, Callable[[Path], Facts]] = {
 
 
 def main() -> None:
-    """Compare both demos part by part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("demo", type=Path)
     parser.add_argument("other", type=Path)

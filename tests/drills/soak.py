@@ -87,8 +87,6 @@ class Stopped(Exception):
 
 
 class FailingProcessor(LogitsProcessor):
-    """Changes no score, and fails at the n-th call."""
-
     def __init__(self, n: int) -> None:
         self._left = n
 
@@ -120,7 +118,6 @@ class Output:
     whole: bool = False
 
     def add(self, step: TextStep) -> None:
-        """Append a step."""
         assert not self.whole and len(step.texts) == len(step.tokens) > 0
         self.tokens, self.text, self.whole = self.tokens + step.tokens, self.text + step.text, step.finished
 
@@ -132,7 +129,6 @@ class Output:
 
 
 def draw(seed: int, number: int, text: Text, code: Sequence[str], context: int) -> Case:
-    """Return the case of this number."""
     rng = random.Random(f"{seed}/{number}")
     slot = rng.choices(list(SLOTS), list(SLOTS.values()))[0]
     batch = rng.choices(list(BATCHES), list(BATCHES.values()))[0]
@@ -168,7 +164,6 @@ def _prompt(rng: random.Random, text: Text, code: Sequence[str], *, infill: bool
 
 
 def ids_of(prompt: Prompt, text: Text) -> list[int]:
-    """Return a prompt's ids, as `generate` reads it."""
     if isinstance(prompt, Infill):
         return text.infill(prompt)
     return text.encode(prompt) if isinstance(prompt, str) else [int(id) for id in prompt]
@@ -256,7 +251,6 @@ def outputs(model: Model, case: Case, decode: DecodeConfig, ending: str) -> Iter
 
 
 def alone(model: Model, case: Case, decode: DecodeConfig) -> list[Output]:
-    """Decode each prompt by itself."""
     result = [Output([]) for _ in case.prompts]
     for output, prompt, seed in zip(result, case.prompts, case.seeds):
         for step in generate(model, prompt, decode, seeds=[seed]):
@@ -265,7 +259,6 @@ def alone(model: Model, case: Case, decode: DecodeConfig) -> list[Output]:
 
 
 def invalid_requests(model: Model, base: Model) -> list[Callable[[], Any]]:
-    """Return requests of which each must be refused."""
     ask = partial(generate, model)
     return [
         lambda: ask([]),
@@ -283,8 +276,6 @@ def invalid_requests(model: Model, base: Model) -> list[Callable[[], Any]]:
 
 
 class Soak:
-    """The models of a process, and the results so far."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._began, self._ended = args, time.monotonic(), False
         self._rng = random.Random(args.seed)
@@ -297,25 +288,20 @@ class Soak:
 
     @property
     def seconds(self) -> float:
-        """Return the time since the start."""
         return time.monotonic() - self._began
 
     @property
     def memory(self) -> dict[str, Any]:
-        """Return the verdict so far."""
         return verdict([Sample(*values) for values in self._samples])
 
     def end(self, *_: Any) -> None:
-        """End with the running case."""
         self._ended = True
 
     def fail(self, number: int, message: str) -> None:
-        """Record and print an error."""
         self.errors.append(f"case {number}: {message}")
         print(f"WRONG {self.errors[-1]}", flush=True)
 
     def case(self, number: int) -> None:
-        """Decode a case by all its decoders."""
         text, context = self.models["draft"].text, self.models["draft"].context
         case = draw(self._args.seed, number, text, self._code, context)
         model, plain = self.models[case.slot], None
@@ -373,7 +359,6 @@ class Soak:
             self._samples.append(astuple(sample(self.seconds, self.counts["requests"])))
 
     def run(self) -> None:
-        """Decode until the time is up."""
         minute = 0
         for number in count():
             self.case(number)
@@ -387,7 +372,6 @@ class Soak:
 
 
 def main() -> None:
-    """Run the soak of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("held_out", type=Path)

@@ -82,12 +82,10 @@ def _text_of(sample: dict[str, Any]) -> str:
 
 
 def without_text(pattern: str) -> View:
-    """Return a view of a text without what matches."""
     return lambda path: re.sub(pattern, "", path.read_text(encoding="utf-8"))
 
 
 def exists(path: Path) -> Any:
-    """View a file whose content is measured."""
     return True
 
 
@@ -111,7 +109,6 @@ def _speed_unit(path: Path) -> Any:
 
 
 def _gpu_check(path: Path) -> Any:
-    """View a file that is there before it is finished, and says so."""
     check = json.loads(path.read_text(encoding="utf-8"))
     del check["versions"]["commit"]
     names = ("finished", "parity", "hardware", "versions", "settings")

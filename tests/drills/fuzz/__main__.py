@@ -95,7 +95,6 @@ def drill(name: str, numbers: Sequence[int], args: argparse.Namespace) -> dict[s
 
 
 def main() -> None:
-    """Run the domains of --domain, by default all."""
     parser = argparse.ArgumentParser(prog="python -m tests.drills.fuzz", description=__doc__)
     parser.add_argument("--domain", nargs="+", default=list(DOMAINS), choices=DOMAINS)
     parser.add_argument("--count", type=int, help="inputs of each; by default the domain's own number")

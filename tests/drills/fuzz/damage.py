@@ -63,7 +63,6 @@ TEXTS = ("x = 1\n", "<PRE> a <SUF>", "  é😀\t\r\n", "<s></s><adaptive_1>", "d
 
 
 def run(rng: random.Random, folder: Path) -> str:
-    """Damage one folder and read it."""
     kinds = (*4 * [shards], *4 * [checkpoint], *5 * [model_directory], *2 * [tokenizer], costs)
     with patch.dict(os.environ, XDG_CACHE_HOME=str(demo() / "costs")):
         os.environ.pop(MARK, None)
@@ -93,7 +92,6 @@ def damage(file: Path, rng: random.Random) -> None:
 
 
 def _changed_adaptive(data: bytes, rng: random.Random) -> bytes:
-    """Change what is read: most of the file is provenance."""
     tree = json.loads(data)
     inner = {name: tree[name] for name in ADAPTIVE if name in tree}
     for _ in range(rng.choice((1, 1, 2))):
@@ -102,7 +100,6 @@ def _changed_adaptive(data: bytes, rng: random.Random) -> bytes:
 
 
 def _changed_header(data: bytes, rng: random.Random) -> bytes:
-    """Change lengths, offsets, types or names of a safetensors file, or the length of the header."""
     (size,) = struct.unpack("<Q", data[:8])
     header, body = data[8 : 8 + size], data[8 + size :]
     kind = rng.randrange(4)
@@ -145,7 +142,6 @@ def shards(rng: random.Random, folder: Path) -> str:
 
 
 def _change_array(rng: random.Random, path: Path) -> None:
-    """Save an array with another value, order, type or shape."""
     array = np.array(np.load(path))
     kind = rng.randrange(4)
     if kind == 0:
@@ -215,20 +211,16 @@ def checkpoint(rng: random.Random, folder: Path) -> str:
 
 
 def _unlinked(path: Path) -> Path:
-    """Return a path that can be written without changing the file that it was a link to."""
     path.unlink(missing_ok=True)
     return path
 
 
 class Foreign:
-    """A pickle that would run something."""
-
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, str]]]:
         return exec, (f"import os; os.environ[{MARK!r}] = '1'", {})
 
 
 def _forge(step: Path, rng: random.Random) -> None:
-    """Put a foreign global into a file, and a record that vouches for it."""
     try:
         record = read_checkpoint(step)
         name = rng.choice(sorted(record.files))
@@ -252,7 +244,6 @@ def _read_training(training: Path, folder: Path, rng: random.Random) -> str:
 
 
 def _export(training: Path, folder: Path, rng: random.Random) -> str:
-    """Check that nothing is written, or a whole directory."""
     out = folder / "model"
     arguments = [f"checkpoint={training}", f"out={out}", "dtype=float32", "verify=false"]
     if call("train.export", [*arguments, "tracker.mode=disabled"], rng).refusal:
@@ -265,7 +256,6 @@ def _export(training: Path, folder: Path, rng: random.Random) -> str:
 
 
 def _resume(training: Path, folder: Path, rng: random.Random) -> str:
-    """Check that training goes on from the newest whole checkpoint to the same weights."""
     arguments = [*TRAINING, f"data.path={demo() / 'data'}", f"out={training}"]
     # In its own process: a process group that has ended cannot begin again in this one.
     process = warm.run_ranks("train", *arguments, ranks=1)
@@ -327,7 +317,6 @@ def _infer(folder: Path, name: str, kind: str, rng: random.Random) -> str:
 
 
 def _draft(folder: Path, name: str, kind: str, rng: random.Random) -> str:
-    """Draft for the whole model, whose text cannot change."""
     method = rng.choice(("ssd", "tsd", "gsd"))
     draft = DraftConfig(str(folder), adaptive=rng.random() < 0.3)
     model = load(demo() / "model", "float32", "cpu", draft=draft)
@@ -343,7 +332,6 @@ def overflows(model: Model) -> bool:
 
 
 def tokens(model: Model, decode: DecodeConfig) -> list[list[int]]:
-    """Return the new tokens of PROMPTS side by side."""
     rows = [list[int]() for _ in PROMPTS]
     for step in generate(model, PROMPTS, decode):
         rows[step.sequence] += step.tokens

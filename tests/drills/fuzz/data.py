@@ -73,12 +73,10 @@ Expected = dict[str, tuple[str | None, str]]  # text, None where a row has none,
 
 
 def run(rng: random.Random, folder: Path) -> str:
-    """Prepare one folder of one kind of sources."""
     return rng.choice((from_lines, from_parquet, from_files))(rng, folder)
 
 
 def from_lines(rng: random.Random, folder: Path) -> str:
-    """Prepare JSON lines, compressed or not."""
     expected: Expected = {}
     names = ("a.jsonl", "py/b.jsonl", "c/d.jsonl.gz", "py/e.jsonl.zst", "f.json")
     for name in rng.sample(names, rng.choice((1, 1, 2, 4))):
@@ -97,7 +95,6 @@ def from_lines(rng: random.Random, folder: Path) -> str:
 
 
 def _line(rng: random.Random) -> bytes:
-    """Return a row of JSON, or nearly one."""
     row: dict[str, Any] = {"content": document(rng), "id": rng.randrange(9), "x": mutate.value(rng)}
     kind = rng.random()
     if kind < 0.6:
@@ -134,7 +131,6 @@ def _without_lead(text: str) -> str:
 
 
 def from_parquet(rng: random.Random, folder: Path) -> str:
-    """Prepare one or two Parquet files of any type and encoding."""
     expected: Expected = {}
     damaged, checksums = False, rng.random() < 0.7
     for name in ("py/a.parquet", "b.parquet")[: rng.choice((1, 1, 2))]:
@@ -166,7 +162,6 @@ def from_parquet(rng: random.Random, folder: Path) -> str:
 
 
 def _write_parquet(rng: random.Random, path: Path, *, checksums: bool) -> list[str | None]:
-    """Write a file; return the text of every row, None where it has none."""
     count, kind = rng.choice((0, 1, 3, 70, 200)), rng.choice(TYPES if rng.random() < 0.9 else NO_TEXT)
     texts: list[str | None] = [document(rng).encode("utf-8", "ignore").decode() for _ in range(count)]
     texts = [None if kind in NO_TEXT or rng.random() < 0.05 else text for text in texts]
@@ -191,7 +186,6 @@ def _write_parquet(rng: random.Random, path: Path, *, checksums: bool) -> list[s
 
 
 def _damage_parquet(rng: random.Random, path: Path, *, pages: bool) -> None:
-    """Damage a file; with `pages` not its footer, which no checksum guards."""
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     if pages and footer > 5:
@@ -229,7 +223,6 @@ def from_files(rng: random.Random, folder: Path) -> str:
 
 
 def _name(rng: random.Random) -> str:
-    """Return a name as the system gives it: bytes that are no UTF-8 as surrogates."""
     if rng.random() < 0.5:
         return rng.choice(("a", "b", "c")) + rng.choice((".py", ".py", ".c", "", ".tar.gz", ".PY", "."))
     raw = mutate.text(rng).encode("utf-8", "ignore") + rng.choice((b"", b"", b"", b"\xff"))
@@ -238,7 +231,6 @@ def _name(rng: random.Random) -> str:
 
 
 def _write_source(rng: random.Random, place: Path) -> bool:
-    """Write a file, a link or a pipe; return whether a file can be read there."""
     kind = rng.random()
     if kind < 0.9:
         data = document(rng).encode("utf-8", "surrogatepass")
@@ -258,14 +250,12 @@ def _text(place: Path) -> str | None:
 
 
 def _tokenizer(rng: random.Random) -> tuple[str, ...]:
-    """Return settings of the small tokenizer or of CodeLlama's, where it is beside the project."""
     if CODELLAMA.is_dir() and rng.random() < 0.1:
         return (f"tokenizer={CODELLAMA}", "vocab=codellama")
     return (f"tokenizer={demo() / 'data' / 'tokenizer'}", "vocab=demo")
 
 
 def _options(rng: random.Random) -> list[str]:
-    """Return settings that change no text."""
     options = ["workers=1", "max_unreadable=1.0", "decontaminate.humaneval=null", f"seed={rng.randrange(100)}"]
     options += [f"filters.{name}=null" for name in ("mean_line", "longest_line", "alphanumeric")]
     options += [f"fim_rate={rng.choice((0, 0.5, 1))}", f"spm_rate={rng.choice((0, 0.5, 1))}"]
@@ -320,7 +310,6 @@ def _sources() -> list[str]:
 
 
 def _check_refused(folder: Path, expected: Expected, result: Result) -> None:
-    """Check that nothing is written, and that no row could have been a document."""
     assert not (folder / "out").exists(), "a refused folder is visible"
     assert not any(text and text.strip() and "\0" not in text for text, _ in expected.values()), result.refusal
 
@@ -351,7 +340,6 @@ def check(out: Path, expected: Expected, *, split: bool, rows: bool = True) -> N
 
 
 def dropped(out: Path) -> list[dict[str, Any]]:
-    """Return the rows that were dropped."""
     return [json.loads(line) for line in (out / "drops.jsonl").read_bytes().split(b"\n") if line]
 
 

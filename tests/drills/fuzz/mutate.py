@@ -23,12 +23,10 @@ def text(rng: random.Random) -> str:
 
 
 def number(rng: random.Random) -> int | float:
-    """Return a number at a border, or any."""
     return rng.choice((rng.choice(NUMBERS), rng.randrange(-10, 100), rng.uniform(-2, 2)))
 
 
 def value(rng: random.Random, depth: int = 2) -> Any:
-    """Return any JSON value."""
     kinds: list[Callable[[], Any]] = [lambda: None, lambda: rng.random() < 0.5]
     kinds += [lambda: number(rng), lambda: text(rng)]
     if depth:
@@ -60,7 +58,6 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (container, key) of everything within a JSON value."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, inner in list(items):
         yield tree, key
@@ -68,7 +65,6 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def change(tree: Any, rng: random.Random) -> None:
-    """Change one place of a JSON value, in place."""
     container, key = rng.choice(list(_places(tree)))
     old, kind = container[key], rng.randrange(5)
     if kind == 0:

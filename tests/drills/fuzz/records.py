@@ -60,7 +60,6 @@ SCORED = ("benchmark", "language", "who", "decoder", "metric", "value", "problem
 
 
 def run(rng: random.Random, folder: Path) -> str:
-    """Read one file of a benchmark, or one damaged measurement."""
     with patch.dict(os.environ, XDG_CACHE_HOME=str(demo() / "costs")):
         return rng.choice((*12 * [benchmark], *6 * [report], resume))(rng, folder)
 
@@ -85,7 +84,6 @@ def benchmark(rng: random.Random, folder: Path) -> str:
 
 
 def _write(rows: list[Any], rng: random.Random, folder: Path) -> tuple[Path, bool]:
-    """Return the file, and whether its rows may read otherwise than written."""
     kind = rng.choice(("jsonl", "jsonl", "json", "parquet", "gz"))
     path = folder / ("rows.jsonl.gz" if kind == "gz" else f"rows.{kind}")
     lines = "\n".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) for row in rows)
@@ -186,7 +184,6 @@ def measured(finished: bool) -> Path:
 
 
 def _speed_arguments(out: Path) -> list[str]:
-    """Return settings of two prompts, one round, two decoders."""
     prompts = ["prompts=null", f"prompts.mine.path={demo() / 'texts.jsonl'}", "prompts.mine.count=2"]
     cells = ["k=[2]", "temperatures=[0]", "dtypes=[float32]", "decoders=[sdsat,prompt_lookup]", "peers=[]"]
     sizes = ["rounds=1", "threads=1", "max_new_tokens=6", "tracker.mode=disabled"]
@@ -194,7 +191,6 @@ def _speed_arguments(out: Path) -> list[str]:
 
 
 def _quality_arguments(out: Path) -> list[str]:
-    """Return settings of three missing lines."""
     benchmarks = ["benchmarks=infilling", f"benchmarks.infilling.path={demo() / 'holes.jsonl'}"]
     sizes = ["dtype=float32", "threads=1", "max_new_tokens=6", "batch=2", "tracker.mode=disabled"]
     return [f"model={demo() / 'model'}", f"out={out}", *benchmarks, *sizes]

@@ -62,7 +62,6 @@ LIBRARYS += ["stop_strings", "eos_token_id", "temperature", "top_p", "min_new_to
 
 
 def run(rng: random.Random, folder: Path) -> str:
-    """Decode one prompt or batch, or call `generate` once."""
     kinds = (from_text, from_text, with_settings, with_settings, in_batch, by_command, by_library)
     with patch.dict(os.environ, XDG_CACHE_HOME=str(demo() / "costs")):
         try:
@@ -73,7 +72,6 @@ def run(rng: random.Random, folder: Path) -> str:
 
 @functools.cache
 def model() -> Model:
-    """Return the tiny model, for which its own export drafts."""
     return load(demo() / "model", "float32", "cpu", draft=str(demo() / "sharded"))
 
 
@@ -84,7 +82,6 @@ def lm() -> PreTrainedModel:
 
 
 def tokens(prompts: list[Any], method: str, seeds: Any = None, **settings: Any) -> list[list[int]]:
-    """Return the new tokens of each prompt."""
     rows = [list[int]() for _ in prompts]
     decode = DecodeConfig(**{"method": method, "max_new_tokens": NEW, **settings})
     for step in generate(model(), prompts, decode, seeds=seeds):
@@ -175,12 +172,7 @@ def _prompt(rng: random.Random) -> Any:
 def by_command(rng: random.Random, folder: Path) -> str:
     """Check that `python -m infer` prints the text that the API gives."""
     prompt, page = text(rng)[:3000], folder / "page.html"
-    arguments = [
-        f"model={demo() / 'model'}",
-        "dtype=float32",
-        "device=cpu",
-        f"decode.max_new_tokens={NEW}",
-    ]
+    arguments = [f"model={demo() / 'model'}", "dtype=float32", "device=cpu", f"decode.max_new_tokens={NEW}"]
     arguments += ["decode=sdsat", "decode.probes=root", f"html={page}", f"prompt={prompt}"]
     result = call("infer", arguments, rng)
     if result.refusal:

@@ -54,7 +54,6 @@ ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def run(rng: random.Random, folder: Path) -> str:
-    """Give one to three settings to one command."""
     if rng.random() < 0.15:
         return command(rng, folder)
     entry, kind = rng.choice(list(ENTRIES)), rng.random()
@@ -89,7 +88,6 @@ def _values(entry: str, rng: random.Random) -> None:
 
 
 def _defaults(entry: str, rng: random.Random) -> None:
-    """Check that settings given as they are by default change nothing."""
     result, again = _default(entry), []
     known = [item for item in fields_of(ENTRIES[entry]) if NAME not in item[0]]
     for name, owner, field, _ in rng.sample(known, rng.randrange(1, len(known))):
@@ -101,7 +99,6 @@ def _defaults(entry: str, rng: random.Random) -> None:
 
 
 def _unknown(entry: str, rng: random.Random) -> None:
-    """Give a name with an error in it."""
     chosen = [group.name for group in groups(entry)]
     name = rng.choice([*names(ENTRIES[entry]), *chosen]).replace(NAME, "mine")
     at, strange = rng.randrange(len(name)), rng.choice(STRANGE)
@@ -162,7 +159,6 @@ def _at(config: Any, path: str) -> Any:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every single value by its path, as text that shows its type."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{prefix}{key}.")
@@ -182,12 +178,7 @@ def _check_numbers(config: Any) -> None:
 def command(rng: random.Random, folder: Path) -> str:
     """Run one command with one to three settings of any kind; a file may be where it reads or writes."""
     entry = rng.choice([*MODULES, "train", "train"])
-    places = {
-        "m": folder / "model",
-        "o": folder / "out",
-        "c": folder / "checkpoint",
-        "d": demo() / "data",
-    }
+    places = {"m": folder / "model", "o": folder / "out", "c": folder / "checkpoint", "d": demo() / "data"}
     if entry == "inspect":
         places["o"] = demo() / "data"
     pairs = [text.split("=") for text in REQUIRED[entry]]

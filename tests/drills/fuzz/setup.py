@@ -49,7 +49,6 @@ class Result:
 
     @property
     def outcome(self) -> str:
-        """Return the class of the input."""
         return "refused" if self.refusal else "fine"
 
 
@@ -102,7 +101,6 @@ def demo() -> Path:
 
 
 def main(folder: Path) -> None:
-    """Fill the folder."""
     prepare(data_settings(folder / "data", "shard_tokens=20000"))
     data = f"data.path={folder / 'data'}"
     train(settings("train", TrainConfig, [*TRAINING, data, f"out={folder / 'training'}"]))
