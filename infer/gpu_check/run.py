@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.table import Table
 from transformers import PreTrainedModel
 
 from conf import UserError
@@ -35,6 +34,8 @@ from infer.gpu_check import SHAPES, GpuCheckConfig, random_model
 from infer.gpu_check.parity import check_parity
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.measure import cpu
+from infer.report.tables import table
+from infer.report.terminal import print_table
 from infer.speed.limit import Needs, bandwidth
 from infer.trees.tree import Tree
 
@@ -149,18 +150,18 @@ def show(report: dict[str, Any]) -> None:
                 f"{figures['roofline_tokens_per_second']:.1f}"
             )
         console.print(line)
-        console.print(_table("rows", figures["rows_ms"], figures["rows_ms"][1]["median"], "L(1)"))
-        console.print(_table("loop", figures["loops_ms"], figures["loops_ms"]["plain"]["median"], "plain"))
-
-
-def _table(name: str, rows: dict[Any, dict[str, float]], base: float, unit: str) -> Table:
-    table = Table(name, "ms", "quartiles", f"/ {unit}")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for key, ms in rows.items():
-        quartiles = f"{ms['low']:.2f}-{ms['high']:.2f}"
-        table.add_row(str(key), f"{ms['median']:.2f}", quartiles, f"{ms['median'] / base:.2f}")
-    return table
+        for name, key, first, of in (("rows", "rows_ms", 1, "L(1)"), ("loop", "loops_ms", "plain", "plain")):
+            times = figures[key]
+            body = [
+                [
+                    str(rows_or_loop),
+                    f"{ms['median']:.2f}",
+                    f"{ms['low']:.2f}–{ms['high']:.2f}",
+                    f"{ms['median'] / times[first]['median']:.2f}",
+                ]
+                for rows_or_loop, ms in times.items()
+            ]
+            print_table(console, table("", [name, "ms", "quartiles", f"/ {of}"], body))
 
 
 BLOCK = 2**30  # bytes of the tensor that measures the bandwidth

@@ -14,6 +14,7 @@ from infer.report.page import render
 from infer.report.rows import (
     KEY,
     PLACE,
+    SOURCES,
     Row,
     differs,
     dotted,
@@ -25,8 +26,8 @@ from infer.report.rows import (
     span,
     task,
 )
-from infer.report.tables import compared_sources
-from infer.report.terminal import OTHER, table_of
+from infer.report.tables import Line, Table, table
+from infer.report.terminal import print_table
 from infer.report.write import build, sheet
 
 SCHEMA = 1
@@ -34,6 +35,7 @@ COMPARED = (
     *("tokens_per_second", "speedup", "speedup_interval", "acceptance_rate", "mean_acceptance_length"),
     *("tokens_per_forward", "sources"),
 )
+SIDES = ("first", "second")
 APART = "*"
 LEGEND = f"{APART} the intervals do not overlap"
 
@@ -69,9 +71,7 @@ def print_comparison(comparison: Mapping[str, Any]) -> None:
         console.print(f"{entry['part']} {entry['name']}: {entry['values'][0]} | {entry['values'][1]}")
     console.print("" if comparison["differences"] else "Both were made alike.\n")
     for entry in _tables(comparison):
-        console.print(entry["title"])
-        console.print(table_of(entry["head"], entry["rows"]))
-        console.print()
+        print_table(console, entry)
     console.print(LEGEND)
     for entry in comparison["lone"]:
         console.print(f"only in {entry['report']}: {entry['row']}")
@@ -79,26 +79,29 @@ def print_comparison(comparison: Mapping[str, Any]) -> None:
         console.print(f"warning: {warning}")
 
 
-def _tables(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lay out tables of title, head and rows of texts, for terminal and page alike."""
+def _tables(comparison: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of both reports, for terminal and page alike."""
     head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
-    tables = list[dict[str, Any]]()
+    tables = list[Table]()
     for (name, dtype, heat), mine in groups(comparison["speed"], "prompt_set", "dtype", "temperature").items():
         title = f"{name}, {dtype}, temperature {heat:g}"
-        tables.append({"title": title, "head": head, "rows": [_speed_row(row) for row in mine]})
-        sources, shares = compared_sources(mine)
-        if shares:
-            tables.append({"title": f"{title}: accepted drafts by source", "head": sources, "rows": shares})
-    rows = [_quality_row(row) for row in comparison["quality"]]
-    if rows:
+        tables.append(Table(title, head, [_speed_line(row) for row in mine]))
+        if rows := [row for row in mine if any(row[f"{side}_sources"] for side in SIDES)]:
+            heads = [
+                "decoder",
+                *(cell for name in SOURCES.values() for cell in (f"{name} A", "B")),
+                "length A",
+                "B",
+            ]
+            tables.append(table(f"{title}: accepted drafts by source", heads, map(_source_row, rows)))
+    if comparison["quality"]:
         head = ["benchmark", "metric", "A", "B", "B - A", ""]
-        tables.append({"title": "Quality, decoded plainly", "head": head, "rows": rows})
+        tables.append(table("Quality, decoded plainly", head, map(_quality_row, comparison["quality"])))
     return tables
 
 
-def _speed_row(row: Row) -> list[str]:
-    return [
-        label(row) + (f" {OTHER}" if row["first_differs"] or row["second_differs"] else ""),
+def _speed_line(row: Row) -> Line:
+    cells = [
         number(row["first_tokens_per_second"], ".0f"),
         number(row["second_tokens_per_second"], ".0f"),
         number(row["ratio"]),
@@ -108,6 +111,14 @@ def _speed_row(row: Row) -> list[str]:
         percent(row["first_acceptance_rate"]),
         percent(row["second_acceptance_rate"]),
     ]
+    return Line(label(row), cells, ["differs"] * (row["first_differs"] or row["second_differs"]))
+
+
+def _source_row(row: Row) -> list[str]:
+    shares = [
+        percent((row[f"{side}_sources"] or {}).get(name, {}).get("share")) for name in SOURCES for side in SIDES
+    ]
+    return [label(row), *shares, *(number(row[f"{side}_mean_acceptance_length"]) for side in SIDES)]
 
 
 def _speedup(row: Row, which: str) -> str:

@@ -16,18 +16,15 @@ from infer.report.rows import (
     GATED,
     SOURCES,
     benchmark,
-    differs,
     dotted,
     groups,
     label,
-    number,
     percent,
-    same,
     span,
     task,
 )
 from infer.report.summary import HEADLINE, how, tells
-from infer.report.tables import bars, limits, quality_tables, speed_sets
+from infer.report.tables import MAIN, MORE, limit_table, quality_tables, speed_sets, time_tables
 from infer.report.training import training_facts
 
 CARDS = 3  # of speed, and 2 of quality
@@ -45,8 +42,10 @@ def report_page(report: Mapping[str, Any], drawings: Mapping[str, Drawing]) -> s
         cards=_speed_cards(report) + _score_cards(report["summary"]),
         method=[(kind.capitalize(), _method(report[kind])) for kind in ("speed", "quality") if report[kind]],
         speed=speed_sets(report) if speed else None,
-        bars=bars(speed["rows"]) if speed else [],
-        limits=limits(speed) if speed else None,
+        times=time_tables(speed["rows"]) if speed else [],
+        limits=limit_table(speed) if speed else None,
+        main=MAIN,
+        more=MORE,
         quality=_quality(quality) if quality else None,
         training=training_facts(training, report["seconds"]) if training else None,
         figures=drawings,
@@ -72,8 +71,6 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for function in (label, same, differs, number, percent, span):
-        environment.filters[function.__name__] = function
     environment.globals |= {"forward": FORWARD, "source_names": ", ".join(SOURCES.values())}
     return environment
 
@@ -144,15 +141,6 @@ def _quality(part: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "sandbox": part.get("sandbox"),
         "tables": quality_tables(part),
-        "same": [
-            [
-                task(row),
-                row["who"],
-                f"{row['decoder']} and {row['against']}",
-                f"{row['identical']}/{row['compared']}",
-            ]
-            for row in part["same"]
-        ],
         "rules": [(benchmark(name), rule) for name, rule in part.get("rules", {}).items()],
         "skipped": [(task(entry), entry["reason"]) for entry in part["skipped"]],
     }

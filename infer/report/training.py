@@ -9,6 +9,7 @@ from conf import UserError
 from conf.files import read_result
 from conf.stage import MANIFEST, read_manifest
 from infer.report.rows import dotted, number
+from infer.report.tables import table
 
 FILE = "training.json"  # in the report's folder
 SCHEMA = 1
@@ -106,6 +107,10 @@ def training_facts(section: Mapping[str, Any], times: Mapping[str, float | None]
         ("decontaminated of", ", ".join(data["decontaminated"]) or "nothing"),
     ]
     seconds = {name: value for name, value in {**section["stages"], **times}.items() if value}
+    rows = [
+        [f"{row['step']:,}", *(number(row.get(name), ".3f") for name in LOSSES)]
+        for row in section["validation"]
+    ]
     return {
         "name": section["name"],
         "recipe": [
@@ -115,13 +120,9 @@ def training_facts(section: Mapping[str, Any], times: Mapping[str, float | None]
             ("processes", section["ranks"]),
         ],
         "data": of_data,
-        "validation": {
-            "head": ["step", "loss", "loss of adaptive tokens", "accepted in a row"],
-            "rows": [
-                [f"{row['step']:,}", *(number(row.get(name), ".3f") for name in LOSSES)]
-                for row in section["validation"]
-            ],
-        },
+        "validation": table(
+            "Held-out data", ["step", "loss", "loss of adaptive tokens", "accepted in a row"], rows
+        ),
         "times": [(name, elapsed(value)) for name, value in seconds.items()],
         "settings": list(settings.items()),
     }

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from conf import console
-from infer.report.terminal import table_of
+from infer.report.tables import table
+from infer.report.terminal import print_table
 from infer.study.measurements import CHILDREN
 
 Row = Mapping[str, Any]
@@ -24,10 +25,9 @@ def print_study(report: Mapping[str, Any]) -> None:
     for part, (title, columns) in TABLES.items():
         rows = report.get(part, [])
         for name in dict.fromkeys(row.get("prompt_set", "") for row in rows):
-            output.print(f"{title}{name and f', {name}'}")
             mine = [row for row in rows if row.get("prompt_set", "") == name]
-            cells = [[cell(row) for cell in columns.values()] for row in mine]
-            output.print(table_of(list(columns), cells, padding=1), "")
+            cells = ([cell(row) for cell in columns.values()] for row in mine)
+            print_table(output, table(title + (name and f", {name}"), list(columns), cells))
 
 
 def _number(name: str, form: str) -> Callable[[Row], str]:

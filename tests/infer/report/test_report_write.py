@@ -70,7 +70,11 @@ def test_one_folder_holds_all_of_it(tmp_path: Path, monkeypatch, capsys) -> None
     assert not list(tmp_path.glob(".*"))  # no part of a file is left
     printed = capsys.readouterr().out
     assert "…" not in printed and max(map(len, printed.splitlines()[:-1])) <= 80
-    assert "generate+lookup †" in printed and "19/20≠" in printed and "infilling, temperature 0.2" in printed
+    assert (
+        "generate+lookup †" in printed
+        and "gsd ≠" in printed
+        and "bfloat16, sampled at temperature 0.2" in printed
+    )
     assert f"report: {tmp_path / 'index.html'}" in printed
 
 
@@ -183,7 +187,7 @@ def test_texts_too_short_for_drafts_are_reported(tmp_path: Path, capsys) -> None
     assert report["summary"] == {"model": "7b/model", "sentence": "", "best": [], "scores": []}
     assert not list(tmp_path.glob("*.png"))
     print_report(report)
-    assert "the texts were too short for drafts" in capsys.readouterr().out
+    assert "The texts were too short for drafts" in capsys.readouterr().out
 
 
 def test_rows_need_no_more_than_their_names(tmp_path: Path) -> None:
@@ -287,7 +291,7 @@ def test_a_benchmark_counts_once_in_the_headline() -> None:
 
 
 def test_without_drafts_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With decoders=[] "the texts were too short for drafts" stood under every table."""
+    """With decoders=[] "The texts were too short for drafts" stood under every table."""
     speed = fixture.speed(temperatures=(0.0,))
     speed["rows"] = [row for row in speed["rows"] if row["decoder"] == "plain"]
     print_report(build(fixture.write_parts(tmp_path, speed=speed)), ["speed"])
