@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 from rich.console import Console
 
-from conf.compose import as_yaml, groups, settings, unsigned
+from conf.compose import as_yaml, config_groups, settings, unsigned
 from conf.console import print_line
 from conf.errors import RankLocalError, UserError, in_one_line, visible
 from conf.help import describe, link, print_help
@@ -200,7 +200,7 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
 
 def jobs_of(entry: str, schema: type, overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the settings of every job: all combinations, of which the last value changes fastest."""
-    several = {group.name for group in groups(entry) if group.several}
+    several = {group.name for group in config_groups(entry) if group.several}
     return list(product(*(_values(text, schema, several) for text in overrides)))
 
 

@@ -70,7 +70,7 @@ def command(entry: str) -> tuple[str, ...]:
     return _head(FOLDER / entry / "config.yaml")
 
 
-def groups(entry: str) -> list[Group]:
+def config_groups(entry: str) -> list[Group]:
     """Return all groups of a stage, with their choices in the order of their names."""
     text = (FOLDER / entry / "config.yaml").read_text(encoding="utf-8")
     defaults: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     the dataclass refuses.
     """
     config = _compose(entry, schema, overrides)
-    chosen = [group.name for group in groups(entry)]
+    chosen = [group.name for group in config_groups(entry)]
     try:
         check_values(OmegaConf.to_container(config), schema)
         result: T = OmegaConf.to_object(config)  # type: ignore[assignment]
@@ -149,7 +149,7 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     OmegaConf.register_new_resolver("required", _required, replace=True)
     # The dataclass is the first of the YAML's defaults: it gives every setting its type.
     ConfigStore.instance().store(name="schema", node=schema)
-    known = {group.name: group for group in groups(entry)}
+    known = {group.name: group for group in config_groups(entry)}
     overrides = [unsigned(text) for text in overrides]
     choices = list[str]()
     for text in overrides:

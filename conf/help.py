@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conf.compose import Group, command, composed, groups
+from conf.compose import Group, command, composed, config_groups
 from conf.errors import DOCS
 from conf.schema import NAME, bare, fields_of, named_setting, types_of
 
@@ -75,7 +75,7 @@ class Entry:
 def describe(entry: str, schema: type) -> Entry:
     """Describe the stage whose settings are `conf/<entry>` and the dataclass `schema`."""
     defaults, (words, *examples) = composed(entry, schema), command(entry)
-    choices = {group.name: f"{group.name}={','.join(group.default)}" for group in groups(entry)}
+    choices = {group.name: f"{group.name}={','.join(group.default)}" for group in config_groups(entry)}
     sections: dict[str, tuple[type, list[Setting]]] = {"": (schema, [])}
     for name, owner, field, kind in fields_of(schema):
         group = name.partition(".")[0]
@@ -92,7 +92,7 @@ def describe(entry: str, schema: type) -> Entry:
         title=paragraph(schema).removeprefix(f"{words}: "),
         command=words,
         examples=tuple(examples),
-        groups=tuple(groups(entry)),
+        groups=tuple(config_groups(entry)),
         sections=tuple(
             Section(name, (comments(schema).get(name) or paragraph(owner)) if name else "", tuple(members))
             for name, (owner, members) in sections.items()
@@ -162,7 +162,7 @@ def link(sentence: str, page: str | None, entry: str, schema: type) -> str | Non
     """Return where `sentence` is explained: at `page` of docs/, else at the setting that it names."""
     if page:
         return f"{DOCS}/{page}"
-    if setting := named_setting(sentence, schema, [group.name for group in groups(entry)]):
+    if setting := named_setting(sentence, schema, [group.name for group in config_groups(entry)]):
         return f"{settings_page(entry)}#{setting}"
     return settings_page(entry) if "--help" in sentence else None
 

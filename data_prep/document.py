@@ -46,7 +46,7 @@ class Drop:
     detail: str = ""
 
 
-Row = TypeVar("Row", bound="Document | Drop")
+R = TypeVar("R", bound="Document | Drop")
 BATCH = 256  # rows at once
 BATCH_CHARS = 1_000_000
 
@@ -89,9 +89,9 @@ def order(id: str, *, seed: int) -> int:
     return hash64(seed, "order", id)
 
 
-def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def batches(rows: Iterable[R]) -> Iterator[list[R]]:
     """Yield groups of rows, in order, of bounded size."""
-    batch: list[Row] = []
+    batch: list[R] = []
     chars = 0
     for row in rows:
         batch.append(row)

@@ -175,7 +175,7 @@ class InspectConfig:
     inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
-Section = tuple[str, list[Text]]  # lines under a title
+TitledLines = tuple[str, list[Text]]  # lines under a title
 
 
 def main(config: InspectConfig) -> None:
@@ -204,7 +204,7 @@ def main(config: InspectConfig) -> None:
 
 def _sections(
     show: ShowConfig, shards: Shards, languages: list[str], vocab: Vocab, encoder: Encoder
-) -> Iterator[Section]:
+) -> Iterator[TitledLines]:
     """Yield sequences drawn at random, each with what span replacement will do to its start."""
     if not 0 <= show.sequences <= len(shards):
         raise UserError(f"inspect.sequences must be at most the {len(shards)} there are, got {show.sequences}")
@@ -321,7 +321,11 @@ STYLE = f"""{variables(COLOURS)}
 
 
 def write_page(
-    path: Path, sections: Iterable[Section], ngrams: Iterable[Text], shards: Shards, manifest: dict[str, Any]
+    path: Path,
+    sections: Iterable[TitledLines],
+    ngrams: Iterable[Text],
+    shards: Shards,
+    manifest: dict[str, Any],
 ) -> None:
     """Write the page; a reader sees the whole of it or none."""
     body = [

@@ -22,7 +22,7 @@ from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop
 from data_prep.encode import Encoder
 from data_prep.filters import Index, screen
-from data_prep.sources import Part, read
+from data_prep.sources import InputPart, read
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 
 WORK = "work"  # below the folder; gone when it is finished
@@ -52,9 +52,9 @@ class Job:
         return json.loads((self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape"))
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[InputPart]:
         """The parts of the input."""
-        return [Part(tuple(part["files"]), part["size"]) for part in self.plan["parts"]]
+        return [InputPart(tuple(part["files"]), part["size"]) for part in self.plan["parts"]]
 
     @cached_property
     def vocab(self) -> Vocab:

@@ -21,7 +21,7 @@ from data_prep.ngrams import (
     FORMAT,
     TABLE,
     Contexts,
-    Ngrams,
+    NgramCounts,
     Packing,
     best_of,
     count_ngrams,
@@ -43,14 +43,14 @@ UNIT = 2**22  # tokens that a task counts at most
 RANGE = 2**24  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
 
 
-class Unit(NamedTuple):
+class CountTask(NamedTuple):
     """Sequences of a shard."""
 
     shard: int
     rows: np.ndarray  # (n,) int64
 
 
-def units(job: Job) -> list[Unit]:
+def units(job: Job) -> list[CountTask]:
     """Return what is counted: the training shards' sequences, or as many as `ngrams.tokens` allows, evenly."""
     shards = [job.read_facts("pack", task) for task in range(job.read_facts("tally")["train"]["shards"])]
     sequences, tokens = (sum(shard[name] for shard in shards) for name in ("sequences", "tokens"))
@@ -62,7 +62,7 @@ def units(job: Job) -> list[Unit]:
         chosen = np.diff(np.append(places, start) * counted // max(1, sequences)) > 0
         rows = np.flatnonzero(chosen)
         parts = np.split(rows, range(longest, len(rows), longest))
-        listed += [Unit(index, part) for part in parts if len(part)]
+        listed += [CountTask(index, part) for part in parts if len(part)]
     return listed
 
 
@@ -124,9 +124,9 @@ def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.n
         yield from score_levels(levels, bigrams, chances)
 
 
-def _read(job: Job, packing: Packing, low: int, high: int) -> Ngrams:
+def _read(job: Job, packing: Packing, low: int, high: int) -> NgramCounts:
     """Return the n-grams of all units whose first words are in a range."""
-    parts: list[Ngrams] = []
+    parts: list[NgramCounts] = []
     for part in _slices(job, packing, low, high):
         parts.append(part)
         if sum(len(other.counts) for other in parts) > 2 * _limit(job):
@@ -134,17 +134,17 @@ def _read(job: Job, packing: Packing, low: int, high: int) -> Ngrams:
     return merge(parts)
 
 
-def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[Ngrams]:
+def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[NgramCounts]:
     """Yield the same, unit by unit."""
     for task in range(len(units(job))):
         folder = job.done("count", task)
         words = np.load(folder / "words.npy", mmap_mode="r")
         start, stop = np.searchsorted(words[0], np.array([low, high], np.uint64))
         counts = np.load(folder / "counts.npy", mmap_mode="r")[start:stop].astype(np.int64)
-        yield Ngrams(packing, np.array(words[:, start:stop]), counts)
+        yield NgramCounts(packing, np.array(words[:, start:stop]), counts)
 
 
-def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[Ngrams, np.ndarray]:
+def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.ndarray]:
     """Return the bigrams of a latest token, and (V + 1,) how many n-grams have each token before it."""
     successors = np.zeros(packing.vocabulary)
     before = np.zeros(packing.vocabulary + 1, np.int64)
@@ -155,7 +155,7 @@ def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[Ngrams, np.ndarra
     ids = np.flatnonzero(successors)
     own = Packing(2, packing.vocabulary)
     words = own.pack([np.full(len(ids), latest), ids])
-    return Ngrams(own, words, successors[ids].astype(np.int64)), before
+    return NgramCounts(own, words, successors[ids].astype(np.int64)), before
 
 
 def select(job: Job, _: int, folder: Path) -> dict[str, Any]:

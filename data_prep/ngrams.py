@@ -102,7 +102,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Ngrams:
+class NgramCounts:
     """Distinct n-grams of one order in ascending order."""
 
     packing: Packing
@@ -128,11 +128,11 @@ class Ngrams:
         """(contexts,) int64 how often each context occurred."""
         return _sums(self.counts, self.starts)
 
-    def take(self, index: np.ndarray) -> "Ngrams":
+    def take(self, index: np.ndarray) -> "NgramCounts":
         """Return the n-grams at (k,) indices, in their order."""
-        return Ngrams(self.packing, self.words[:, index], self.counts[index])
+        return NgramCounts(self.packing, self.words[:, index], self.counts[index])
 
-    def lower(self) -> tuple["Ngrams", np.ndarray]:
+    def lower(self) -> tuple["NgramCounts", np.ndarray]:
         """Return the n-grams of the next lower order, and (n,) which of them each of these contains."""
         order = self.packing.order
         packing = Packing(order - 1, self.packing.vocabulary)
@@ -146,10 +146,10 @@ class Ngrams:
         index = np.empty(len(ascending), np.int64)
         index[ascending] = np.cumsum(new) - 1
         starts = np.flatnonzero(new)
-        return Ngrams(packing, words[:, starts], _sums(self.counts[ascending], starts)), index
+        return NgramCounts(packing, words[:, starts], _sums(self.counts[ascending], starts)), index
 
 
-def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> Ngrams:
+def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCounts:
     """Count the n-grams of the packing's order in sequences of ids; none crosses the end of a sequence."""
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
     stream = np.concatenate([before, *(part for tokens in sequences for part in (tokens, before))])
@@ -161,17 +161,17 @@ def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> Ngrams:
     else:
         words = words[:, _ascending(words)]
     starts = np.flatnonzero(_new(words))
-    return Ngrams(packing, words[:, starts], np.diff(starts, append=words.shape[1]))
+    return NgramCounts(packing, words[:, starts], np.diff(starts, append=words.shape[1]))
 
 
-def merge(parts: Sequence[Ngrams]) -> Ngrams:
+def merge(parts: Sequence[NgramCounts]) -> NgramCounts:
     """Return the n-grams of all parts, each of which is in ascending order."""
     words = np.concatenate([part.words for part in parts], axis=1)
     ascending = _ascending(words)
     words = words[:, ascending]
     starts = np.flatnonzero(_new(words))
     counts = np.concatenate([part.counts for part in parts])[ascending]
-    return Ngrams(parts[0].packing, words[:, starts], _sums(counts, starts))
+    return NgramCounts(parts[0].packing, words[:, starts], _sums(counts, starts))
 
 
 def _ascending(words: np.ndarray) -> np.ndarray:
@@ -246,7 +246,7 @@ class Contexts:
         return self.take(index[fits])
 
 
-def descend(ngrams: Ngrams) -> list[tuple[Ngrams, np.ndarray]]:
+def descend(ngrams: NgramCounts) -> list[tuple[NgramCounts, np.ndarray]]:
     """Return the n-grams of each order down to 2, with (n,) the place of each backoff in the next of them."""
     levels = []
     while ngrams.packing.order > 2:
@@ -257,7 +257,7 @@ def descend(ngrams: Ngrams) -> list[tuple[Ngrams, np.ndarray]]:
 
 
 def score_levels(
-    levels: Sequence[tuple[Ngrams, np.ndarray]], bigrams: Ngrams, chances: np.ndarray
+    levels: Sequence[tuple[NgramCounts, np.ndarray]], bigrams: NgramCounts, chances: np.ndarray
 ) -> Iterator[Contexts]:
     """Yield the contexts of order 3 and above that gain, order by order, of what `descend` returns.
 
@@ -280,7 +280,7 @@ def best_of(contexts: Contexts, others: Contexts, size: int, vocabulary: int) ->
     return both.best(size + LARGEST, vocabulary)
 
 
-def interpolate(ngrams: Ngrams, backoff: np.ndarray) -> np.ndarray:
+def interpolate(ngrams: NgramCounts, backoff: np.ndarray) -> np.ndarray:
     """Return the (n,) chances p_o = (count + k p_{o-1}) / (total + k) of the successors after their contexts.
 
     `backoff` is p_{o-1} of each n-gram's successor, (n,).
@@ -289,7 +289,7 @@ def interpolate(ngrams: Ngrams, backoff: np.ndarray) -> np.ndarray:
     return (ngrams.counts + STRENGTH * backoff) / (totals + STRENGTH)
 
 
-def score_contexts(ngrams: Ngrams, chances: np.ndarray, backoff: np.ndarray) -> Contexts:
+def score_contexts(ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray) -> Contexts:
     """Return the contexts that gain: sum over their successors of (count - 1) log(p_o / p_{o-1}) > 0.
 
     One occurrence is left out, so that what was seen once gains nothing: it says little about other texts.

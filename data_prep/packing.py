@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Packed:
+class SequenceSpans:
     """One sequence: spans in order, without gaps from 0."""
 
     spans: list[Span] = field(default_factory=list)
@@ -54,14 +54,14 @@ class Packed:
         return np.concatenate([*parts, np.full(seq_len - self.used, padding)])
 
 
-def pack(documents: Iterable[Encoded], seq_len: int, *, patience: int = 64) -> Iterator[Packed]:
+def pack(documents: Iterable[Encoded], seq_len: int, *, patience: int = 64) -> Iterator[SequenceSpans]:
     """Fill sequences of `seq_len` tokens.
 
     An infilling document that does not fit the open sequence waits for the next one while
     plain documents fill the gap; once `patience` documents wait, the gap is padded instead.
     Raises ValueError for an infilling document longer than a sequence.
     """
-    current = Packed()
+    current = SequenceSpans()
     waiting: deque[Encoded] = deque()
     for document in documents:
         if document.mode is not Mode.PLAIN:
@@ -87,14 +87,14 @@ def pack(documents: Iterable[Encoded], seq_len: int, *, patience: int = 64) -> I
         current = _open(waiting, seq_len)
 
 
-def _open(waiting: deque[Encoded], seq_len: int) -> Packed:
+def _open(waiting: deque[Encoded], seq_len: int) -> SequenceSpans:
     """Begin a sequence. What waits comes first: it cannot be cut, the rest of a plain document can."""
-    opened = Packed()
+    opened = SequenceSpans()
     _place_waiting(opened, waiting, seq_len)
     return opened
 
 
-def _place_waiting(current: Packed, waiting: deque[Encoded], seq_len: int) -> None:
+def _place_waiting(current: SequenceSpans, waiting: deque[Encoded], seq_len: int) -> None:
     """Place, in order of arrival, every waiting document that fits."""
     for _ in range(len(waiting)):
         document = waiting.popleft()

@@ -23,7 +23,7 @@ from data_prep.filters import entries, index_entries, reason_to_drop, sources_ha
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.phases import finish
 from data_prep.selection import read_table
-from data_prep.sources import Part, list_parts, read
+from data_prep.sources import InputPart, list_parts, read
 from data_prep.vocab import (
     FILES,
     TOKENIZER,
@@ -70,7 +70,7 @@ def prepare(config: DataPrepConfig) -> str | None:
     return None
 
 
-def _facts(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, Any]:
+def _facts(config: DataPrepConfig, parts: list[InputPart], place: str) -> dict[str, Any]:
     """Return what determines the result: the settings, and the content of the files that they name."""
     facts = made_from(config, {}, ignore=CHANGEABLE)
     facts["inputs"]["data.path"] = _data_fingerprint(parts, place)
@@ -87,7 +87,7 @@ def _facts(config: DataPrepConfig, parts: list[Part], place: str) -> dict[str, A
     return facts
 
 
-def _data_fingerprint(parts: list[Part], place: str) -> str:
+def _data_fingerprint(parts: list[InputPart], place: str) -> str:
     """Return what identifies the data: the content of its files, so that a copy of them is the same data.
 
     Data of more than CONTENT_BYTES, which take minutes to read, count by names, sizes and times instead; data
@@ -102,7 +102,7 @@ def _data_fingerprint(parts: list[Part], place: str) -> str:
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
-def _plan(job: Job, parts: list[Part], place: str) -> None:
+def _plan(job: Job, parts: list[InputPart], place: str) -> None:
     """Put the tools that every task needs into the folder, and then the plan, the sign that they are there."""
     config, folder = job.config, job.folder
     held_out = config.held_out
@@ -127,7 +127,7 @@ def _plan(job: Job, parts: list[Part], place: str) -> None:
     write_json(folder / PLAN, plan)
 
 
-def _sample(config: DataPrepConfig, parts: list[Part], place: str, held_out: float) -> Iterator[str]:
+def _sample(config: DataPrepConfig, parts: list[InputPart], place: str, held_out: float) -> Iterator[str]:
     """Return texts of training documents, by the hash that orders them, up to a limit."""
     heap: list[tuple[int, str]] = []  # the last of them first
     size = 0

@@ -24,7 +24,7 @@ from conf import RankLocalError, UserError
 from conf.files import allow_many_files
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
-from data_prep.packing import Packed
+from data_prep.packing import SequenceSpans
 
 SPLITS = ("train", "held_out")
 BESIDE = ("spans", "names", "sums")
@@ -71,7 +71,7 @@ class ShardWriter:
         # NumPy pads the header so that the first axis can grow in place.
         np.lib.format.write_array_header_1_0(self._file, described)
 
-    def add(self, packed: Packed) -> None:
+    def add(self, packed: SequenceSpans) -> None:
         """Append one sequence."""
         tokens, first = packed.tokens(self._seq_len, self._padding).astype(self._dtype), len(self._spans)
         self._file.write(tokens.tobytes())

@@ -51,14 +51,14 @@ UNREADABLE = frozenset(
 
 
 @dataclass(frozen=True)
-class Part:
+class InputPart:
     """A piece of the input that one task reads: paths relative to `data.path`, and their bytes."""
 
     files: tuple[str, ...]
     size: int
 
 
-def list_parts(data: DataConfig) -> tuple[list[Part], str]:
+def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     """Return all parts in a fixed order, and where their files lie. Raises UserError when there is no input."""
     root = Path(data.path)
     if root.is_dir():
@@ -82,15 +82,15 @@ def list_parts(data: DataConfig) -> tuple[list[Part], str]:
         kinds = f"{data.kind} files ({', '.join(data.include)}{besides})"
         raise UserError(f"data.path={data.path} must have {kinds}, got none")
     if data.kind != "source":
-        return [Part((name,), size) for name, size in files], place
-    parts: list[Part] = []
+        return [InputPart((name,), size) for name, size in files], place
+    parts: list[InputPart] = []
     group: list[str] = []
     size = 0
     for name, length in files:
         group.append(name)
         size += length
         if size >= PART_BYTES or name == files[-1][0]:
-            parts.append(Part(tuple(group), size))
+            parts.append(InputPart(tuple(group), size))
             group, size = [], 0
     return parts, place
 
@@ -236,7 +236,7 @@ class _HubFile(io.RawIOBase):
         return len(data)
 
 
-def read(part: Part, place: str, data: DataConfig) -> Iterator[Document | Drop]:
+def read(part: InputPart, place: str, data: DataConfig) -> Iterator[Document | Drop]:
     """Yield every row of a part, in order.
 
     Raises UserError where the machine cannot read a file, which must not be passed over as a broken one is.

@@ -17,7 +17,7 @@ from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.memory import GIB, RESERVED, Memory, estimate_memory
-from train.pretrained import check_family, check_tokenizer, model_config
+from train.pretrained import check_architecture, check_tokenizer, model_config
 
 SAMPLE = 64  # sequences that are searched for adaptive ids; training checks every batch
 
@@ -26,7 +26,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     """Raise UserError unless settings, shards (`data`, their manifest), model and machine fit each other."""
     vocab, folder = Vocab.from_json(data["vocab"]), Path(config.data.path)
     architecture = model_config(config.model, vocab=vocab)
-    check_family(architecture, seq_len=data["seq_len"])
+    check_architecture(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
     find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
     check_adaptive(config.data.path, vocab, config.objective)

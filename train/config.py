@@ -23,14 +23,14 @@ def _require(valid: bool, name: str, expected: str, value: Any, cure: str = "") 
 
 
 @dataclass
-class DataConfig:
+class ShardsConfig:
     """The shards to train on."""
 
     path: str = field(default="", metadata=PATH)  # a finished folder of data_prep
 
 
 @dataclass
-class TrainDataConfig(DataConfig):
+class TrainDataConfig(ShardsConfig):
     """The shards to train on, and those of the model's own text."""
 
     # the model's own text (infer.regenerate), for the drafts of branch alone: a finished folder of data_prep

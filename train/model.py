@@ -16,7 +16,7 @@ from train.config import TrainConfig
 from train.lora import Gate, adapt
 from train.loss import DraftLoss, draft_loss, tally
 from train.objective import IGNORE
-from train.pretrained import load_model
+from train.pretrained import load_trainable
 
 
 class AdaptiveLM(nn.Module):
@@ -115,7 +115,7 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     objective = config.objective
     with load_partitioned(config):
         dtype = torch.bfloat16 if config.bf16 else torch.float32
-        lm = load_model(config.model, vocab=vocab, dtype=dtype, seed=config.seed)
+        lm = load_trainable(config.model, vocab=vocab, dtype=dtype, seed=config.seed)
     parameters = count_parameters(lm)
     if config.lora.rank:
         with gathered(lm.get_input_embeddings(), lm.get_output_embeddings()):

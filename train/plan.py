@@ -12,7 +12,7 @@ from data_prep.vocab import Vocab
 from train.config import TrainConfig
 from train.flops import expected_work, peak_flops, step_flops
 from train.memory import GIB, RESERVED, Memory, estimate_memory
-from train.pretrained import check_family, model_config, skeleton
+from train.pretrained import check_architecture, model_config, skeleton
 
 # The name by torch.cuda.get_device_name, and the GiB that one process has for tensors and code.
 DEVICES = {
@@ -44,7 +44,7 @@ def plan(config: TrainConfig) -> dict[str, str]:
     if vocab is not None:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
     seq_len: int = data["seq_len"] if data else architecture.max_position_embeddings
-    check_family(architecture, seq_len=seq_len)
+    check_architecture(architecture, seq_len=seq_len)
     return {
         **_what(config, architecture),
         **_batch(config, data, seq_len),

@@ -77,7 +77,7 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config)
 
 
-def check_family(config: PretrainedConfig, *, seq_len: int) -> None:
+def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
     """Raise UserError, naming the architecture, unless its causal loss over `seq_len` tokens is ours.
 
     Ours computes logits from the head's weight alone, passes positions and masks to a rotary model, and packs
@@ -133,7 +133,7 @@ def _why_head_unsupported(config: PretrainedConfig) -> str:
     return "" if same else "whose logits are not its head's weight times the last hidden states"
 
 
-def load_model(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def load_trainable(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Return the model with its weights, for training. Called by every rank.
 
     Raises UserError as `model_config` does, and for a directory that lacks weights of the model.

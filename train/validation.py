@@ -24,7 +24,7 @@ DRAFTS = 8  # windows that are shown as text
 PREFIX = 16  # tokens shown before a window
 COLUMNS = ("prefix", "drafts", "text", "accepted")
 
-Row = tuple[str, str, str, int]
+SampleDraft = tuple[str, str, str, int]
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -44,10 +44,10 @@ class Validation:
         self._decode = TOKENIZING(load_tokenizer(Path(config.data.path) / TOKENIZER).decode)
 
     @torch.no_grad()
-    def run(self, forward: Forward) -> tuple[dict[str, float], list[Row]]:
+    def run(self, forward: Forward) -> tuple[dict[str, float], list[SampleDraft]]:
         """Return metrics over all ranks, by name, and this rank's sample drafts."""
         total = torch.zeros(self._objective.L + 1, 4, dtype=torch.float64, device=self._device)
-        drafts: list[Row] = []
+        drafts: list[SampleDraft] = []
         for part in self._parts:
             batch = load_batch(
                 self._shards, part, self._vocab, self._objective, seed=self._seed, device=self._device
@@ -87,7 +87,7 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
 
 def sample_drafts(
     batch: dict[str, Tensor], predicted: Tensor, *, count: int, decode: Callable[[Sequence[int]], str]
-) -> list[Row]:
+) -> list[SampleDraft]:
     """Return up to `count` of the widest windows of a batch of `branch`, by COLUMNS.
 
     `predicted` (r, c) is the likeliest token of each column. The prefix ends with the token at the position of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from conf import UserError
 from infer.benchmarks import PromptSetConfig, SourceConfig
-from infer.benchmarks.rows import Problem, Row, by_row
+from infer.benchmarks.rows import Problem, SourceRow, by_row
 from infer.config import Infill
 from infer.sandbox.languages import check_tests
 
@@ -56,7 +56,7 @@ def language_named(name: str) -> str:
 
 
 @by_row
-def humaneval(row: Row, config: SourceConfig) -> Problem:
+def humaneval(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the fields task_id, prompt, entry_point, canonical_solution, test."""
     return Problem(
         id=row.text("task_id"),
@@ -75,7 +75,7 @@ def _beside(prompt: str) -> str:
     return prompt[: max(0, start)]
 
 
-def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+def mbpp(rows: Sequence[SourceRow], config: SourceConfig) -> list[Problem]:
     """Read rows with the fields task_id, code, test_list, and prompt, test_imports (sanitized) or text,
     test_setup_code.
     """
@@ -101,32 +101,32 @@ def mbpp(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
     ]
 
 
-def _imports(row: Row) -> str:
+def _imports(row: SourceRow) -> str:
     imports = row.texts("test_imports") if "test_imports" in row.values else []
     return "".join(f"{line}\n" for line in (*imports, row.maybe("test_setup_code")) if line)
 
 
-def _tests(row: Row) -> str:
+def _tests(row: SourceRow) -> str:
     return "\n".join(row.texts("test_list"))
 
 
-def _task(row: Row) -> str:
+def _task(row: SourceRow) -> str:
     return (
         f"You are an expert Python programmer, and here is your task: {row.text('prompt', 'text')} "
         f"Your code should pass these tests:\n\n{_tests(row)}\n[BEGIN]\n"
     )
 
 
-def _docstring(row: Row) -> str:
+def _docstring(row: SourceRow) -> str:
     return f'"""\n{row.text("prompt", "text")}\n{_tests(row)}\n"""\n'
 
 
-def _solution(row: Row) -> str:
+def _solution(row: SourceRow) -> str:
     return row.text("code").replace("\r\n", "\n")
 
 
 @by_row
-def multipl_e(row: Row, config: SourceConfig) -> Problem:
+def multipl_e(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the fields name, language, prompt, tests, stop_tokens; the language may be that of the file's name,
     humaneval-LANG, and Python's own problems have no stop tokens.
     """
@@ -152,7 +152,7 @@ def multipl_e(row: Row, config: SourceConfig) -> Problem:
 
 
 @by_row
-def infilling(row: Row, config: SourceConfig) -> Problem:
+def infilling(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the fields prompt, suffix, canonical_solution, task_id or name, and language if not Python."""
     return Problem(
         id=row.text("task_id", "name"),
@@ -171,7 +171,7 @@ LINES_RULES = (
 )
 
 
-def lines(rows: Sequence[Row], config: SourceConfig) -> list[Problem]:
+def lines(rows: Sequence[SourceRow], config: SourceConfig) -> list[Problem]:
     """Read rows with the fields content (or text), id, and language where it is not Python; pass over texts
     that are too short.
     """
@@ -222,13 +222,13 @@ ALPACA_INPUT = (
 
 
 @by_row
-def gsm8k(row: Row, config: SourceConfig) -> Problem:
+def gsm8k(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the field question."""
     return Problem(f"GSM8K/{row.number}", f"Question: {row.text('question')}\nAnswer:")
 
 
 @by_row
-def spec_bench(row: Row, config: SourceConfig) -> Problem:
+def spec_bench(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the fields question_id, category, turns."""
     turns, category = row.texts("turns"), row.text("category")
     if not turns:
@@ -238,7 +238,7 @@ def spec_bench(row: Row, config: SourceConfig) -> Problem:
 
 
 @by_row
-def alpaca(row: Row, config: SourceConfig) -> Problem:
+def alpaca(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the fields instruction, and input, or instances with an input each (the seed tasks)."""
     instances = row.values.get("instances")
     given = instances[0] if isinstance(instances, list) and instances else row.values
@@ -250,13 +250,13 @@ def alpaca(row: Row, config: SourceConfig) -> Problem:
 
 
 @by_row
-def xsum(row: Row, config: SourceConfig) -> Problem:
+def xsum(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the field document."""
     return Problem(f"XSum/{row.number}", f"Article: {row.text('document')}\nSummary:")
 
 
 @by_row
-def wmt14(row: Row, config: SourceConfig) -> Problem:
+def wmt14(row: SourceRow, config: SourceConfig) -> Problem:
     """Read the field en, or translation with it."""
     pair = row.values.get("translation", row.values)
     if not isinstance(pair, dict) or not isinstance(pair.get("en"), str):
@@ -265,7 +265,7 @@ def wmt14(row: Row, config: SourceConfig) -> Problem:
 
 
 @by_row
-def jsonl(row: Row, config: PromptSetConfig) -> Problem:
+def jsonl(row: SourceRow, config: PromptSetConfig) -> Problem:
     """Read the field `key`; of its text the first `share` of the lines, at least one."""
     text = row.text(config.key or "prompt")
     lines = text.splitlines(keepends=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from conf import UserError
 from infer.benchmarks import BenchmarkConfig, SourceConfig, kinds
 from infer.benchmarks.kinds import language_named
-from infer.benchmarks.rows import PACKED, SUFFIXES, Dataset, Problem, Row, hub_rows, rows_of
+from infer.benchmarks.rows import PACKED, SUFFIXES, Dataset, Problem, SourceRow, hub_rows, rows_of
 
 PAPER = ("cpp", "java", "php", "ts", "cs", "sh")  # of MultiPL-E: the languages of SDSAT, Table 2
 
@@ -25,7 +25,7 @@ class Kind:
     file is given, by language where it has several.
     """
 
-    problems: Callable[[Sequence[Row], SourceConfig], list[Problem]]
+    problems: Callable[[Sequence[SourceRow], SourceConfig], list[Problem]]
     rules: str
     settings: tuple[str, ...] = ()
     datasets: Callable[[Sequence[str]], list[Dataset]] | None = None
@@ -114,7 +114,7 @@ def _check_settings(setting: str, kind: str, config: SourceConfig) -> None:
         raise UserError(f"{setting}.{option} needs kind {having}, got kind {kind}")
 
 
-def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[Row]:
+def _rows(setting: str, kind: Kind, config: SourceConfig) -> list[SourceRow]:
     if config.path is not None:
         return [row for path in _files(setting, Path(config.path)) for row in rows_of(path)]
     if kind is KINDS["humaneval"]:

@@ -25,7 +25,7 @@ PACKED = (".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SourceRow:
     """An object of a file. Raises UserError, naming file and line, for a field that is not there."""
 
     values: Mapping[str, Any]
@@ -73,7 +73,7 @@ class Row:
         return UserError(f"{self.place} must be JSON with {needed}, got {fields}")
 
 
-def rows_of(path: Path) -> list[Row]:
+def rows_of(path: Path) -> list[SourceRow]:
     """Read all rows of a file. Raises UserError for a file that cannot be read, and for a malformed row."""
     source = path.name.split(".")[0]
     try:
@@ -92,7 +92,7 @@ def rows_of(path: Path) -> list[Row]:
     return [_row(_parsed(line, f"{place}{n}", "JSON"), source, place, n) for n, line in lines if line.strip()]
 
 
-def placed(values: Sequence[Any], source: str, place: str) -> list[Row]:
+def placed(values: Sequence[Any], source: str, place: str) -> list[SourceRow]:
     """Return the rows of values, numbered."""
     return [_row(value, source, place, number) for number, value in enumerate(values, 1)]
 
@@ -104,10 +104,10 @@ def _parsed(text: str, place: str, kind: str) -> Any:
         raise UserError(f"{place} must be {kind}, got {error}") from error
 
 
-def _row(value: Any, source: str, place: str, number: int) -> Row:
+def _row(value: Any, source: str, place: str, number: int) -> SourceRow:
     if not isinstance(value, dict):
         raise UserError(f"{place}{number} must be a JSON object, got {type(value).__name__}")
-    return Row(value, source, f"{place}{number}", number)
+    return SourceRow(value, source, f"{place}{number}", number)
 
 
 PATIENCE = 180  # seconds: the libraries try a dead line for half a minute and more
@@ -122,7 +122,7 @@ class Dataset:
     splits: tuple[str, ...] = ("test",)
 
 
-def hub_rows(dataset: Dataset, setting: str) -> list[Row]:
+def hub_rows(dataset: Dataset, setting: str) -> list[SourceRow]:
     """Read all rows of the splits. Raises UserError, naming the setting, where the hub does not give them."""
     answer: Any = TimeoutError(f"no answer in {PATIENCE} s")
 
@@ -155,7 +155,9 @@ def _load(dataset: Dataset) -> list[dict[str, Any]]:
     return [row for split in dataset.splits for row in loaded[split]]
 
 
-def by_row(problem: Callable[[Row, Any], "Problem"]) -> Callable[[Sequence[Row], Any], list["Problem"]]:
+def by_row(
+    problem: Callable[[SourceRow, Any], "Problem"],
+) -> Callable[[Sequence[SourceRow], Any], list["Problem"]]:
     """Return a function of one row and the settings as one of all rows."""
     return lambda rows, config: [problem(row, config) for row in rows]
 

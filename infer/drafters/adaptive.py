@@ -92,15 +92,15 @@ class FixedPolicy(Policy):
             drafts = places.grow([0.0] * self.drafted, depth=left - 1)
         count = len(drafts.tokens)
         if self.probes == "root":
-            return drafts, [] if places.answered else likeliest(drafts, 1), self.k
-        sites = likeliest(drafts, count if self.probes == "all" else int(self.probes))
+            return drafts, [] if places.answered else likely_ends(drafts, 1), self.k
+        sites = likely_ends(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
     def learn(self, places: Places | None, result: Verified) -> None:
         """Do nothing: the shape is fixed."""
 
 
-def likeliest(drafts: Drafts, count: int) -> list[int]:
+def likely_ends(drafts: Drafts, count: int) -> list[int]:
     """Return the nodes at which the accepted path ends most probably, likeliest first."""
     endings = drafts.endings()
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from infer.drafters.adaptive import likeliest
+from infer.drafters.adaptive import likely_ends
 from infer.drafters.costs import Costs, LoopCosts, context_of, work
 from infer.drafters.places import Places
 from infer.engine.sampling import Sampling
@@ -179,7 +179,7 @@ class AutoPolicy:
                 drafts = drafts.first(self.max_rows - self.most)
                 rows = len(drafts.tokens)
                 self._explored += rate * (self._costs.ms[rows + self.most] - self._costs.ms[rows])
-                return drafts, likeliest(drafts, 1), self.most
+                return drafts, likely_ends(drafts, 1), self.most
             return drafts, sites, self._k
 
     def learn(self, places: Places | None, result: Verified) -> None:
@@ -249,7 +249,7 @@ class AutoPolicy:
         rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
         worth = self._worth(k) - rate * self._costs.reading
         ms, endings = self._costs.ms, drafts.endings()
-        for node in likeliest(drafts, rows):
+        for node in likely_ends(drafts, rows):
             full = rows + k > self.max_rows
             if full:
                 break

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM
 
-Shape = Mapping[str, Any]
+ModelShape = Mapping[str, Any]
 
-SHAPES: dict[str, Shape] = {
+SHAPES: dict[str, ModelShape] = {
     "codellama_7b": {
         "vocab_size": 32016,
         "hidden_size": 4096,
@@ -75,7 +75,7 @@ SHAPES: dict[str, Shape] = {
     },
 }
 # Of weights this far apart the next token depends on all before it, and seldom nearly ties.
-LIVELY: Shape = {
+LIVELY: ModelShape = {
     "vocab_size": 499,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -87,7 +87,7 @@ LIVELY: Shape = {
 }
 
 
-def random_model(shape: Shape, *, dtype: "torch.dtype", device: str) -> "LlamaForCausalLM":
+def random_model(shape: ModelShape, *, dtype: "torch.dtype", device: str) -> "LlamaForCausalLM":
     """Return the same weights each time on one kind of device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

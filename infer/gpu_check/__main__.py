@@ -10,9 +10,9 @@ from infer.gpu_check import GpuCheckConfig
 def main(config: GpuCheckConfig) -> None:
     """Check, measure, write, show."""
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.gpu_check.run import run as measure
+    from infer.gpu_check.run import check_gpu
 
-    measure(config)
+    check_gpu(config)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def show(report: dict[str, Any]) -> None:
 BLOCK = 2**30  # bytes of the tensor that measures the bandwidth
 
 
-def run(config: GpuCheckConfig) -> None:
+def check_gpu(config: GpuCheckConfig) -> None:
     """Check, measure, write, show."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda needs a CUDA device, got none (device=cpu shapes=[tiny] tries the check)")
@@ -176,7 +176,7 @@ def run(config: GpuCheckConfig) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     file_to_write("out", config.out)
     report: dict[str, Any] = {
-        "hardware": hardware(config.device),
+        "hardware": gpu_hardware(config.device),
         "versions": {**versions(), "cuda": torch.version.cuda, "commit": commit()},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(config),
@@ -260,7 +260,7 @@ def measured(shape: str, config: GpuCheckConfig, speeds: dict[str, float] | None
     }
 
 
-def hardware(device: str) -> dict[str, Any]:
+def gpu_hardware(device: str) -> dict[str, Any]:
     """Return the device by name."""
     if device == "cpu":
         return {"name": cpu(), "threads": torch.get_num_threads()}

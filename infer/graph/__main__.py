@@ -11,9 +11,9 @@ def main(config: GraphConfig) -> None:
     """Decode, choose a draft, and show it."""
     check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.graph.picture import run as show
+    from infer.graph.picture import draw_draft
 
-    show(config)
+    draw_draft(config)
 
 
 if __name__ == "__main__":

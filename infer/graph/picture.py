@@ -217,7 +217,7 @@ class Seen:
     before: str
 
 
-def run(config: GraphConfig) -> None:
+def draw_draft(config: GraphConfig) -> None:
     """Decode, choose a draft, and show it."""
     out = file_to_write("out", config.out)
     if config.threads:

@@ -15,7 +15,7 @@ import torch
 
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.output import Request
-from infer.engine.runner import Runner, duration
+from infer.engine.runner import Clock, Runner, duration
 from infer.engine.sampling import GREEDY, SEEDS, Sampling
 from infer.loop import Drafters, Limits, Step, decode
 
@@ -73,7 +73,6 @@ class Measured:
 
 
 Decoder = Callable[[TokenPrompt], Run]
-Clock = Callable[[], float]
 K = TypeVar("K", bound=Hashable)
 
 

@@ -15,9 +15,9 @@ def main(config: QualityConfig) -> None:
     """Answer, judge and report, unless the folder already holds the result."""
     check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.quality.run import run as measure
+    from infer.quality.run import measure_quality
 
-    measure(config)
+    measure_quality(config)
 
 
 if __name__ == "__main__":

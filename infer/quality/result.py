@@ -24,7 +24,7 @@ LEVEL = 0.95
 RESAMPLES = 2000
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 Interval = tuple[float, float]
-UnitStore = Mapping[str, Mapping[str, Any]]
+Units = Mapping[str, Mapping[str, Any]]
 
 
 class Setup(NamedTuple):
@@ -63,7 +63,7 @@ def read(folder: Path) -> dict[str, Any]:
     return result(read_header(folder / HEADER), read_units(folder / UNITS))
 
 
-def result(header: Mapping[str, Any], units: UnitStore) -> dict[str, Any]:
+def result(header: Mapping[str, Any], units: Units) -> dict[str, Any]:
     """Return quality.json of the units that are done.
 
     Answers without room need no verdict, but count no earlier than the others of their setup.

@@ -39,7 +39,7 @@ TOGETHER = 32  # verdicts in a unit
 LATE = re.compile(r"timed out after \S+ s")  # by the clock on the wall, not "of computing"
 
 
-def run(config: QualityConfig) -> None:
+def measure_quality(config: QualityConfig) -> None:
     """Answer, judge and report, unless the folder already holds the result."""
     workers = distributed.init_workers()
     if config.threads:

@@ -10,7 +10,7 @@ from infer.config import BY_DRAFT_MODEL, DecodeConfig, check_at_least, check_dty
 
 
 @dataclass
-class SourceConfig:
+class DocumentsConfig:
     """The documents to continue."""
 
     path: str = field(metadata=PATH)  # a finished folder of data_prep, with the model's tokenizer
@@ -24,7 +24,7 @@ class RegenerateConfig:
     """
 
     model: str = field(metadata=MODEL)  # a Transformers directory or hub name, with or without adaptive tokens
-    data: SourceConfig
+    data: DocumentsConfig
     out: str = field(metadata=PATH)  # the folder to write
     # How documents are continued: by at most decode.max_new_tokens tokens. decode.seed draws the documents,
     # their prefixes and the noise of sampling.

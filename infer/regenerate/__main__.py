@@ -15,9 +15,9 @@ def main(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
     check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.regenerate.run import run as regenerate
+    from infer.regenerate.run import write_own_text
 
-    regenerate(config)
+    write_own_text(config)
 
 
 if __name__ == "__main__":

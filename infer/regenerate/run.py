@@ -43,7 +43,7 @@ from infer.text import Text
 PLAIN = 0  # the mode of a span that is not laid out for infilling
 
 
-class Document(NamedTuple):
+class DocumentSpan(NamedTuple):
     """A document of the training split, by its place in the shards: tokens start:stop of a sequence."""
 
     id: str
@@ -73,7 +73,7 @@ class Source:
                 f"piece for id {differing[0]}. Prepare the data with tokenizer={model}"
             )
 
-    def documents(self) -> list[Document]:
+    def documents(self) -> list[DocumentSpan]:
         """Draw the documents to continue, in order. Raises UserError for fewer than `documents`."""
         config = self._config
         drawn = list(islice(self._suitable(), config.documents))
@@ -85,7 +85,7 @@ class Source:
             )
         return drawn
 
-    def prompt(self, document: Document) -> list[int]:
+    def prompt(self, document: DocumentSpan) -> list[int]:
         """Return the ids of the document's opening and prefix, whose length its id and decode.seed decide.
 
         At least one token of the document, which may be its end, is left to the model.
@@ -97,7 +97,7 @@ class Source:
         tokens = self._shards[document.sequence].tokens
         return tokens[document.start : document.start + 1 + length].tolist()
 
-    def _suitable(self) -> Iterator[Document]:
+    def _suitable(self) -> Iterator[DocumentSpan]:
         order = list(range(len(self._shards)))
         random.Random(self._config.decode.seed).shuffle(order)
         languages = self._manifest["languages"]
@@ -107,14 +107,14 @@ class Source:
                 start, stop = int(span["start"]), int(span["stop"])
                 whole = span["mode"] == PLAIN and span["offset"] == 0
                 if whole and stop - start >= self._config.prefix_min + 2:
-                    yield Document(id, languages[span["language"]], index, start, stop)
+                    yield DocumentSpan(id, languages[span["language"]], index, start, stop)
 
 
 KIND = "own_text"
 SHARD_DOCUMENTS = 4096
 
 
-def run(config: RegenerateConfig) -> None:
+def write_own_text(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
     workers, out = distributed.init_workers(), Path(config.out)
     if config.threads:
@@ -164,7 +164,7 @@ def _continue(
 
 
 def regenerate(
-    model: Model, source: Source, documents: Sequence[Document], config: RegenerateConfig
+    model: Model, source: Source, documents: Sequence[DocumentSpan], config: RegenerateConfig
 ) -> dict[str, Any]:
     """Continue documents side by side: their rows for a shard, and what they took."""
     began = time.perf_counter()

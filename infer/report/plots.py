@@ -20,7 +20,7 @@ from conf.console import label as spelled
 from conf.html import LIGHT, inline_svg, plot_style
 from infer.report.rows import LABELS, PLACE, Row, groups, label, task
 
-Part = Mapping[str, Any]
+Measured = Mapping[str, Any]
 WIDTH, HEIGHT = 4.3, 2.7  # inches of a panel
 COLUMNS = 3  # panels beside each other, in a file
 STYLES = {  # of a decoder in every plot: its colour and its line
@@ -57,7 +57,7 @@ class Plot(NamedTuple):
     """A plot of a part of the report, and what is said below it; without panels it is left out."""
 
     part: str
-    panels: Callable[[Part], list[Panel]]
+    panels: Callable[[Measured], list[Panel]]
     caption: str
 
 
@@ -145,7 +145,7 @@ def coolest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["temperature"] == lowest]
 
 
-def speedups(part: Part) -> list[Panel]:
+def speedups(part: Measured) -> list[Panel]:
     """Plot bars with 95 % intervals at the lowest temperature; sdsat (paper) with its fastest k."""
     rows = [row for row in coolest(part["rows"]) if row["decoder"] not in ("plain", "base") and row["speedup"]]
     fastest = [
@@ -173,7 +173,7 @@ def _bars(axis: Axes, rows: Sequence[Row], top: float) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def against_k(part: Part, measure: str, name: str, *, share: bool = False) -> list[Panel]:
+def against_k(part: Measured, measure: str, name: str, *, share: bool = False) -> list[Panel]:
     """Plot a measure against k (Figures 3 and 4), a line for each decoder and temperature."""
     rows = [row for row in part["rows"] if row["decoder"] in ("sdsat", *LEVELS) and row[measure] is not None]
     if not any(row["decoder"] == "sdsat" for row in rows):
@@ -201,7 +201,7 @@ def against_k(part: Part, measure: str, name: str, *, share: bool = False) -> li
     return [Panel(name, partial(panel, mine=mine)) for name, mine in by_set(rows).items()]
 
 
-def acceptance_by_place(part: Part) -> list[Panel]:
+def acceptance_by_place(part: Measured) -> list[Panel]:
     """Plot the share accepted at each place, of the drafts that reached it, with 95 % intervals.
 
     It is of the lowest temperature, and of sdsat (paper) with the largest k.
@@ -236,7 +236,7 @@ def _places(axis: Axes, rows: Sequence[Row]) -> None:
     axis.yaxis.set_major_formatter(PERCENT)
 
 
-def time_of_rows(part: Part) -> list[Panel]:
+def time_of_rows(part: Measured) -> list[Panel]:
     """Plot L(q), measured and at the device's limit, a panel for each dtype."""
     measured = {entry["dtype"]: entry for entry in part["costs"]}
     limits = {entry["dtype"]: entry for entry in part["limits"]}
@@ -259,7 +259,7 @@ def time_of_rows(part: Part) -> list[Panel]:
     return [Panel(dtype, partial(panel, dtype=dtype)) for dtype in dtypes]
 
 
-def scores(part: Part) -> list[Panel]:
+def scores(part: Measured) -> list[Panel]:
     """Plot scores with 95 % intervals: the base model's beside the model's, both decoded plainly."""
     rows = [row for row in part["rows"] if row["decoder"] == "plain"]
     places = list(groups(rows, *PLACE).values())
@@ -289,7 +289,7 @@ def _score_name(row: Row) -> str:
     return f"{task(row)}, {row['metric']}{heat}"
 
 
-def training_curves(part: Part) -> list[Panel]:
+def training_curves(part: Measured) -> list[Panel]:
     """Plot losses, and held-out acceptance by place, against the step."""
     log, held_out = part["log"], part["validation"]
     steps = [row["step"] for row in held_out]

@@ -37,7 +37,7 @@ TITLES = {"pass@1": "Pass@1", "exact match": "Exact match"}
 PARTS = {"draft": "drafting", "forward": "forward", "rest": "rest"}  # of a step's time
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a bar: its kind, what it is a part by (a share of the bar, from 0 to 1), and its text."""
 
     kind: str
@@ -52,7 +52,7 @@ class Line:
     name: str
     cells: Sequence[str]
     marks: Sequence[str] = ()  # "best", "peer", "differs"
-    bar: Sequence[Part] = ()
+    bar: Sequence[BarPart] = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def source_table(rows: Sequence[Row]) -> Table | None:
     for row in known:
         of = {name: row["sources"].get(name, {}) for name in SOURCES}
         bar = [
-            Part(name, share, f"{SOURCES[name]} {percent(share)}")
+            BarPart(name, share, f"{SOURCES[name]} {percent(share)}")
             for name, each in of.items()
             if (share := each.get("share"))
         ]
@@ -233,7 +233,7 @@ def time_tables(rows: Sequence[Row]) -> list[Table]:
         lines = []
         for row in mine:
             times = {kind: row[f"ms_{kind}"] or 0.0 for kind in PARTS}
-            bar = [Part(kind, ms / longest, f"{PARTS[kind]} {ms:.2f} ms") for kind, ms in times.items()]
+            bar = [BarPart(kind, ms / longest, f"{PARTS[kind]} {ms:.2f} ms") for kind, ms in times.items()]
             lines.append(Line(label(row), [f"{ms:.2f}" for ms in times.values()], bar=bar))
         title = f"{name.replace('_', ' ')}, {dtype}, {how(heat)}"
         tables.append(Table(title, ["decoder", *PARTS.values()], lines, bar="parts"))

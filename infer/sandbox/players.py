@@ -40,7 +40,7 @@ _SCALARS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 }
 
 
-def encode(value: Any, refer: Callable[[Any], int]) -> Any:
+def encode_value(value: Any, refer: Callable[[Any], int]) -> Any:
     """Return what stands for a value in JSON; `refer` numbers one that is no plain data, or raises."""
     if value is None or isinstance(value, bool | str):
         return value
@@ -49,15 +49,15 @@ def encode(value: Any, refer: Callable[[Any], int]) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, list):
-        return [encode(item, refer) for item in list.__iter__(value)]
+        return [encode_value(item, refer) for item in list.__iter__(value)]
     if isinstance(value, dict):
         pairs = zip(dict.keys(value), dict.values(value), strict=True)
-        return {"dict": [[encode(key, refer), encode(item, refer)] for key, item in pairs]}
+        return {"dict": [[encode_value(key, refer), encode_value(item, refer)] for key, item in pairs]}
     if isinstance(value, range):
-        return {"range": [encode(part, refer) for part in (value.start, value.stop, value.step)]}
+        return {"range": [encode_value(part, refer) for part in (value.start, value.stop, value.step)]}
     for tag, kind in _GROUPS.items():
         if isinstance(value, kind):
-            return {tag: [encode(item, refer) for item in kind.__iter__(value)]}
+            return {tag: [encode_value(item, refer) for item in kind.__iter__(value)]}
     for tag, (kind, to_text, _) in _SCALARS.items():
         if isinstance(value, kind):
             return {tag: to_text(value)}
@@ -66,24 +66,24 @@ def encode(value: Any, refer: Callable[[Any], int]) -> Any:
     return {"object": refer(value)}
 
 
-def decode(message: Any, resolve: Callable[[int], Any]) -> Any:
+def decode_value(message: Any, resolve: Callable[[int], Any]) -> Any:
     """Return the value; `resolve` returns the object of a number.
 
     Raises ValueError, TypeError or KeyError for what stands for no value.
     """
     if isinstance(message, list):
-        return [decode(item, resolve) for item in message]
+        return [decode_value(item, resolve) for item in message]
     if not isinstance(message, dict):
         return message
     ((tag, content),) = message.items()
     if tag == "object":
         return resolve(content)
     if tag == "dict":
-        return {decode(key, resolve): decode(item, resolve) for key, item in content}
+        return {decode_value(key, resolve): decode_value(item, resolve) for key, item in content}
     if tag == "range":
-        return range(*decode(content, resolve))
+        return range(*decode_value(content, resolve))
     if tag in _GROUPS:
-        return _GROUPS[tag](decode(item, resolve) for item in content)
+        return _GROUPS[tag](decode_value(item, resolve) for item in content)
     if tag in ("Decimal", "Fraction"):  # rare, and slow to import
         return getattr(importlib.import_module("decimal" if tag == "Decimal" else "fractions"), tag)(content)
     return _SCALARS[tag][2](content)
@@ -135,13 +135,13 @@ def serve_solution(questions: BinaryIO, answers: BinaryIO) -> None:
         exec(compile(source, "<solution>", "exec", dont_inherit=True), program.__dict__)
 
     def act(verb: str, number: int, arguments: list[Any], named: dict[str, Any]) -> Any:
-        values = [decode(argument, objects.__getitem__) for argument in arguments]
-        names = {name: decode(value, objects.__getitem__) for name, value in named.items()}
+        values = [decode_value(argument, objects.__getitem__) for argument in arguments]
+        names = {name: decode_value(value, objects.__getitem__) for name, value in named.items()}
         return VERBS[verb](objects[number], *values, **names)
 
     def attempt(action: Callable[..., Any], *arguments: Any) -> list[Any]:
         try:
-            return ["value", encode(action(*arguments), refer)]
+            return ["value", encode_value(action(*arguments), refer)]
         except BaseException as error:  # SystemExit too: a program that wants to end has answered nothing
             try:
                 return ["error", type(error).__name__, str(error)]
@@ -171,8 +171,8 @@ class Solution:
 
     def ask(self, verb: str, number: int, *arguments: Any, **named: Any) -> Any:
         """Return what an object answers. Raises what it raised."""
-        names = {name: encode(value, _number_of) for name, value in named.items()}
-        question = [verb, number, [encode(value, _number_of) for value in arguments], names]
+        names = {name: encode_value(value, _number_of) for name, value in named.items()}
+        question = [verb, number, [encode_value(value, _number_of) for value in arguments], names]
         try:
             send(self._questions, question)
         except BrokenPipeError:
@@ -187,7 +187,9 @@ class Solution:
             self._gone()
         match message:
             case ["value", value]:
-                return decode(value, lambda number: self._remotes.setdefault(number, Remote(self, number)))
+                return decode_value(
+                    value, lambda number: self._remotes.setdefault(number, Remote(self, number))
+                )
             case ["error", str(name), str(text)]:
                 raise _error(name, text)
         raise SolutionError("it answered something else than a value")

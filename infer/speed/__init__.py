@@ -102,7 +102,7 @@ class SpeedConfig:
         return bool(self.batches) and "auto" in self.decoders
 
 
-class Group(NamedTuple):
+class Condition(NamedTuple):
     """Whose texts are the same, and whose plain decoding is the measure."""
 
     dtype: str

@@ -16,9 +16,9 @@ def main(config: SpeedConfig) -> None:
     """Measure and report, unless the folder already holds the measurements."""
     check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.speed.run import run as measure
+    from infer.speed.run import measure_speed
 
-    measure(config)
+    measure_speed(config)
 
 
 if __name__ == "__main__":

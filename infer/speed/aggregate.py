@@ -1,4 +1,4 @@
-"""UnitStore to the rows of speed.json. Pure, but for `read`.
+"""Units to the rows of speed.json. Pure, but for `read`.
 
 A partial report is the same function of the units that there are.
 """

@@ -31,7 +31,7 @@ from infer.models.checkpoint import (
 )
 from infer.models.draft import base_pieces, check_draft, lacking, load_draft, named_errors
 from infer.requests import check_lengths
-from infer.speed import BY_ADAPTIVE, GSD_PROBES, PLAIN, DecoderSpec, Group, SpeedConfig, specs
+from infer.speed import BY_ADAPTIVE, GSD_PROBES, PLAIN, Condition, DecoderSpec, SpeedConfig, specs
 from infer.speed.peers import Peers
 from infer.text import NoInfilling, Text
 from infer.trees.token_graph import Watch
@@ -79,7 +79,7 @@ def prepare(config: SpeedConfig) -> Prepared:
     return Prepared(text, adaptive, prompts, shared, k, skipped)
 
 
-def fingerprint(prompts: Sequence[TokenPrompt]) -> str:
+def fingerprint_prompts(prompts: Sequence[TokenPrompt]) -> str:
     """Return the SHA-256 of a set's prompts: their names and token ids, and what ends their texts."""
     facts = [(prompt.id, prompt.ids, sorted(prompt.ends), prompt.max_new_tokens) for prompt in prompts]
     return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
@@ -116,7 +116,7 @@ class ModelPool:
             for dtype, lm in self.lms.items()
             if config.draft.model
         }
-        self._methods, table = dict[tuple[Group, bool], Methods](), load_ngrams(config.model)
+        self._methods, table = dict[tuple[Condition, bool], Methods](), load_ngrams(config.model)
         for dtype, lm in self.lms.items():
             # What the draft model draws by levels, and where asked for by its own adaptive tokens.
             draft, drawings = drafts.get(dtype), dict[bool, DraftMethods | None]({False: None})
@@ -126,7 +126,7 @@ class ModelPool:
                 drawings[True] = DraftMethods(lm, draft, compile=config.compile)
             for temperature, (probes, drawing) in product(config.temperatures, drawings.items()):
                 methods = Methods(lm, prepared.adaptive, drawing, table)
-                self._methods[Group(dtype, temperature), probes] = methods
+                self._methods[Condition(dtype, temperature), probes] = methods
         longest = max(self.capacity(prompts) for prompts in prepared.prompts.values())
         self.peers = Peers(
             config, self.lms, drafts, prepared.adaptive, sampling=self._sampling, capacity=longest
@@ -142,31 +142,31 @@ class ModelPool:
         new = self._config.max_new_tokens
         return max(len(prompt.ids) + (prompt.max_new_tokens or new) for prompt in prompts)
 
-    def own(self, name: str) -> dict[Group, dict[DecoderSpec, DecoderSetup]]:
+    def own(self, name: str) -> dict[Condition, dict[DecoderSpec, DecoderSetup]]:
         """Return our decoders of a set, of model and base model; those of the set before are no longer used."""
         for runners, runner in self._lent:
             runners.give(runner)
         self._lent = []
-        setups = dict[Group, dict[DecoderSpec, DecoderSetup]]()
+        setups = dict[Condition, dict[DecoderSpec, DecoderSetup]]()
         for dtype, lm in self.lms.items():
             drafters = {
-                (temperature, way): self.drafters(name, Group(dtype, temperature), way)
+                (temperature, way): self.drafters(name, Condition(dtype, temperature), way)
                 for temperature in self._config.temperatures
                 for way in specs(self._config, temperature)
             }
             runner = self._runner(lm, name, max(drafter.max_rows for drafter in drafters.values()))
             for (temperature, way), drafter in drafters.items():
                 own = self._own(lm, runner, drafter, temperature)
-                setups.setdefault(Group(dtype, temperature), {})[way] = own
+                setups.setdefault(Condition(dtype, temperature), {})[way] = own
         for dtype, lm in self._bases.items():
             runner = self._runner(lm, name, 1)
             for temperature in self._config.temperatures:
                 own = self._own(lm, runner, Drafters(Drafter), temperature)
-                setups[Group(dtype, temperature)][DecoderSpec("base")] = own
+                setups[Condition(dtype, temperature)][DecoderSpec("base")] = own
         return setups
 
     @contextmanager
-    def batch(self, name: str, group: Group, size: int) -> Iterator[dict[str, DecoderSetup]]:
+    def batch(self, name: str, group: Condition, size: int) -> Iterator[dict[str, DecoderSetup]]:
         """Return plain decoding and the default decoder for `size` texts of a set side by side."""
         lm = self.lms[group.dtype]
         drafters = {way: self.drafters(name, group, way, batch=size) for way in (PLAIN, DEFAULT)}
@@ -178,7 +178,7 @@ class ModelPool:
         runners.give(runner)
 
     def drafters(
-        self, name: str, group: Group, way: DecoderSpec, watch: Watch | None = None, *, batch: int = 1
+        self, name: str, group: Condition, way: DecoderSpec, watch: Watch | None = None, *, batch: int = 1
     ) -> Drafters:
         """Return the drafters of a decoder, for the texts of a set."""
         prompts, lm = self._prepared.prompts[name], self.lms[group.dtype]

@@ -44,7 +44,7 @@ from infer.models import parallel
 from infer.models.checkpoint import Adaptive, eos_ids
 from infer.models.draft import STAND_IN, Draft
 from infer.models.parallel import is_first
-from infer.speed import PEERS, DecoderSpec, Group, SpeedConfig
+from infer.speed import PEERS, Condition, DecoderSpec, SpeedConfig
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate prompt lookup", "generate assisted"
 
@@ -309,7 +309,7 @@ class Peers:
         capacity: int,
     ) -> None:
         self.left_out = dict[str, str]()
-        self.by_group = dict[Group, dict[DecoderSpec, Decoder]]()
+        self.by_group = dict[Condition, dict[DecoderSpec, Decoder]]()
         chosen, new, seed = [PEERS[name] for name in config.peers], config.max_new_tokens, config.seed
         k = adaptive.L if adaptive else 0
         for dtype, lm in lms.items():
@@ -333,7 +333,7 @@ class Peers:
                     self._leave_out(f"{VLLM} with drafts at a temperature", unsampled)
                 decoders = {DecoderSpec(name): decoder for name, decoder in own.items() if name in chosen}
                 decoders |= {DecoderSpec(VLLM, k): decoder for k, decoder in served.items()}
-                self.by_group[Group(dtype, temperature)] = decoders
+                self.by_group[Condition(dtype, temperature)] = decoders
 
     def _leave_out(self, name: str, reason: str) -> None:
         if name not in self.left_out and is_first():

@@ -26,10 +26,10 @@ from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.costs import ROWS, Costs, rising
 from infer.engine.forward import agreed_value, context_length
 from infer.engine.output import ForwardOutput, Request
-from infer.engine.runner import FINE, Runner
+from infer.engine.runner import FINE, Clock, Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, Step, Verified, decode
-from infer.measure.runs import Clock, clock
+from infer.measure.runs import clock
 from infer.trees.token_graph import Outcome
 from infer.trees.tree import Tree
 

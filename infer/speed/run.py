@@ -39,12 +39,12 @@ from infer.report.write import write
 from infer.speed import SpeedConfig
 from infer.speed.aggregate import read
 from infer.speed.limit import measure_limit
-from infer.speed.models import ModelPool, Prepared, fingerprint, prepare
+from infer.speed.models import ModelPool, Prepared, fingerprint_prompts, prepare
 from infer.speed.profile import context_for, measure_costs
 from infer.speed.work import Worker, units_of
 
 
-def check_place(out: Path, facts: Mapping[str, Any]) -> None:
+def check_folder(out: Path, facts: Mapping[str, Any]) -> None:
     """Raise RankLocalError where `distributed.folder` would refuse the folder; leave nothing behind.
 
     For another number of threads, torchrun's among them, the error says how to continue.
@@ -106,7 +106,7 @@ KIND = "speed"
 RESULT = "speed.json"
 
 
-def run(config: SpeedConfig) -> None:
+def measure_speed(config: SpeedConfig) -> None:
     """Measure and report, unless the folder already holds the measurements."""
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -132,7 +132,7 @@ def measure(config: SpeedConfig, prepared: Prepared, facts: Mapping[str, Any], w
     settings = {name: value for name, value in facts["settings"].items() if name != "threads"}
     begun = {**facts, "settings": settings, "hardware": hardware()}
     if workers.first:
-        check_place(Path(config.out) / KIND, begun)
+        check_folder(Path(config.out) / KIND, begun)
     config = replace(config, k=prepared.k)
     bench = ModelPool(config, prepared, device=workers.device())
     units_by_name = units_of(prepared.prompts, config.rounds, batches=config.has_batches)
@@ -156,7 +156,7 @@ def _made(config: SpeedConfig, prepared: Prepared) -> dict[str, Any]:
     """Return what the figures are of. The prompts themselves count, not where they were read."""
     inputs = existing({"model": config.model, "base": config.base, "draft.model": config.draft.model})
     facts = made_from(config, inputs, ignore=("tracker",))
-    read = {f"prompts.{name}": fingerprint(prompts) for name, prompts in prepared.prompts.items()}
+    read = {f"prompts.{name}": fingerprint_prompts(prompts) for name, prompts in prepared.prompts.items()}
     return {**facts, "inputs": {**facts["inputs"], **read}}
 
 

@@ -27,7 +27,7 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.output import Request
 from infer.loop import decode
 from infer.measure.runs import Decoder, Run, clock, loop_decoder, seed_of
-from infer.speed import DRAFTED, PLAIN, DecoderSpec, Group, SpeedConfig
+from infer.speed import DRAFTED, PLAIN, Condition, DecoderSpec, SpeedConfig
 from infer.speed.models import DecoderSetup, ModelPool, Prepared
 from infer.speed.profile import Profile, peak_memory, profile
 from infer.speed.statistics import Weighed, estimate
@@ -48,7 +48,7 @@ def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
 
 
 def run_turn(
-    decoders: Mapping[Group, Mapping[DecoderSpec, Decoder]], prompt: TokenPrompt, turn: int
+    decoders: Mapping[Condition, Mapping[DecoderSpec, Decoder]], prompt: TokenPrompt, turn: int
 ) -> list[dict[str, Any]]:
     """Return the records of a turn, a group each, in the order in which they ran."""
     groups = []
@@ -188,8 +188,8 @@ class Worker:
 
     def __init__(self, config: SpeedConfig, prepared: Prepared, bench: ModelPool) -> None:
         self._config, self._prepared, self._bench = config, prepared, bench
-        self._own = dict[Group, dict[DecoderSpec, DecoderSetup]]()
-        self._decoders = dict[Group, dict[DecoderSpec, Decoder]]()
+        self._own = dict[Condition, dict[DecoderSpec, DecoderSetup]]()
+        self._decoders = dict[Condition, dict[DecoderSpec, Decoder]]()
         self._set, self._warm = "", False
         self._warm_batches = set[tuple[str, str, int]]()
 
@@ -235,7 +235,7 @@ class Worker:
     def _batches(self, prompts: Sequence[TokenPrompt], round_: int) -> Iterator[dict[str, Any]]:
         texts, seed = max(self._config.batches), self._config.seed
         for dtype, size in product(self._config.dtypes, self._config.batches):
-            group = Group(dtype, min(self._config.temperatures))
+            group = Condition(dtype, min(self._config.temperatures))
             with self._bench.batch(self._set, group, size) as own:
                 decoders = list(own.items())
                 for _, setup in decoders if (self._set, dtype, size) not in self._warm_batches else ():
@@ -256,7 +256,7 @@ class Worker:
             for group, specs in self._decoders.items()
             for way in specs
         ]
-        group = Group(self._config.dtypes[0], min(self._config.temperatures))
+        group = Condition(self._config.dtypes[0], min(self._config.temperatures))
         place = {"prompt_set": self._set, "id": prompt.id, **group._asdict()}
         given, seed = {"before": prompt.before, "after": prompt.after}, self._config.seed
         deepest = max((way.k for way in self._own[group] if way.decoder == "sdsat"), default=0)
@@ -267,7 +267,7 @@ class Worker:
         ]
         return {"parts": parts, "samples": samples}
 
-    def _profile(self, prompt: TokenPrompt, group: Group, way: DecoderSpec) -> Profile:
+    def _profile(self, prompt: TokenPrompt, group: Condition, way: DecoderSpec) -> Profile:
         device = self._bench.lms[group.dtype].device
         if way not in self._own[group]:
             decoder = self._decoders[group][way]

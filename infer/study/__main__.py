@@ -16,9 +16,9 @@ def main(config: StudyConfig) -> None:
     """Measure and report, unless the folder already holds the report."""
     check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
-    from infer.study.run import run as measure
+    from infer.study.run import measure_study
 
-    measure(config)
+    measure_study(config)
 
 
 if __name__ == "__main__":

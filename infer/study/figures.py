@@ -8,11 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from conf import console
+from infer.report.rows import Row
 from infer.report.tables import table
 from infer.report.terminal import print_table
 from infer.study.measurements import CHILDREN
-
-Row = Mapping[str, Any]
 
 
 def print_study(report: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ FIXED, MEASURED, WIDE = "fixed", "measured", "wide"
 WIDELY = {"theta_prob": 0.1, "theta_sib": 0.1}  # the paper's thresholds leave a small model little to merge
 
 
-class Key(NamedTuple):
+class MethodKey(NamedTuple):
     """A row of the table."""
 
     decoding: str
@@ -65,18 +65,18 @@ def measure_methods(models: StudyModels) -> list[dict[str, Any]]:
     """Measure Table 1: the nodes of the study, and as many as pay by measurement; and with lower thresholds,
     where trees are as large as the paper's.
     """
-    specs = dict[Key, StudyDecoder]()
+    specs = dict[MethodKey, StudyDecoder]()
     for decoding, sampling in DECODINGS.items():
-        specs[Key(decoding, "plain", None, None)] = StudyDecoder(models.decode("plain", **sampling))
+        specs[MethodKey(decoding, "plain", None, None)] = StudyDecoder(models.decode("plain", **sampling))
         for budget, nodes in ((FIXED, {}), (MEASURED, {"nodes": None})):
             for method in BY_DRAFT_MODEL:
-                key = Key(decoding, method, budget, "pick")
+                key = MethodKey(decoding, method, budget, "pick")
                 specs[key] = StudyDecoder(models.decode(method, **sampling, **nodes))
             if models.config.draft.layers != models.config.self_layers:
                 spec = StudyDecoder(models.decode("ssd", **sampling, **nodes), own=True)
-                specs[Key(decoding, "self-ssd", budget, "pick")] = spec
-    specs[Key("greedy", "tsd", WIDE, "pick")] = StudyDecoder(models.decode("tsd", **WIDELY))
-    specs[Key("greedy", "gsd", WIDE, "pick")] = StudyDecoder(
+                specs[MethodKey(decoding, "self-ssd", budget, "pick")] = spec
+    specs[MethodKey("greedy", "tsd", WIDE, "pick")] = StudyDecoder(models.decode("tsd", **WIDELY))
+    specs[MethodKey("greedy", "gsd", WIDE, "pick")] = StudyDecoder(
         models.decode("gsd", **WIDELY, tau=1, tau_reading="gram")
     )
     return _rows(models, specs)
@@ -85,11 +85,11 @@ def measure_methods(models: StudyModels) -> list[dict[str, Any]]:
 def measure_sampling(models: StudyModels) -> list[dict[str, Any]]:
     """Measure Table 2: keyed draws, whose output is plain decoding's, against ratios, whose distribution is."""
     sampling = DECODINGS["top-p"]
-    specs = {Key("top-p", "plain", None, None): StudyDecoder(models.decode("plain", **sampling))}
+    specs = {MethodKey("top-p", "plain", None, None): StudyDecoder(models.decode("plain", **sampling))}
     for verify in ("pick", "ratio"):
         for method in BY_DRAFT_MODEL:
             spec = StudyDecoder(models.decode(method, **sampling, verify=verify))
-            specs[Key("top-p", method, FIXED, verify)] = spec
+            specs[MethodKey("top-p", method, FIXED, verify)] = spec
     return _rows(models, specs)
 
 
@@ -102,7 +102,7 @@ def lossy(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _rows(models: StudyModels, specs: Mapping[Key, StudyDecoder]) -> list[dict[str, Any]]:
+def _rows(models: StudyModels, specs: Mapping[MethodKey, StudyDecoder]) -> list[dict[str, Any]]:
     decoders, rows = models.decoders(specs), []
     for name, prompts in models.prompts.items():
         shares = measure(decoders, models.workers.share(prompts), rounds=models.config.rounds)
@@ -111,7 +111,7 @@ def _rows(models: StudyModels, specs: Mapping[Key, StudyDecoder]) -> list[dict[s
             for key, share in shares.items()
         }
         for key, measured in values.items():
-            plain = values[Key(key.decoding, "plain", None, None)]
+            plain = values[MethodKey(key.decoding, "plain", None, None)]
             runs = [run for run in chain.from_iterable(measured.rounds) if isinstance(run, DraftedRun)]
             speedups = measured.speedups(plain)
             row = {

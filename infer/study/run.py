@@ -23,7 +23,7 @@ from infer.study.measurements import MEASUREMENTS, lossy
 from infer.study.models import StudyModels
 
 
-def run(config: StudyConfig) -> None:
+def measure_study(config: StudyConfig) -> None:
     """Measure and report, unless the folder already holds the report. Under torchrun the ranks divide the
     prompts, each with models of its own, or the model.
     """

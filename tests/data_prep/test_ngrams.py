@@ -24,7 +24,7 @@ from data_prep.ngrams import (
     STRENGTH,
     SUCCESSORS,
     TABLE,
-    Ngrams,
+    NgramCounts,
     Packing,
     count_ngrams,
     descend,
@@ -92,7 +92,7 @@ def slow_table(sequences: Sequence[Sequence[int]], order: int, vocabulary: int, 
     return table
 
 
-def as_dictionary(ngrams: Ngrams) -> dict[tuple[int, ...], Counter[int]]:
+def as_dictionary(ngrams: NgramCounts) -> dict[tuple[int, ...], Counter[int]]:
     """The contexts without padding."""
     order, result = ngrams.packing.order, defaultdict[tuple[int, ...], Counter[int]](Counter)
     columns = [ngrams.token(place).tolist() for place in (*reversed(range(order - 1)), order - 1)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from conf import UserError
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
-from data_prep.sources import Part, list_parts, read
+from data_prep.sources import InputPart, list_parts, read
 
 STARCODER = ["max_stars_repo_name", "max_stars_repo_path", "id"]
 
@@ -61,7 +61,7 @@ def test_small_source_files_are_read_in_groups(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("data_prep.sources.PART_BYTES", 2)
     write(tmp_path, *"abcde")
     parts, _ = list_parts(DataConfig(path=str(tmp_path)))
-    assert parts == [Part(("a", "b"), 2), Part(("c", "d"), 2), Part(("e",), 1)]
+    assert parts == [InputPart(("a", "b"), 2), InputPart(("c", "d"), 2), InputPart(("e",), 1)]
 
 
 def test_starcoder_parquet_is_read_and_its_metadata_stripped_once(tmp_path: Path) -> None:

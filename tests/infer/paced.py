@@ -30,9 +30,10 @@ from infer.benchmarks.prompts import TokenPrompt
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.output import ForwardOutput, LazyOutput, Request
 from infer.engine.pick import Logits
+from infer.engine.runner import Clock
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
-from infer.measure.runs import Clock, Decoder, loop_decoder
+from infer.measure.runs import Decoder, loop_decoder
 from infer.speed import PLAIN, DecoderSpec
 from infer.trees.tree import Tree, flatten
 

@@ -23,7 +23,7 @@ from train.memory import GIB, States, engine_states, estimate_memory, saved_byte
 from train.model import AdaptiveLM
 from train.objective import IGNORE, branch
 from train.plan import DEVICES, plan, plan_device, print_plan
-from train.pretrained import load_model, model_config, skeleton
+from train.pretrained import load_trainable, model_config, skeleton
 
 VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
 TINY = LlamaConfig(
@@ -236,7 +236,7 @@ def test_zero_stages_divide_what_they_should() -> None:
 def test_kept_tensors_are_those_of_a_real_forward(attention: str, dtype: torch.dtype, objective: str) -> None:
     shape = ["model=demo", f"model.attention={attention}", "model.shape.num_hidden_layers=2"]
     config = settings("train", TrainConfig, [*shape, f"objective={objective}"])
-    lm = load_model(config.model, vocab=VOCAB, dtype=dtype, seed=0)
+    lm = load_trainable(config.model, vocab=VOCAB, dtype=dtype, seed=0)
     own = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
     held: dict[int, torch.Tensor] = {}
 

@@ -26,7 +26,14 @@ from train.data import to_tensors, trained_on
 from train.export.sidecars import write_tokenizer
 from train.model import AdaptiveLM
 from train.objective import causal
-from train.pretrained import _read_model, base_model, check_family, check_tokenizer, load_model, model_config
+from train.pretrained import (
+    _read_model,
+    base_model,
+    check_architecture,
+    check_tokenizer,
+    load_trainable,
+    model_config,
+)
 
 VOCAB = Vocab(size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
 GROWN = replace(VOCAB, size=101, adaptive=(100,))  # as CodeLlama-34b's, whose rows end before its adaptive id
@@ -47,7 +54,7 @@ def tiny(kind: str, **fields: object) -> TrainConfig:
 
 
 def load(config: TrainConfig, vocab: Vocab = VOCAB) -> torch.nn.Module:
-    return load_model(config.model, vocab=vocab, dtype=torch.float32, seed=0)
+    return load_trainable(config.model, vocab=vocab, dtype=torch.float32, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def load(config: TrainConfig, vocab: Vocab = VOCAB) -> torch.nn.Module:
 def test_our_loss_is_the_librarys(kind: str, fields: dict[str, object]) -> None:
     config = tiny(kind, **fields)
     architecture = model_config(config.model, vocab=VOCAB)
-    check_family(architecture, seq_len=48)
+    check_architecture(architecture, seq_len=48)
     lm = load(config)
     assert lm.config.model_type == kind
     reference = AutoModelForCausalLM.from_config(architecture, attn_implementation="eager")
@@ -100,12 +107,12 @@ OTHERS = [
 @pytest.mark.parametrize(("kind", "fields", "reason"), OTHERS)
 def test_others_are_refused_by_name(kind: str, fields: dict[str, object], reason: str) -> None:
     with pytest.raises(UserError, match=f"got {kind}, .*{reason}"):
-        check_family(AutoConfig.for_model(kind, **fields), seq_len=48)
+        check_architecture(AutoConfig.for_model(kind, **fields), seq_len=48)
 
 
 def test_sequences_beyond_the_context_are_refused() -> None:
     with pytest.raises(UserError, match="at most 64 tokens, the context of llama, got 65"):
-        check_family(model_config(tiny("llama").model, vocab=VOCAB), seq_len=65)
+        check_architecture(model_config(tiny("llama").model, vocab=VOCAB), seq_len=65)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from conf import UserError
 from conf.schema import PATH
 from conf.tracker import TrackerConfig
-from train.config import DataConfig, LoraSettings
+from train.config import LoraSettings, ShardsConfig
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -19,7 +19,7 @@ class ExportConfig:
 
     checkpoint: str = field(metadata=PATH)  # a finished folder of training
     out: str = field(metadata=PATH)  # the model directory to write
-    data: DataConfig = field(default_factory=DataConfig)  # where the shards are now, if they have moved
+    data: ShardsConfig = field(default_factory=ShardsConfig)  # where the shards are now, if they have moved
     dtype: str = "bfloat16"  # or float16, float32; bf16, fp16 and fp32 for short
     lora: str | None = None  # merged or kept; by default merged, or kept where the adapter is gated
     # a Jinja file for chats; by default the base tokenizer's, else one that completes the messages as one text

@@ -1,4 +1,4 @@
-"""UnitStore of work: what is left of them, and who does it."""
+"""Units of work: what is left of them, and who does it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -33,7 +33,7 @@ def test_models_are_compared_and_decoding_is_lossless(
     run: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("samples=2", "k=[1,2]")
-    quality.run(config)
+    quality.measure_quality(config)
     result, printed = done(config), capsys.readouterr().out
     assert result["sandbox"]["told"] in printed and result["sandbox"]["level"]
     rows = {(row["benchmark"], row["who"], row["decoder"], row["metric"]) for row in result["rows"]}
@@ -47,10 +47,10 @@ def test_models_are_compared_and_decoding_is_lossless(
     assert len(pieces) == 4 and {"own", "text"} <= kinds <= {"own", "adaptive", "text"}
     assert {len(row["interval"]) for row in result["rows"]} == {2}
     assert set(result["rules"]) == {"humaneval", "infilling"}
-    quality.run(config)
+    quality.measure_quality(config)
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(UserError, match="max_new_tokens=24; requested max_new_tokens=8"):
-        quality.run(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
+        quality.measure_quality(run("samples=2", "k=[1,2]", "max_new_tokens=8"))
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
@@ -60,7 +60,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     another day's and machine's answers stood under the last one's name.
     """
     whole, broken, requested = run(f"out={tmp_path / 'whole'}"), run(), list[str]()
-    quality.run(whole)
+    quality.measure_quality(whole)
 
     def counted(model: Any, batch: Any, config: Any) -> Any:
         if len(requested) == limit:
@@ -71,11 +71,11 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     monkeypatch.setattr(work, "answer", counted)
     limit = 4
     with pytest.raises(KeyboardInterrupt):
-        quality.run(broken)
+        quality.measure_quality(broken)
     limit = 100
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(quality, "judge", interrupt)
-        quality.run(broken)
+        quality.measure_quality(broken)
     partial = tmp_path / "out" / ".quality.partial"
     assert read(partial)["units"] == {"all": 9, "done": 0} and len(requested) == len(set(requested)) == 9
     header = partial / "header.json"
@@ -83,8 +83,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(
     machine, message = hardware(), "hardware.cpu=.*; requested hardware.cpu=other"
     with monkeypatch.context() as patch, pytest.raises(UserError, match=message):
         patch.setattr(quality, "hardware", lambda: machine | {"cpu": "other"})
-        quality.run(broken)
-    quality.run(broken)
+        quality.measure_quality(broken)
+    quality.measure_quality(broken)
     assert len(requested) == 9 and done(broken)["date"] == "2026-01-01"
     for name in ("rows", "same", "differences", "units"):
         assert done(broken)[name] == done(whole)[name]
@@ -116,7 +116,7 @@ def test_what_the_clock_on_the_wall_stopped_is_judged_again_alone(
     monkeypatch.setattr(work, "answer", given)
     monkeypatch.setattr(quality, "open_sandbox", lambda config: Busy())
     config = run(*PLAIN, names=("humaneval",))
-    quality.run(config)
+    quality.measure_quality(config)
     assert judged == [(3, 2), (1, 1)]
     (row,) = done(config)["rows"]
     assert row["value"] == pytest.approx(2 / 3)
@@ -131,10 +131,10 @@ def test_a_benchmark_file_that_changed_is_no_longer_what_the_result_is_of(
     changed = tmp_path / "changed.jsonl"
     shutil.copy(files["infilling"], changed)
     config = run(f"benchmarks.infilling.path={changed}", *PLAIN, names=("infilling",))
-    quality.run(config)
+    quality.measure_quality(config)
     changed.write_text(changed.read_text().replace("a += 1", "a += 2"))
     with pytest.raises(UserError, match="already contains a result with problems.infilling="):
-        quality.run(config)
+        quality.measure_quality(config)
 
 
 def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
@@ -150,7 +150,7 @@ def test_answers_that_differ_in_float32_fail_the_run_after_it_is_written(
     config = run(names=("infilling",))
     for _ in range(2):
         with pytest.raises(UserError, match="float32 answers must be identical .* infilling python"):
-            quality.run(config)
+            quality.measure_quality(config)
     assert done(config)["same"][0]["identical"] == 2
 
 
@@ -166,7 +166,7 @@ def test_a_model_that_solves_what_its_base_does_not(run: Settings, monkeypatch: 
 
     monkeypatch.setattr(work, "answer", given)
     config = run()
-    quality.run(config)
+    quality.measure_quality(config)
     values = {(row["benchmark"], row["who"], row["decoder"]): row["value"] for row in done(config)["rows"]}
     assert all(value == (who == "model") for (_, who, _), value in values.items()) and len(values) == 6
     assert [row["value"] for row in done(config)["differences"]] == [1, 1]
@@ -174,7 +174,7 @@ def test_a_model_that_solves_what_its_base_does_not(run: Settings, monkeypatch: 
 
 def _rank(config: QualityConfig, printed: Path) -> None:
     with printed.open("a") as stream, contextlib.redirect_stdout(stream):
-        quality.run(config)
+        quality.measure_quality(config)
     dist.barrier()
 
 
@@ -182,7 +182,7 @@ def test_two_ranks_give_the_answers_of_one(run: Settings, tmp_path: Path) -> Non
     """Each has whole models; every unit is made once, and one of them prints."""
     shared = ("decoders=[plain]", "batch=1")
     alone, both = (run(*shared, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
-    quality.run(alone)
+    quality.measure_quality(alone)
     assert warm.call_ranks(_rank, both, tmp_path / "printed", ranks=2) == [0, 0]
     assert (tmp_path / "printed").read_text().count("exact match in %") == 1
     for name in ("rows", "differences", "samples", "units"):

@@ -31,7 +31,7 @@ def test_a_prompt_beyond_the_context_is_answered_by_nothing(
     run: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run("max_new_tokens=500", "decoders=[plain]", "base=null", names=("humaneval",))
-    quality.run(config)
+    quality.measure_quality(config)
     (row,) = done(config)["rows"]
     assert (row["problems"], row["too_long"], row["value"]) == (3, 3, 0)
     assert {sample["verdict"] for sample in done(config)["samples"]} == {TOO_LONG}
@@ -43,7 +43,7 @@ def test_a_model_without_adaptive_tokens_is_decoded_plainly(
     run: Settings, base_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run(f"model={base_dir}", "base=null")
-    quality.run(config)
+    quality.measure_quality(config)
     printed = capsys.readouterr().out
     assert "has no adaptive tokens: it is not decoded with sdsat" in " ".join(printed.split())
     assert "skipped: infilling Python: the model was not trained for infilling" in printed
@@ -66,7 +66,7 @@ def test_a_benchmark_that_the_data_manifest_does_not_list_is_warned_of(
     assert (
         "must be decontaminated against infilling, got data decontaminated against humaneval, mbpp." in sentence
     )
-    quality.run(config)
+    quality.measure_quality(config)
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count(f"warning: {sentence}") == 2  # before hours of work, and in the report
     assert done(config)["contaminated"] == [sentence]
@@ -92,7 +92,7 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
     """It was given them, and the run died half way in "prompts[0] must be ids of the model's vocabulary"."""
     tiny_llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=f"base={tmp_path}/bare must have a tokenizer"):
-        quality.run(run(f"base={tmp_path}/bare"))
+        quality.measure_quality(run(f"base={tmp_path}/bare"))
     base = shutil.copytree(base_dir, tmp_path / "older")
     ids = json.loads((model_dir / "adaptive.json").read_text())["infilling"]
     described = json.loads((base / "tokenizer.json").read_text())

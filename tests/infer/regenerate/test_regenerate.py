@@ -50,7 +50,7 @@ def rows(config: RegenerateConfig) -> list[dict[str, Any]]:
 
 def test_a_document_is_its_prefix_and_what_the_model_says_next(run: Run, model: Model) -> None:
     config = run("out")
-    stage.run(config)
+    stage.write_own_text(config)
     source, written = Source(config), rows(config)
     for document, row in zip(source.documents(), written, strict=True):
         prompt = source.prompt(document)
@@ -94,21 +94,21 @@ def test_the_text_depends_on_seed_and_document_alone(
     ways = (), ("batch=1",), ("decode=ngrams", "batch=3"), ("decode=sdsat",), (f"model={base_dir}",)
     configs = [run(str(index), sampled, *overrides) for index, overrides in enumerate(ways)]
     for config in configs:
-        stage.run(config)
+        stage.write_own_text(config)
     assert len({str(shards(config)) for config in configs}) == 1
     fewer = run("fewer", sampled, "documents=5")
-    stage.run(fewer)
+    stage.write_own_text(fewer)
     assert rows(fewer) == rows(configs[0])[:5]
     if temperature == "1":
         other = run("other", sampled, "decode.seed=1")
-        unit = stage.regenerate(model, Source(other), Source(fewer).documents(), other)
+        unit = stage.write_own_text(model, Source(other), Source(fewer).documents(), other)
         assert [row["id"] for row in unit["rows"]] == [row["id"] for row in rows(fewer)]
         assert all(a["content"] != b["content"] for a, b in zip(unit["rows"], rows(fewer)))
 
 
 def _rank(config: RegenerateConfig) -> None:
     stage.SHARD_DOCUMENTS = 3
-    stage.run(config)
+    stage.write_own_text(config)
     dist.barrier()
 
 
@@ -124,7 +124,7 @@ def _killed(config: RegenerateConfig) -> None:
 
     stage.SHARD_DOCUMENTS = 3
     UnitStore.save = kill  # type: ignore[method-assign]
-    stage.run(config)
+    stage.write_own_text(config)
 
 
 def test_two_ranks_and_a_run_that_was_killed_write_the_bytes_of_one(
@@ -132,18 +132,18 @@ def test_two_ranks_and_a_run_that_was_killed_write_the_bytes_of_one(
 ) -> None:
     monkeypatch.setattr(stage, "SHARD_DOCUMENTS", 3)
     alone, both, killed = (run(name, "documents=23", "batch=2", "decode.temperature=1") for name in "abc")
-    stage.run(alone)
+    stage.write_own_text(alone)
     assert list(shards(alone)) == [f"own-{index:05}.jsonl" for index in range(8)]
     assert warm.call_ranks(_rank, both, ranks=2) == [0, 0] and shards(both) == shards(alone)
     assert warm.call_ranks(_killed, killed, ranks=1) == [-signal.SIGKILL] and not Path(killed.out).exists()
-    stage.run(killed)
+    stage.write_own_text(killed)
     assert shards(killed) == shards(alone)
     capsys.readouterr()
-    stage.run(killed)
+    stage.write_own_text(killed)
     assert "is finished: nothing to do" in capsys.readouterr().out
     message = r"already contains a result with decode\.seed=0; requested decode\.seed=1"
     with pytest.raises(UserError, match=message):
-        stage.run(run("c", "documents=23", "batch=2", "decode.temperature=1", "decode.seed=1"))
+        stage.write_own_text(run("c", "documents=23", "batch=2", "decode.temperature=1", "decode.seed=1"))
 
 
 def test_half_of_a_character_is_no_text(model: Model) -> None:
@@ -170,7 +170,7 @@ def test_half_of_a_character_is_no_text(model: Model) -> None:
 )
 def test_what_cannot_be_continued_is_one_sentence(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        stage.run(run("out", *overrides))
+        stage.write_own_text(run("out", *overrides))
 
 
 def test_the_source_of_documents_is_required() -> None:
@@ -188,4 +188,4 @@ def test_data_of_another_tokenizer_are_refused(run: Run, model_dir: Path, tmp_pa
     (other / "tokenizer.json").write_text(json.dumps(text))
     message = "must be prepared with the tokenizer of model=.*another piece for id 100"
     with pytest.raises(UserError, match=message):
-        stage.run(run("out", f"model={other}"))
+        stage.write_own_text(run("out", f"model={other}"))

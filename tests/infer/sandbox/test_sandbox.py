@@ -13,7 +13,7 @@ from infer.sandbox import Program, Sandbox, SandboxConfig, missing_toolchain, op
 from infer.sandbox import sandbox as module
 from infer.sandbox.guard import RoomJob
 from infer.sandbox.languages import _RIGHT, LANGUAGES, place_of, right_program
-from infer.sandbox.players import decode, encode
+from infer.sandbox.players import decode_value, encode_value
 from infer.sandbox.sandbox import Room
 
 
@@ -82,12 +82,12 @@ def test_values_go_over_as_they_are() -> None:
     values = [None, True, 1, -(1 << 70), 1.5, float("inf"), "\ud800ä", b"\0", [1, (2, {3})], {(1, 2): [3]}]
     values += [frozenset({1}), 1j, range(3), bytearray(b"x"), {}, (), set()]
     for value in values:
-        result = decode(encode(value, _refuse), _refuse)
+        result = decode_value(encode_value(value, _refuse), _refuse)
         assert result == value and type(result) is type(value)
-    assert str(decode(encode(float("nan"), _refuse), _refuse)) == "nan"
+    assert str(decode_value(encode_value(float("nan"), _refuse), _refuse)) == "nan"
     for wrong in ({"set": [[1]]}, {"int": "x"}, {"code": 1}, {"a": 1, "b": 2}):
         with pytest.raises((ValueError, TypeError, KeyError)):
-            decode(wrong, _refuse)
+            decode_value(wrong, _refuse)
 
 
 def _refuse(value: object) -> int:

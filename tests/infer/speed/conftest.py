@@ -34,7 +34,7 @@ def run(given: list[str], tmp_path: Path) -> Main:
     """Runs with further settings, and returns speed.json."""
 
     def main(*overrides: str) -> dict[str, Any]:
-        speed.run(settings("speed", SpeedConfig, [*given, *overrides]))
+        speed.measure_speed(settings("speed", SpeedConfig, [*given, *overrides]))
         return json.loads((tmp_path / "report" / "speed" / "speed.json").read_text(encoding="utf-8"))
 
     return main

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from infer.speed import DecoderSpec, Group
+from infer.speed import Condition, DecoderSpec
 from infer.speed.aggregate import aggregate
 from infer.speed.work import blocks, run_turn
 from tests.infer.paced import decoders, expected, prompts
 
-GROUP, KS, PROMPT = Group("float32", 0.0), (1, 3, 7), 0.25
+GROUP, KS, PROMPT = Condition("float32", 0.0), (1, 3, 7), 0.25
 HEADER = {
     "settings": {"prompts": {"fake": {}}, "dtypes": ["float32"], "temperatures": [0.0]},
     "limits": [{"dtype": "float32", "forward_ms_by_set": {"fake": [[1, 5.5], [9, 9.5]]}}],

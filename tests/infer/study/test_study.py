@@ -205,7 +205,7 @@ def test_a_lossy_method_fails_the_study_and_every_later_one(
     real = measurements.measure
     monkeypatch.setattr(measurements, "measure", lambda *args, **kwargs: spoiled(real(*args, **kwargs)))
 
-    def spoiled(result: dict[measurements.Key, Measured]) -> dict[measurements.Key, Measured]:
+    def spoiled(result: dict[measurements.MethodKey, Measured]) -> dict[measurements.MethodKey, Measured]:
         key = next(key for key in result if key.method == "gsd")
         result[key].rounds[0][0].tokens.append(1)
         return result
