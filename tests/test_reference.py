@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, errors, settings
-from conf.compose import groups
+from conf.compose import config_groups
 from conf.help import Entry, describe, link
 from docs.reference import ENTRIES, FOLDER, page
 
@@ -79,7 +79,7 @@ def test_every_example_is_a_command_that_composes(name: str, entries: dict[str, 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_derived_link_leads_to_a_place_on_the_page(name: str, entries: dict[str, Entry]) -> None:
     entry, schema = entries[name], ENTRIES[name]
-    chosen = tuple(group.name for group in groups(name))
+    chosen = tuple(group.name for group in config_groups(name))
     message = [setting.name for section in entry.sections for setting in section.settings]
     message += [*chosen, *(section.name for section in entry.sections if section.name)]
     text = page(entry)

@@ -33,7 +33,6 @@ from infer.report.rows import (
 )
 from infer.report.summary import changes, how, sentence, sure
 
-TITLES = {"pass@1": "Pass@1", "exact match": "Exact match"}
 PARTS = {"draft": "drafting", "forward": "forward", "rest": "rest"}  # of a step's time
 
 
@@ -311,9 +310,7 @@ def _scores(rows: Sequence[Row], gaps: Mapping[tuple[Any, ...], Row]) -> Table:
         lines.append(_line("difference", mine, places, "difference", average=by_language, sign="+"))
     counts = {place_of(row): str(row["problems"]) for row in rows}
     lines.append(Line("problems", [*(counts[place] for place in places), *([""] if by_language else [])]))
-    title = f"{TITLES.get(metric, metric)} in %" + (
-        f", {benchmark(rows[0]['benchmark'])}" if by_language else ""
-    )
+    title = f"{metric.capitalize()} in %" + (f", {benchmark(rows[0]['benchmark'])}" if by_language else "")
     heads = [_head(place, by_language) for place in places]
     return Table(f"{title}, {how(temperature)}", ["", *heads, *(["average"] if by_language else [])], lines)
 

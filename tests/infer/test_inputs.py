@@ -64,10 +64,10 @@ def test_a_result_of_other_weights_or_texts_is_not_finished(
     config = settings(stage, schema, [*given, "dtypes=[float32]" if stage == "speed" else "dtype=float32"])
     monkeypatch.setattr(module, measures, finishing(stage))
     with pytest.raises(KeyboardInterrupt):
-        module.run(config)
+        getattr(module, f"measure_{stage}")(config)
     if name == "texts":
         texts.write_text(texts.read_text().replace("return x", "return y"))
     else:
         zero_weights(folders[name])
     with pytest.raises(UserError, match="requested (inputs|problems)"):
-        module.run(config)
+        getattr(module, f"measure_{stage}")(config)

@@ -171,15 +171,15 @@ def measured(finished: bool) -> Path:
     (demo() / "texts.jsonl").write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):\n"}) for n in range(2)))
     rows = [HOLE | {"task_id": f"a/{n}", "prompt": f"a = {n}\n"} for n in range(3)]
     (demo() / "holes.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for module, last, schema, arguments in (
-        (speed, "read", SpeedConfig, _speed_arguments(out)),
-        (quality, "result", QualityConfig, _quality_arguments(out)),
+    for module, measure, last, schema, arguments in (
+        (speed, speed.measure_speed, "read", SpeedConfig, _speed_arguments(out)),
+        (quality, quality.measure_quality, "result", QualityConfig, _quality_arguments(out)),
     ):
         stop = (
             contextlib.nullcontext() if finished else patch.object(module, last, side_effect=KeyboardInterrupt)
         )
         with contextlib.suppress(*() if finished else (KeyboardInterrupt,)), stop:
-            module.run(settings(module.__name__.split(".")[1], schema, arguments))
+            measure(settings(module.__name__.split(".")[1], schema, arguments))
     return out
 
 

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from conf import UserError, settings
-from conf.compose import OUT, groups
+from conf.compose import OUT, config_groups
 from conf.help import written
 from conf.schema import NAME, bare, fields_of, names, place
 from docs.reference import ENTRIES
@@ -99,7 +99,7 @@ def _defaults(entry: str, rng: random.Random) -> None:
 
 
 def _unknown(entry: str, rng: random.Random) -> None:
-    chosen = [group.name for group in groups(entry)]
+    chosen = [group.name for group in config_groups(entry)]
     name = rng.choice([*names(ENTRIES[entry]), *chosen]).replace(NAME, "mine")
     at, strange = rng.randrange(len(name)), rng.choice(STRANGE)
     wrong = [name[:at] + strange + name[at:], name + strange, strange + name, name[:at] + name[at + 1 :]]

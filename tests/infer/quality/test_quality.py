@@ -184,6 +184,6 @@ def test_two_ranks_give_the_answers_of_one(run: Settings, tmp_path: Path) -> Non
     alone, both = (run(*shared, f"out={tmp_path / name}", names=("infilling",)) for name in ("a", "b"))
     quality.measure_quality(alone)
     assert warm.call_ranks(_rank, both, tmp_path / "printed", ranks=2) == [0, 0]
-    assert (tmp_path / "printed").read_text().count("exact match in %") == 1
+    assert (tmp_path / "printed").read_text().count("Exact match in %") == 1
     for name in ("rows", "differences", "samples", "units"):
         assert done(both)[name] == done(alone)[name]

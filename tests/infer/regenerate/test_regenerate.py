@@ -101,7 +101,7 @@ def test_the_text_depends_on_seed_and_document_alone(
     assert rows(fewer) == rows(configs[0])[:5]
     if temperature == "1":
         other = run("other", sampled, "decode.seed=1")
-        unit = stage.write_own_text(model, Source(other), Source(fewer).documents(), other)
+        unit = stage.regenerate(model, Source(other), Source(fewer).documents(), other)
         assert [row["id"] for row in unit["rows"]] == [row["id"] for row in rows(fewer)]
         assert all(a["content"] != b["content"] for a, b in zip(unit["rows"], rows(fewer)))
 
