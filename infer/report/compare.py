@@ -81,7 +81,7 @@ def print_comparison(comparison: Mapping[str, Any]) -> None:
 
 def _tables(comparison: Mapping[str, Any]) -> list[Table]:
     """Return the tables of both reports, for terminal and page alike."""
-    head = ["decoder", "tok/s A", "B", "B/A", "speedup A", "B", "", "acc. A", "B"]
+    head = ["decoder", "tok/s\nA", "\nB", "\nB/A", "speedup\nA", "\nB", "acc.\nA", "\nB"]
     tables = list[Table]()
     for (name, dtype, heat), mine in groups(comparison["speed"], "prompt_set", "dtype", "temperature").items():
         title = f"{name}, {dtype}, temperature {heat:g}"
@@ -106,8 +106,7 @@ def _speed_line(row: Row) -> Line:
         number(row["second_tokens_per_second"], ".0f"),
         number(row["ratio"]),
         _speedup(row, "first"),
-        _speedup(row, "second"),
-        _mark(row),
+        _speedup(row, "second") + _mark(row),
         percent(row["first_acceptance_rate"]),
         percent(row["second_acceptance_rate"]),
     ]
