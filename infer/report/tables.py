@@ -37,7 +37,7 @@ PARTS = {"draft": "drafting", "forward": "forward", "rest": "rest"}  # of a step
 
 
 class BarPart(NamedTuple):
-    """A part of a bar: its kind, what it is a part by (a share of the bar, from 0 to 1), and its text."""
+    """A part of a bar: its kind, its share of the bar (0 to 1), and its text."""
 
     kind: str
     share: float
