@@ -1,13 +1,12 @@
-"""python -m data_prep.inspect: look at a finished data folder, in the terminal or as one page.
+"""python -m data_prep.inspect: look at a finished data folder in the terminal.
 
 Its manifest as tables, sequences as training will see them, and what span replacement will do to one, by the
 function that will do it. Changes nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ from rich.text import Text
 from safetensors.numpy import load_file
 
 from conf import UserError, run
-from conf.console import PlainConsole, label, pictures
+from conf.console import PlainConsole, pictures
 from conf.errors import visible
-from conf.files import file_to_write, write_bytes
-from conf.html import LIGHT, inline_svg, page, plot_style, variables
 from conf.schema import PATH
 from conf.stage import read_manifest
 from data_prep.config import one_of, share
@@ -137,7 +134,6 @@ def drops(manifest: dict[str, Any]) -> Table:
     return table
 
 
-PAGE = "inspect.html"
 REPLACED_TOKENS = 160  # of a sequence, in the example of span replacement
 STARTS = 3  # tokens after which the n-gram table is continued
 LENGTH = 12  # tokens that follow each of them, at most
@@ -152,7 +148,6 @@ CUT = "italic grey50"
 class ShowConfig:
     """What is shown."""
 
-    html: bool = False  # write the same into out/inspect.html
     split: str = "train"  # which sequences: train or held_out
     sequences: int = 2  # how many, drawn at random
     characters: int = 240  # shown of a document, or between two of its sentinels: half from each end
@@ -169,7 +164,7 @@ class ShowConfig:
 
 @dataclass
 class InspectConfig:
-    """python -m data_prep.inspect: tables, decoded sequences and histograms of a data folder."""
+    """python -m data_prep.inspect: tables and decoded sequences of a data folder."""
 
     out: str = field(metadata=PATH)  # a finished folder of data_prep
     inspect: ShowConfig = field(default_factory=ShowConfig)
@@ -179,27 +174,22 @@ TitledLines = tuple[str, list[Text]]  # lines under a title
 
 
 def main(config: InspectConfig) -> None:
-    """Print everything; with html, write the same as a page."""
+    """Print everything."""
     manifest = read_manifest(config.out, "shards", "out")
-    file = file_to_write("out", str(Path(config.out) / PAGE)) if config.inspect.html else None
     console = PlainConsole()
     print_summary(manifest, console)
     vocab = Vocab.from_json(manifest["vocab"])
     folder, tokenizer = Path(config.out), Path(config.out) / TOKENIZER
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
     table = find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer_file(tokenizer))
-    ngrams = list(continuation_lines(table, manifest["ngrams"]["order"], encoder)) if table else []
-    for line in ngrams:
-        console.print(line)
+    if table:
+        for line in continuation_lines(table, manifest["ngrams"]["order"], encoder):
+            console.print(line)
     shards = Shards(config.out, config.inspect.split)
-    sections = list(_sections(config.inspect, shards, manifest["languages"], vocab, encoder))
-    for title, lines in sections:
+    for title, lines in _sections(config.inspect, shards, manifest["languages"], vocab, encoder):
         console.rule(title, align="left")
         for line in lines:
             console.print(line, soft_wrap=False)
-    if file:
-        write_page(file, sections, ngrams, shards, manifest)
-        console.print(f"inspect: wrote {file}")
 
 
 def _sections(
@@ -299,129 +289,6 @@ def continue_text(table: dict[str, np.ndarray], order: int, text: list[int]) -> 
             break
         text = [*text, successor]
     return text
-
-
-SEQUENCES = 20_000  # at most, in the histograms
-MARKS = {SENTINEL: "sentinel", ADAPTIVE: "adaptive", REPLACED: "replaced", HEADING: "heading", CUT: "cut"}
-LEGEND = {
-    "sentinel": "control token",
-    "adaptive": "adaptive token: aN is the Nth of its window",
-    "replaced": "token in its place before",
-    "cut": "left out here",
-}
-MODES = ("blue", "orange", "green")  # of the histogram's bars
-COLOURS = {"sentinel": ("#ddf4ff", "#0b3a5c"), "adaptive": ("#fbe0f3", "#5c2450")}  # light and dark
-STYLE = f"""{variables(COLOURS)}
-.sentinel {{ background: var(--sentinel); font-weight: 600; }}
-.adaptive {{ background: var(--adaptive); font-weight: 600; }}
-.replaced {{ color: var(--faint); text-decoration: line-through; }}
-.heading {{ color: var(--good); font-weight: 600; }}
-.cut {{ color: var(--faint); font-style: italic; }}
-"""
-
-
-def write_page(
-    path: Path,
-    sections: Iterable[TitledLines],
-    ngrams: Iterable[Text],
-    shards: Shards,
-    manifest: dict[str, Any],
-) -> None:
-    """Write the page; a reader sees the whole of it or none."""
-    body = [
-        f"<header><h1>Data, as training reads it</h1><p>{manifest['train']['sequences']:,} sequences of "
-        f"{manifest['seq_len']:,} tokens.</p></header>",
-        *(_table_markup(table) for table in (languages(manifest), splits(manifest), drops(manifest))),
-        _histograms(shards, manifest),
-    ]
-    if "ngrams" in manifest:
-        lines = "\n".join(map(_markup, ngrams))
-        body.append(f"<h2>N-grams</h2><p>{escape(describe_ngrams(manifest['ngrams']))}</p><pre>{lines}</pre>")
-    legend = "".join(f'<span><b class="{kind}">{kind}</b> {text}</span>' for kind, text in LEGEND.items())
-    body.append(f'<h2>Sequences</h2><p class="lines">{legend}</p>')
-    for title, texts in sections:
-        lines = "\n".join(map(_markup, texts)).strip()
-        body.append(f'<section><h3>{escape(pictures(title))}</h3><pre tabindex="0">{lines}</pre></section>')
-    text = page("Data of adaptive-tokens", "\n".join(body), style=STYLE)
-    write_bytes(path, text.encode("utf-8", "replace"))
-
-
-def _markup(text: Text) -> str:
-    """Return coloured text as HTML; its styles are those of data_prep.inspect, one at a place."""
-    plain, parts, at = pictures(text.plain), [], 0
-    spans = [(span.start, span.end, span.style) for span in text.spans]
-    for start, end, style in [(0, len(plain), text.style)] if text.style else spans:
-        parts.append(escape(plain[at:start]))
-        parts.append(f'<span class="{MARKS[str(style)]}">{escape(plain[start:end])}</span>')
-        at = end
-    return "".join([*parts, escape(plain[at:])])
-
-
-def _table_markup(table: Table) -> str:
-    """Return a table of texts as HTML."""
-    columns: Sequence[Any] = table.columns
-    head = "".join(f'<th scope="col">{escape(str(column.header))}</th>' for column in columns)
-    rows = []
-    for first, *others in zip(*(column.cells for column in columns)):
-        cells = "".join(f"<td>{escape(pictures(str(cell)))}</td>" for cell in others)
-        rows.append(f'<tr><th scope="row">{escape(pictures(str(first)))}</th>{cells}</tr>')
-    note = f'<p class="faint">{escape(str(table.caption))}</p>' if table.caption else ""
-    return (
-        f'<div class="wide" tabindex="0"><table><caption>{escape(str(table.title))}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{note}"
-    )
-
-
-def _histograms(shards: Shards, manifest: Mapping[str, Any]) -> str:
-    """Return plots of documents' lengths by mode, of documents by sequence, and of languages."""
-    from matplotlib.figure import Figure  # late: it takes its time
-    from matplotlib.ticker import MaxNLocator
-
-    def subplots(title: str, height: float) -> tuple[Figure, Any]:
-        figure = Figure(figsize=(4.3, height), layout="constrained")
-        axis = figure.subplots()
-        axis.set_title(title)
-        return figure, axis
-
-    spans = [shards[index].spans for index in range(min(SEQUENCES, len(shards)))]
-    if not spans:
-        return ""
-    markup = []
-    with plot_style():
-        figure, axis = subplots("Lengths by mode", 2.7)
-        every = np.concatenate(spans)
-        lengths = every["stop"].astype(np.int64) - every["start"]
-        bins = np.geomspace(max(1, lengths.min()), lengths.max() + 1, 40).tolist()
-        by_mode = [lengths[every["mode"] == mode] for mode in Mode]
-        axis.hist(by_mode, bins=bins, stacked=True, color=[LIGHT[color] for color in MODES])
-        axis.set(xscale="log", xlabel="tokens", ylabel="documents, or their parts")
-        markup.append(inline_svg(figure, "Lengths by mode"))
-
-        figure, axis = subplots("Documents per sequence", 2.7)
-        counts = np.array([len(own) for own in spans])
-        bins = np.arange(0.5, counts.max() + 1.5, max(1, counts.max() // 40)).tolist()
-        axis.hist(counts, bins=bins, color=LIGHT["blue"])
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set(xlabel="documents", ylabel="sequences")
-        markup.append(inline_svg(figure, "Documents per sequence"))
-
-        sizes = {name: sums["tokens"] for name, sums in manifest["train"]["languages"].items()}
-        largest = sorted(sizes.items(), key=lambda item: item[1])[-25:]
-        figure, axis = subplots("Languages", 1.2 + 0.22 * len(largest))
-        shares = [size / sum(sizes.values()) for _, size in largest]
-        axis.barh(range(len(largest)), shares, 0.7, color=LIGHT["blue"])
-        axis.set_yticks(range(len(largest)), [label(name) for name, _ in largest])
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-        axis.xaxis.set_major_formatter("{x:.0%}")
-        axis.set_xlabel("share of training tokens")
-        axis.grid(visible=False, axis="y")
-        markup.append(inline_svg(figure, "Languages"))
-    keys = "".join(
-        f'<span><svg viewBox="0 0 28 10" aria-hidden="true"><rect width="28" height="10" '
-        f'fill="var(--{color})"/></svg>{mode.name}</span>'
-        for mode, color in zip(Mode, MODES)
-    )
-    return f'<figure><div class="lines">{keys}</div><div class="panels">{"".join(markup)}</div></figure>'
 
 
 if __name__ == "__main__":

@@ -1,32 +1,29 @@
-"""The pictures of these pages, made again from a finished demo: real commands, real pages, no drawing by hand.
+"""The pictures of these pages, made again from a finished demo.
 
     python -m docs.pictures [runs/demo]
 
-Needs Chromium or Chrome on the path, to photograph pages. Pictures have at most 64 colours: they stay small.
+Pictures have at most 64 colours: they stay small.
 (As a module, not as a file: this folder's conf.py is Sphinx's, and must not hide the project's `conf`.)
 """
 
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from PIL import Image, ImageChops
+from PIL import Image
 
 from infer import DecodeConfig, Model, generate, load
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.places import Places
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import Sampling
-from infer.graph.picture import spelled
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import load_ngrams
 from infer.ngrams import Ngrams, TextNgrams
+from infer.text import Text
 from infer.trees.token_graph import Outcome
 from infer.trees.tree import Tree, flatten, mask
 from infer.view import KINDS
@@ -34,21 +31,6 @@ from infer.view import KINDS
 IMAGES = Path(__file__).parent / "images"
 COLOURS, MARGIN = 64, 16  # of a picture; pixels around it
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
-LATTICE = (
-    "decode.k=4",
-    "decode.probes=all",
-    "decode.width=3",
-    "decode.nodes=12",
-)
-SECTIONS = {  # of the report's page: where a picture begins, what begins behind it, and its width
-    "report_top": ("<header>", "<nav", 1000),
-    "report_speed": ('<h2 id="speed">', "<details>", 1120),
-    "report_time": ('<h2 id="time">', "</table>", 1000),
-    "report_quality": ('<h2 id="quality">', "<h3>", 1000),
-    "report_training": ('<h2 id="training">', "<details>", 1000),
-    "report_samples": ('<h2 id="samples">', "<details>", 1000),
-}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
 REST = "#b3bac2"  # bars of the combination
@@ -58,65 +40,16 @@ PLOTS = ("speedup", "acceptance_by_position", "tokens_per_second", "time_of_rows
 def main(demo: Path) -> None:
     """Make all of them."""
     IMAGES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        room = Path(name)
-        page = room / "text.html"
-        _run("infer", f"model={demo}/model", f"prompt={PROMPT}", "dtype=float32", f"html={page}")
-        photograph(page, IMAGES / "text.png", width=800)
-        shutil.copytree(demo / "data", room / "data")
-        _run("data_prep.inspect", f"out={room}/data", "inspect.html=true", "inspect.sequences=1")
-        photograph(room / "data" / "inspect.html", IMAGES / "inspect.png", width=900)
-        photograph(windows(room / "data" / "inspect.html"), IMAGES / "windows.png", width=640)
-        sections(demo / "report" / "index.html", room)
     for plot in PLOTS:
         shrink(Image.open(demo / "report" / f"{plot}.png"), IMAGES / f"{plot}.png", width=1200)
-    _run("infer.graph", f"model={demo}/model", f"prompt={PROMPT}", *LATTICE, f"out={IMAGES}/lattice.png")
-    shrink(Image.open(IMAGES / "lattice.png"), IMAGES / "lattice.png", width=1000)
     model = load(str(demo / "model"), "float32")
     one_forward(model, IMAGES / "one_forward.png")
     combination(model, demo / "model", IMAGES / "combination.png")
 
 
-def _run(module: str, *settings: str) -> None:
-    subprocess.run([sys.executable, "-m", module, *settings], check=True, stdout=subprocess.DEVNULL)
-
-
-def windows(page: Path) -> Path:
-    """Write the end of data_prep.inspect's page, where span replacement is shown, as a page of its own."""
-    text = page.read_text(encoding="utf-8")
-    head = text[: text.index("<body>")]
-    last = text[text.rindex("<section>") : text.rindex("</section>")]
-    part = page.with_name("windows.html")
-    part.write_text(f"{head}<body>{last[last.index('<pre') :]}</body></html>", encoding="utf-8")
-    return part
-
-
-def sections(report: Path, room: Path) -> None:
-    """Parts of the report, each photographed as a page of its own."""
-    page = report.read_text(encoding="utf-8")
-    head = page[: page.index("<body>")]
-    for name, (begins, ends, width) in SECTIONS.items():
-        first = page.index(begins)
-        part = room / f"{name}.html"
-        part.write_text(
-            f"{head}<body>{page[first : page.index(ends, first + 1)]}</body></html>", encoding="utf-8"
-        )
-        photograph(part, IMAGES / f"{name}.png", width=width)
-
-
-def photograph(page: Path, picture: Path, *, width: int, height: int = 2400) -> None:
-    """Write a picture of a page in its light theme, from its first line to its last."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        sys.exit(f"error: wanted one of {', '.join(BROWSERS)} on the path, found none")
-    with tempfile.TemporaryDirectory() as profile:
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        options += [f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={picture}"]
-        subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
-    image = Image.open(picture).convert("RGB")
-    ground = Image.new("RGB", image.size, image.getpixel((0, 0)))
-    _, top, _, bottom = ImageChops.difference(image, ground).getbbox() or (0, 0, 0, height)
-    shrink(image.crop((0, max(0, top - MARGIN), width, min(height, bottom + MARGIN))), picture, width=width)
+def spelled(text: Text, id: int) -> str:
+    """Return a token as the source of a string, safe to print."""
+    return repr(text.stream(opens=False)(id) or text.pieces.get(id, f"<{id}>"))
 
 
 def shrink(image: Image.Image, picture: Path, *, width: int) -> None:

@@ -13,7 +13,7 @@ from conf.compose import Group
 from conf.help import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
-from infer.config import GraphConfig, InferConfig
+from infer.config import InferConfig
 from infer.gpu_check import GpuCheckConfig
 from infer.playground import PlaygroundConfig
 from infer.quality import QualityConfig
@@ -31,7 +31,6 @@ ENTRIES: dict[str, type] = {
     "train": TrainConfig,
     "export": ExportConfig,
     "infer": InferConfig,
-    "graph": GraphConfig,
     "playground": PlaygroundConfig,
     "speed": SpeedConfig,
     "quality": QualityConfig,

@@ -1,4 +1,4 @@
-"""python -m infer: continue one prompt, write what lies between a prefix and a suffix, or talk in a session."""
+"""python -m infer: continue a prompt, or write what lies between a prefix and a suffix."""
 
 import os
 import sys
@@ -6,13 +6,11 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.console import print_line
-from conf.files import file_to_write
 from infer.config import InferConfig, check_directory
 
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
-    page = file_to_write("html", config.html)
     check_directory(config.model)
     infill = bool(config.infill.prefix or config.infill.suffix)
     prompt = "" if infill else read_prompt(config)
@@ -24,31 +22,23 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view import Session, complete, write_page
+    from infer.view import complete
 
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(config.model, config.dtype, config.device, draft=config.draft, compile=config.compile)
     console = Console(quiet=not parallel.is_first())
-    if prompt is None:
-        Session(model, config.decode, console).run()
-        return
     before, after = prompt or config.infill.prefix, config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)
-    steps_taken, summary = complete(steps, console, before, after)
-    if page and parallel.is_first():
-        write_page(page, title=config.model, before=before, after=after, steps=steps_taken, summary=summary)
-        print_line(f"wrote {page}", error=True)
+    complete(steps, console, before, after)
 
 
-def read_prompt(config: InferConfig) -> str | None:
-    """Return the text to continue; None for a session. Raises UserError for no text."""
+def read_prompt(config: InferConfig) -> str:
+    """Return the text to continue: `prompt`, a file's, or standard input's. Raises UserError for no text."""
     if config.prompt not in ("", "-"):
         return config.prompt
     if config.prompt_file:
         source, text = config.prompt_file, _read(Path(config.prompt_file))
-    elif config.prompt == "" and sys.stdin.isatty():
-        return None
     else:
         source, text = "standard input", sys.stdin.read()
     if not text:

@@ -24,7 +24,6 @@ GROWTH["gsd"] = (*GROWTH["tsd"], "tau", "tau_reading")
 TAU_READINGS = ("gram", "preceding")
 SIDE_BY_SIDE = 8  # prompts decoded together, at most
 MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
-PICTURES = (".svg", ".png")
 ORDERS = ("psm", "spm")  # of an infilling's parts
 TREES = ("lattice", "paper")  # of candidates of adaptive tokens
 SOURCES = {  # of drafts, by method
@@ -274,7 +273,7 @@ def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix.
 
-    Without a prompt it is a session on a terminal, and elsewhere reads standard input.
+    Without a prompt it reads standard input.
     """
 
     model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
@@ -287,8 +286,6 @@ class InferConfig:
     device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
     threads: int | None = None  # of the CPU; null: the library's choice
-    # write a page of the text, coloured by who produced it: a file
-    html: str | None = field(default=None, metadata=PATH)
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -304,35 +301,6 @@ class InferConfig:
             raise ValueError(
                 f"prompt must be given once, got {' and '.join(given)}. Leave all but one of them away."
             )
-
-
-@dataclass
-class GraphConfig:
-    """python -m infer.graph: decode a prompt, and show one of its drafts as a graph."""
-
-    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
-    prompt: str  # the text to continue
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
-    draft: DraftConfig = field(default_factory=DraftConfig)
-    step: int | None = None  # which draft, from 1 on; null: the first with merges, else the largest
-    out: str | None = field(default=None, metadata=PATH)  # write a picture: a file, .svg or .png
-    dtype: str = "float32"  # of the weights: float32, bfloat16 or float16
-    device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
-    threads: int | None = None  # of the CPU; null: the library's choice
-
-    def __post_init__(self) -> None:
-        check_dtype(self.dtype)
-        check_at_least(self, {"threads": 1})
-        method = self.decode.method
-        if method in ("plain", "prompt_lookup"):
-            raise ValueError(
-                f"decode.method must be sdsat, ssd, tsd or gsd, whose drafts are graphs, got {method}"
-            )
-        _check_used(self.draft, self.decode)
-        if self.step is not None and self.step < 1:
-            raise ValueError(f"step must be the number of a draft, from 1 on, got {self.step}")
-        if self.out is not None and not self.out.endswith(PICTURES):
-            raise ValueError(f"out must be a file that ends in {' or '.join(PICTURES)}, got {self.out}")
 
 
 def check_directory(folder: str | Path) -> Path:

@@ -1,5 +1,4 @@
-"""Decoded text for people, coloured by the source of each token: an HTML page, a terminal as it comes, and a
-session of prompts on a model that is loaded once (python -m infer without a prompt).
+"""Decoded text for people as it comes, coloured by the source of each token.
 
 The hues are Okabe and Ito's, which the colour-blind tell apart. Backgrounds show white space that was drafted;
 underlines tell the sources apart where colours do not. Where the output is no terminal it is the new text alone
@@ -7,28 +6,19 @@ and a line's end, without colours; the line of figures goes to standard error.
 """
 
 import re
-import select
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
-from string import Template
-from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from conf import UserError
 from conf.console import pictures
-from conf.files import write_bytes
-from infer.api import Model, TextStep, generate
-from infer.config import DecodeConfig
+from infer.api import TextStep
 from infer.engine.runner import duration
 from infer.loop import Step
 from infer.text import in_pieces
@@ -106,39 +96,6 @@ def legend(kinds: Collection[str]) -> str:
     return f'<p class="legend">{"".join([span("given", "given"), span("own", OWN), *parts])}</p>'
 
 
-TEMPLATE = Template("""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Decoded text</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<style>
-$style
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
-       color: var(--ink); background: var(--paper); }
-h1 { font-size: 1.25rem; }
-</style></head><body>
-<h1>$title</h1>
-$legend
-<pre>$text</pre>
-<p>$summary</p>
-</body></html>
-""")
-
-
-def write_page(
-    path: Path, *, title: str, before: str, after: str, steps: Sequence[TextStep], summary: object
-) -> None:
-    """Write the page; a reader sees the whole of it or none."""
-    body = "".join([span("given", before), *map(marked, steps), span("given", after)])
-    page = TEMPLATE.substitute(
-        style=STYLE,
-        title=escape(title),
-        legend=legend({kind for step in steps for kind in step.kinds}),
-        text=body,
-        summary=escape(str(summary)),
-    )
-    write_bytes(path, page.encode("utf-8", "replace"))
-
-
 def marked(step: TextStep) -> str:
     """Return one forward's text, which says on hovering what it came to."""
     hover = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
@@ -200,17 +157,14 @@ STYLES = {
 }
 
 
-def complete(
-    steps: Iterable[TextStep], console: Console, before: str, after: str = ""
-) -> tuple[list[TextStep], Summary]:
-    """Show a text as its steps come, and return what was shown, with its figures."""
-    summary, steps_taken, view = Summary(), list[TextStep](), View(console, before, after)
+def complete(steps: Iterable[TextStep], console: Console, before: str, after: str = "") -> None:
+    """Show a text as its steps come, then its figures."""
+    summary = Summary()
+    view = View(console, before, after)
     for step in steps:
         summary.add(step)
-        steps_taken.append(step)
         view.step(step)
     view.close(summary)
-    return steps_taken, summary
 
 
 class View:
@@ -247,91 +201,3 @@ class View:
         # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
         parts = [Segment(part, None if part == "\n" else style) for part in re.split("(\n)", text) if part]
         self._console.print(Segments(parts), end="", soft_wrap=True)
-
-
-PASTED = 0.05  # seconds in which further lines belong to the same paste
-SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {  # command: setting of decode, its type
-    "/k": ("k", int),
-    "/temperature": ("temperature", float),
-    "/top_p": ("top_p", float),
-    "/seed": ("seed", int),
-    "/method": ("method", str),
-    "/new": ("max_new_tokens", int),
-}
-COMMANDS = (*SETTINGS, "/settings", "/help", "/quit")
-HELP = """Type or paste a prompt: it is continued. Ctrl-C ends a text, Ctrl-D the session.
-  /k N  /temperature T  /top_p P  /seed N  /new N (tokens)  /method sdsat|ngrams|plain|...
-  /settings  /help  /quit"""
-
-
-class Session:
-    """A loop of prompts and commands."""
-
-    def __init__(self, model: Model, decode: DecodeConfig, console: Console) -> None:
-        self._model, self._decode, self._console = model, decode, console
-
-    def run(self) -> None:
-        """Run until the end of the input or /quit."""
-        with suppress(ImportError):  # where Python has it, input() edits lines and takes a pasted text whole
-            import readline  # noqa: F401
-        self._say(HELP)
-        while True:
-            try:
-                line = read_prompt()
-            except EOFError:
-                self._say("")
-                return
-            except KeyboardInterrupt:
-                self._say("\nCtrl-D or /quit ends the session.")
-                continue
-            if line.strip() == "/quit":
-                return
-            try:
-                self._answer(line)
-            except (UserError, ValueError) as error:
-                self._say(f"error: {error}")
-
-    def _answer(self, line: str) -> None:
-        command, _, value = line.strip().partition(" ")
-        if not command:
-            return
-        if command == "/help":
-            self._say(HELP)
-        elif command == "/settings":
-            values = [f"{name} {getattr(self._decode, field)}" for name, (field, _) in SETTINGS.items()]
-            self._say(", ".join(values))
-        elif command in SETTINGS:
-            self._set(command, value.strip())
-        elif command.startswith("/") and "\n" not in line:
-            raise UserError(f"a command must be one of {', '.join(COMMANDS)}, got {command}. Try /help.")
-        else:
-            try:
-                complete(generate(self._model, line, self._decode), self._console, line)
-            except KeyboardInterrupt:
-                self._say("\n(ended)")
-
-    def _set(self, command: str, value: str) -> None:
-        field, parse = SETTINGS[command]
-        try:
-            parsed = parse(value)
-        except ValueError as error:
-            raise UserError(
-                f"{command} must be a number, got {value or 'nothing'}. Try {command} 1."
-            ) from error
-        decode = replace(self._decode, **{field: parsed})
-        self._model.methods.settled(decode)
-        self._decode = decode
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def read_prompt() -> str:
-    """Return a line, or all lines that were pasted at once. Raises EOFError at the input's end."""
-    lines = [input("> ")]
-    while select.select([sys.stdin], [], [], PASTED)[0]:
-        try:
-            lines.append(input())
-        except EOFError:
-            break
-    return "\n".join(lines)

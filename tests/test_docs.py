@@ -17,7 +17,6 @@ from conf.cli import jobs_of
 from data_prep.config import DataPrepConfig
 from infer.benchmarks.reading import kind_of
 from infer.quality import QualityConfig
-from tests.drills import quick_start
 from tests.markdown import Command, anchors, blocks, commands, headless, links
 from train.config import TrainConfig
 
@@ -197,15 +196,6 @@ def _of_entry(module: str, given: list[str], *, swept: bool = False) -> str | No
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None
-
-
-def test_the_quick_start_s_drill_runs_its_page() -> None:
-    page = quick_start.read_pages()
-    whole, spared = (quick_start.script(page, demo=demo) for demo in (None, Path("/demo")))
-    assert "bash launch/demo.sh" in whole and "bash launch/demo.sh" not in spared
-    assert f"git clone '{ROOT}' adaptive-tokens" in whole and "cp -rL '/demo' runs/demo" in spared
-    for text in (whole, spared):
-        assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
 
 
 def test_a_page_s_commands_are_found_and_judged() -> None:

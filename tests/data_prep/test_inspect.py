@@ -1,7 +1,5 @@
 import json
-import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from rich.console import Console
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
-from data_prep.inspect import PAGE, InspectConfig, main, marked_text, print_summary, replacement_line, shortened
+from data_prep.inspect import InspectConfig, main, marked_text, print_summary, replacement_line, shortened
 from data_prep.pipeline import prepare
 from data_prep.vocab import Vocab, load_tokenizer
 
@@ -25,24 +23,6 @@ def test_the_tables_and_sequences_are_shown(data_folder: Path, capsys: pytest.Ca
     for text in ("Languages", "filled", "PSM", "<BOS>", "span replacement, L=5", "document 1 of", "after '"):
         assert text in printed
     assert printed.count("train sequence") == 3
-
-
-def test_the_page_holds_the_same_and_histograms_and_is_whole_or_as_before(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was written in place: a kill amid it left half a page."""
-    given = ["inspect.html=true", "inspect.split=held_out", "inspect.sequences=1"]
-    inspect(data_folder, *given)
-    page = (data_folder / PAGE).read_text()
-    for text in ("<svg", "Languages", "&lt;BOS&gt;", "held_out sequence", "Lengths by mode"):
-        assert text in page or text.replace(" ", "&#160;") in page
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(os, "replace", Mock(side_effect=RuntimeError))
-        inspect(data_folder, *given[:2])
-    assert (data_folder / PAGE).read_text() == page
-    inspect(data_folder, *given)
-    for path in (data_folder / PAGE, *data_folder.glob(f".{PAGE}.*")):
-        path.unlink()
 
 
 def test_more_sequences_than_there_are_is_refused(data_folder: Path) -> None:
@@ -82,10 +62,10 @@ def test_a_language_that_had_too_little_is_marked(data_folder: Path) -> None:
     assert "50.00%*" in printed and "all of it is taken" in printed
 
 
-def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
+def test_names_and_texts_of_the_data_steer_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A document's escape sequence set the terminal's title; "$x_$" ended the page in a traceback."""
+    """A document's escape sequence set the terminal's title."""
     languages = ["$x_$", "[/b]x", "\x1b[2J"]
     text = "def f{0}(x):\n    return '\x1b]0;title\x07' + {0}\n"
     rows = [{"content": text.format(i), "lang": languages[i % 3]} for i in range(40)]
@@ -95,8 +75,6 @@ def test_names_and_texts_of_the_data_steer_no_terminal_and_no_plot(
     given = [f"data.path={tmp_path / 'in'}", "data.kind=jsonl", "data.language=lang", "vocab=demo"]
     given += ["vocab.train_size=400", "seq_len=64", "workers=1", "held_out=0.1", f"out={out}"]
     prepare(settings("data_prep", DataPrepConfig, given))
-    inspect(out, "inspect.html=true")
+    inspect(out)
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "␛]0;title␇" in printed and "$x_$" in printed and "[/b]x" in printed
-    page = (out / PAGE).read_text()
-    assert "\x1b" not in page and "<svg" in page

@@ -1,4 +1,4 @@
-"""python -m infer as people meet it: on a terminal, in a pipe, as a page, and when they are mistaken."""
+"""python -m infer as people meet it: on a terminal, in a pipe, and when they are mistaken."""
 
 import subprocess
 import sys
@@ -7,30 +7,9 @@ from pathlib import Path
 import pytest
 
 from conf import run
-from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view import Summary, write_page
 from tests.messages import error
-
-
-def test_the_page_holds_the_text_whatever_it_spells(tmp_path: Path) -> None:
-    path, summary = tmp_path / "out.html", Summary(began=0.0)
-    steps = [
-        TextStep(0, [1], 0, 0, False, ["<b>\n"]),
-        TextStep(0, [2, 3, 4], 5, 2, False, [" &amp;", "\t</pre>", " x"]),
-        TextStep(0, [5, 6], 5, 1, True, ["", "\x1b[2J\x9b"]),
-    ]
-    for step in steps:
-        summary.add(step)
-    write_page(path, title="<m>", before="given\n", after="</span>", steps=steps, summary=summary)
-    page = path.read_text()
-    drafted = '<span class="drafted"> &amp;amp;\t&lt;/pre&gt;</span> x'
-    assert '<span class="given">given\n</span><span title="nothing drafted">&lt;b&gt;\n</span>' in page
-    assert f'<span title="2 of 5 drafts accepted">{drafted}</span>' in page
-    assert '␛[2J\ufffd</span><span class="given">&lt;/span&gt;</span></pre>' in page
-    assert "&lt;m&gt;" in page and str(summary) in page
-    assert "prefers-color-scheme: dark" in page and "http" not in page and list(tmp_path.iterdir()) == [path]
 
 
 def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -40,8 +19,8 @@ def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 FLOAT = "dtype=float32"
-ROOMS = ("graph", "playground", "speed", "quality", "regenerate", "report", "study", "gpu_check")
-ENTRIES = ["infer.__main__", *(f"infer.{room}.__main__" for room in ROOMS)]
+PACKAGES = ("speed", "quality", "regenerate", "report", "study", "gpu_check")
+ENTRIES = ["infer.__main__", "infer.playground", *(f"infer.{name}.__main__" for name in PACKAGES)]
 
 
 def test_settings_are_read_without_torch() -> None:
@@ -58,7 +37,6 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
     """The sentence on a path that does not exist came behind seven to nine seconds of imports."""
     calls = {
         "infer": ["prompt=x"],
-        "graph": ["prompt=x", "draft=self:1", "out=g.svg"],
         "study": ["draft=self:1"],
         "regenerate": ["data.path=absent", "out=absent/out"],
     }
@@ -71,11 +49,11 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", f"{code}print(reported, 'torch' in sys.modules)"], capture_output=True, text=True
     )
-    assert answer.stdout.strip() == "[2, 2, 2, 2, 2, 2] False", answer.stderr
-    assert answer.stderr.count("error: model=absent must be a Transformers model directory, got no such") == 6
+    assert answer.stdout.strip() == "[2, 2, 2, 2, 2] False", answer.stderr
+    assert answer.stderr.count("error: model=absent must be a Transformers model directory, got no such") == 5
 
 
-def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) -> None:
     first = [f"model={model_dir}", FLOAT, "decode.max_new_tokens=20"]
     printed = {}
     for group in ("plain", "sdsat", "prompt_lookup", None):
@@ -85,13 +63,9 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
     for text, line in printed.values():
         assert text.strip() and line.startswith("20 tokens, ") and "first token after" in line
     assert "drafts accepted" in printed["sdsat"][1] and "drafts" not in printed["plain"][1]
-
-    page = tmp_path / "page.html"
     infill = ["infill.prefix=a = ", "infill.suffix=\nb", "infill.order=spm"]
-    infer(monkeypatch, *first, "decode=nucleus", "decode.k=13", "decode.seed=4", *infill, f"html={page}")
-    assert f"wrote {page}" in capsys.readouterr().err
-    assert '<span class="given">a = </span>' in page.read_text()
-    assert '<span class="given">\nb</span>' in page.read_text()
+    infer(monkeypatch, *first, "decode=nucleus", "decode.k=13", "decode.seed=4", *infill)
+    assert "20 tokens, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -100,8 +74,6 @@ def test_every_group_continues_a_prompt(model_dir: Path, tmp_path: Path, monkeyp
         (["prompt=x", "infill.suffix=y"], "prompt must be given once, got prompt and infill. Leave"),
         (["prompt=x", "decode=tree"], "decode must be one of gsd, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
-        (["prompt=x", "html=/nowhere/at/all.html"], "html=/nowhere/at/all.html must be a file in a folder"),
-        (["prompt=x", "html=/"], "html=/ must be a file in a folder that exists, got a folder"),
         (["prompt=x", "threads=0"], "threads must be at least 1, got 0"),
         (["prompt=" + "x y " * 400], "prompt must have fewer tokens than the model's context of 512"),
         (["prompt=\udcff"], "prompt must be text in UTF-8"),

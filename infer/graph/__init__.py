@@ -1,1 +1,0 @@
-"""One draft as a graph, on the terminal and as a picture: python -m infer.graph."""

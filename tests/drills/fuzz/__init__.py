@@ -1,1 +1,0 @@
-"""Random and damaged inputs of every kind; see __main__.py."""
