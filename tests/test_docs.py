@@ -23,8 +23,6 @@ from train.config import TrainConfig
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
-TREE = ROOT / "docs" / "architecture.md"
-WHOLE = ("train/export", "infer/drafters")  # the packages within packages whose files the tree names, too
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
 SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {"gpu_check": "infer.gpu_check"}
@@ -71,30 +69,6 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def test_every_table_has_a_header(page: Path) -> None:
     """Three rows of troubleshooting.md stood behind an empty line: a page showed their bars as text."""
     assert headless(page.read_text(encoding="utf-8")) == []
-
-
-def tree() -> dict[str, set[str]]:
-    """The words of the tree in architecture.md by the folder of the root that they stand under."""
-    (drawn,) = [text for text in blocks(TREE.read_text(encoding="utf-8"), "text") if text.startswith("conf/")]
-    sections = re.split(r"^(\w+)/", drawn, flags=re.MULTILINE)[1:]
-    return {name: set(re.findall(r"\w+(?:\.\w+|/)", text)) for name, text in zip(*[iter(sections)] * 2)}
-
-
-def test_the_tree_names_what_there_is() -> None:
-    """`data_prep/config.py` and three others were named nowhere."""
-    listed = tree()
-    for package in ("conf", "data_prep", "train", "infer"):
-        whole = [ROOT / package, *(ROOT / folder for folder in WHOLE if folder.startswith(f"{package}/"))]
-        modules = {file.name for folder in whole for file in folder.glob("[!_]*.py")}
-        folders = {f"{file.parent.name}/" for file in (ROOT / package).glob("*/__init__.py")}
-        assert modules | folders <= listed[package], package
-
-
-def test_what_the_tree_names_is_there() -> None:
-    for folder, words in tree().items():
-        files = {file.name for file in (ROOT / folder).rglob("*.*")}
-        missing = {word for word in words if word.endswith((".py", ".sh"))} - files
-        assert not missing, f"{folder}: {missing}"
 
 
 def test_pictures_are_small_and_shown() -> None:
