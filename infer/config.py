@@ -59,7 +59,7 @@ class DecodeConfig:
     tree: str = "lattice"
     depth: int | None = None  # levels that a draft model draws; null: 10
     theta_prob: float | None = None  # a node less likely than this gets no children; null: 0.2
-    theta_sib: float | None = None  # nor does one less likely than this share of its best sibling; null: 0.3
+    theta_sib: float | None = None  # one below this share of its best sibling's chance is dropped; null: 0.3
     tau: int | None = None  # tokens that must recur for nodes to be merged; null: 2 of gsd, never of others
     # what tau counts: gram (the merged token and those before it, GSD 5.2) or preceding (those before it
     # alone, as in the authors' code: there tau=1 is what tau=2 is here, and tau=0 is possible)

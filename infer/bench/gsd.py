@@ -46,8 +46,9 @@ Prompts = Sequence[Sequence[int]]  # token ids
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """The draft of one step: `nodes` of its graph without the root, `levels` drafted, `rows` fed to the draft
-    model, `tokens` emitted, and the rank of each accepted draft among its siblings (1 is the likeliest).
+    """The draft of one step: `nodes` of its graph without the root and merged ones, `levels` drafted, `rows`
+    fed to the draft model, `tokens` emitted, and the rank of each accepted draft among its siblings (1 is the
+    likeliest).
     """
 
     nodes: int
@@ -66,7 +67,7 @@ class StepCounts:
             depths.append(depths[parent] + 1)
         ranks = tuple(1 + graph.children[a].index(b) for a, b in pairwise(outcome.accepted))
         return cls(
-            nodes=len(graph.tokens) - 1,
+            nodes=graph.drafted,
             levels=max(depths),
             rows=outcome.rows,
             tokens=len(outcome.tokens),
@@ -156,7 +157,7 @@ def figures(texts: Sequence[DraftedText]) -> Row:
 
     `acceptance_rate` is accepted drafts over drafted levels, averaged over texts, as in the authors' code
     (`matchness`): a level is one forward of the draft model. `drafted_share` is of the emitted tokens. Nodes of
-    the graphs are drafted; rows of the draft model are fed.
+    the graphs are drafted, without merged ones (`drafted_token_num`); rows of the draft model are fed.
     """
     counts = [[StepCounts.of(outcome) for outcome in text.outcomes] for text in texts]
     steps = list(chain.from_iterable(counts))

@@ -216,7 +216,7 @@ class LevelDrafters(DraftModelDrafters):
     tokens.
     """
 
-    within_level = False  # see Growth
+    draws = False  # see Growth
 
     def __init__(self, draft: Draft, rules: Rules, budget: Budget, *, most: int, **lend: Any) -> None:
         super().__init__(draft, budget, depth=rules.depth, **lend)
@@ -226,7 +226,7 @@ class LevelDrafters(DraftModelDrafters):
         growths = dict[int, Growth]()
         for b, item in enumerate(pending):
             if item:
-                more: Any = {"within_level": self.within_level, "calibrated": self._budget.chance}
+                more: Any = {"draws": self.draws, "calibrated": self._budget.chance}
                 growths[b] = Growth(item.graph.tokens[0], self._rules, most=self._most, **more)
                 item.graph = growths[b].graph
         for level in range(max(depths)):
@@ -281,7 +281,7 @@ class RatioDrafters(LevelDrafters):
     verify whole families (see pick.py).
     """
 
-    within_level = True
+    draws = True
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Drafters."""

@@ -53,7 +53,7 @@ class Profile:
     ms_forward: float | None = None
     ms_rest: float | None = None
     peak_memory_bytes: int | None = None
-    drafted_nodes: float | None = None  # mean of the draft model's graphs, without roots; None: no graph
+    drafted_nodes: float | None = None  # mean of the draft model's graphs; None: no graph
     graph_success: float | None = None  # share of graphs whose accepted path goes on behind a merged node
 
 
@@ -72,7 +72,7 @@ def profile(
     steps, peak = peak_memory(device, lambda: timed(runner, drafters, request, limits, sampling))
     behind, drafts = [spent for _, spent in steps[1:]], outcomes[before:]
     draft, forward, rest = map(median, zip(*behind)) if behind else (None, None, None)
-    nodes = fmean(len(outcome.graph.tokens) - 1 for outcome in drafts) if drafts else None
+    nodes = fmean(outcome.graph.drafted for outcome in drafts) if drafts else None
     success = fmean(outcome.succeeded for outcome in drafts) if drafts else None
     return Profile(draft, forward, rest, peak, nodes, success)
 

@@ -28,7 +28,7 @@ class StudyConfig:
     divide: str = "prompts"
     k: int = 4  # children of a node of TSD and GSD
     theta_prob: float = 0.2  # a node less likely than this gets no children
-    theta_sib: float = 0.3  # nor does one less likely than this share of its best sibling
+    theta_sib: float = 0.3  # one below this share of its best sibling's chance is dropped
     tau: int = 2  # of GSD: tokens that must recur for nodes to be merged
     tau_reading: str = "preceding"  # what tau counts: preceding (the authors' code) or gram (the paper's text)
     self_layers: int = 1  # layers of the model's own that draft for Self-SSD

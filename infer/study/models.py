@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One step: the `nodes` of its graph without the root, the `levels` that were drafted, the `rows` that the
-    draft model was fed, the `tokens` that it emitted, the rank of each accepted draft among its siblings (1 is
-    the likeliest: GSD, Appendix F), and whether one of them was a copy.
+    """One step: the `nodes` of its graph without the root and merged ones, the `levels` that were drafted, the
+    `rows` that the draft model was fed, the `tokens` that it emitted, the rank of each accepted draft among its
+    siblings (1 is the likeliest: GSD, Appendix F), and whether one of them was a copy.
     """
 
     nodes: int
@@ -60,8 +60,7 @@ class Counts:
             depths.append(depths[parent] + 1)
         nodes = [outcome.drafts.nodes[node] for node in outcome.path]
         ranks = tuple(1 + graph.children[before].index(node) for before, node in pairwise(nodes))
-        size = len(graph.tokens) - 1
-        return cls(size, max(depths), outcome.rows, len(outcome.tokens), ranks, outcome.succeeded)
+        return cls(graph.drafted, max(depths), outcome.rows, len(outcome.tokens), ranks, outcome.succeeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,9 @@ def figures(runs: Sequence[DraftedRun]) -> dict[str, float | None]:
     `acceptance_rate` is accepted drafts over levels drafted, the mean of the texts: the paper names no formula;
     its authors' code (`matchness`) adds a level for every forward of the draft model, whatever the number of
     nodes on it. `drafted_share` is of the emitted tokens: a/(a+1) at a accepted drafts a step. Nodes of the
-    graphs are drafted, rows of the draft model are fed (the nodes that got children, and the text itself), and
-    `graph_success` is the share of drafts whose accepted path goes on behind a merged node.
+    graphs but merged ones are drafted (`drafted_token_num`), rows of the draft model are fed (the nodes that
+    got children, and the text itself), and `graph_success` is the share of drafts whose accepted path goes on
+    behind a merged node.
     """
     counts = [step for run in runs for step in run.counts]
     rates = [

@@ -1,12 +1,13 @@
 """How a draft model's graph grows, level by level (GSD §4.2, §5.2, §5.3). Pure.
 
-Every node of the frontier gets the draft model's k likeliest tokens as children. Of these
+Every node of the frontier gets the draft model's k likeliest tokens as children, without those whose chance
+is below θ_sib times their likeliest sibling's: these are not drafted, so that they are not verified either. Of
+the others
 
-- one whose chance is below θ_prob is a leaf, and so is one whose chance is below θ_sib times its
-  likeliest sibling's;
+- one whose chance is below θ_prob is a leaf;
 - one that ends a τ-gram which stands in the graph already, outside of its own paths, is merged into the
   node that ended it first: what follows there follows here;
-- the others are the next frontier.
+- the rest are the next frontier.
 
 Out-degree k=1 is a sequence (SSD), no merging a tree (TSD), both together GSD. A node's own paths are
 all on which it can be reached, through merged nodes too. So a merge never closes a circle, and
@@ -35,8 +36,9 @@ class Growth:
     """A graph, and its nodes that get children next.
 
     `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
-    `within_level`: nodes are merged only into those of their own level, which have no children yet. Draws that
-    are verified by ratio need it (pick.py): a merge into a node whose children are known may tell of these.
+    `draws`: the candidates are draws for verification by ratio (pick.py), where dropping some of them, or
+    merging into a node whose children are known, would change the text's distribution. So a node that θ_sib
+    would drop is a leaf, and nodes are merged only into those of their own level, which have no children yet.
     `calibrated` makes of the draft model's chance how often such drafts were right.
     """
 
@@ -46,11 +48,11 @@ class Growth:
         rules: Rules,
         *,
         most: int,
-        within_level: bool = False,
+        draws: bool = False,
         calibrated: Callable[[float], float] = float,
     ) -> None:
         self.graph, self.frontier = TokenGraph([root]), [0]
-        self._rules, self._left, self._within_level = rules, most - 1, within_level
+        self._rules, self._left, self._draws = rules, most - 1, draws
         self._calibrated = calibrated
         # Of nodes that are no leaves: the chance of the path from the root, its last τ tokens, and all nodes
         # on the paths to them, themselves among them, as bits.
@@ -67,11 +69,14 @@ class Growth:
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
         """Grow a level: at most k candidates behind each node of the frontier, likeliest first or as drawn."""
         rules, parents, self.frontier = self._rules, self.frontier, []
-        if self._within_level:
+        if self._draws:
             self._ended.clear()
         for parent, tokens, odds in zip(parents, ids, chances):
-            least = max(rules.theta_prob, rules.theta_sib * max(odds))
+            least_of_siblings = rules.theta_sib * max(odds)
+            least = max(rules.theta_prob, least_of_siblings)
             for token, chance in zip(tokens[: rules.k], odds):
+                if chance < least_of_siblings and not self._draws:
+                    continue
                 node = self.graph.add(parent, token, chance)
                 if chance >= least and not self._merge(node, parents):
                     self._joint[node] = self._joint[parent] * self._calibrated(chance)

@@ -37,6 +37,11 @@ class TokenGraph:
     children: list[list[int]] = field(default_factory=lambda: [[]])
     merged: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def drafted(self) -> int:
+        """The number of nodes without the root and merged ones, as the authors' code counts drafted tokens."""
+        return len(self.tokens) - 1 - len(self.merged)
+
     def add(self, parent: int, token: int, chance: float) -> int:
         """Add a node under a parent that is not merged; siblings come in falling order of chance."""
         node = len(self.tokens)

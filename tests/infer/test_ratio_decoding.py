@@ -146,7 +146,7 @@ def drawn(draw: st.DrawFn) -> tuple[TokenGraph, Rules]:
     rules = Rules(
         draw(st.integers(1, 4)), draw(st.integers(1, 5)), 0.05, 0.2, draw(st.sampled_from([None, 1, 2]))
     )
-    growth = Growth(0, rules, most=draw(st.integers(1, 12)), within_level=True)
+    growth = Growth(0, rules, most=draw(st.integers(1, 12)), draws=True)
     chances = st.floats(0.01, 1.0)
     for _ in range(rules.depth):
         ids = [draw(st.permutations(range(4)))[: rules.k] for _ in growth.frontier]

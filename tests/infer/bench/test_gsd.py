@@ -11,7 +11,11 @@ from infer.api import Model, load
 from infer.bench import gsd
 from infer.bench.gsd import DraftedText, StepCounts, divergences, figures, node_log_probabilities, recurring
 from infer.config import DecodeConfig
+from infer.trees.growth import Rules
 from infer.trees.token_graph import Outcome, TokenGraph, unroll
+from tests.benchmarks import sibling_pruning
+from tests.infer.trees import literal
+from tests.infer.trees.test_growth import MODELS, ROOT
 
 Y, A, B, C, D = range(5)
 
@@ -53,7 +57,7 @@ def test_a_step_counts_ranks_and_merges(
     nodes: tuple[int, ...], tokens: int, ranks: tuple[int, ...], succeeded: bool
 ) -> None:
     counts = StepCounts.of(accept(merged_graph(), *nodes))
-    assert counts == StepCounts(4, 2, 4, tokens, ranks, succeeded)
+    assert counts == StepCounts(3, 2, 4, tokens, ranks, succeeded)
 
 
 def test_figures_are_those_of_the_drafts() -> None:
@@ -65,7 +69,8 @@ def test_figures_are_those_of_the_drafts() -> None:
     assert row["acceptance_rate"] == ((3 + 1) / 4 + 1 / 2) / 2
     assert row["drafted_share"] == 6 / 12 and row["mean_acceptance_length"] == 1 + 5 / 3
     assert row["levels"] == 2 and row["graph_success"] == pytest.approx(1 / 3)
-    assert row["drafted_per_token"] == row["fed_per_token"] == 12 / (4 + 2 + 2 + 2)
+    assert row["drafted_per_token"] == 9 / (4 + 2 + 2 + 2)  # merged nodes are not drafted anew
+    assert row["fed_per_token"] == 12 / (4 + 2 + 2 + 2)
     assert row["rank_shares"] == [4 / 5, 1 / 5, 0, 0]
     assert set(figures([DraftedText([1, 2], 2, 0, [])]).values()) == {None}
 
@@ -128,3 +133,29 @@ def test_every_setting_is_measured_losslessly(model_dir: str, monkeypatch: pytes
     assert merging["merged"] and float(merging["mean_kl"]) > 0  # type: ignore[arg-type]
     recurrence = gsd.measure_recurrence(model, prompts, default)
     assert [row["n"] for row in recurrence] == [1, 2, 3, 4, 5] and recurrence[0]["tokens"]
+
+
+def test_theta_sib_drafts_and_accepts_as_the_authors_rule_does(model_dir: str) -> None:
+    """Sibling pruning made leaves of pruned siblings, which were drafted and accepted all the same: the shares
+    by rank hardly moved with theta_sib. The model's first layer drafts for it.
+    """
+    model = load(model_dir, "float32", draft="self:1")
+    model.lm.double()
+    prompts = [[7, 50, 9, 100], [3, 4, 5]]
+    drafted: list[float] = []
+    for theta in (0.0, 0.3, 0.7):
+        rules = Rules(depth=3, theta_prob=0.05, theta_sib=theta)
+        counted = sibling_pruning.ours(model, prompts, rules, 24)
+        assert counted == sibling_pruning.reference(sibling_pruning.rule_step, model, prompts, rules, 24)
+        assert counted.ranks.total() > 4
+        drafted.append(counted.drafted / counted.steps)
+    assert drafted[0] > drafted[1] > drafted[2]
+
+
+@given(MODELS, st.integers(1, 3), st.sampled_from([0.0, 0.3, 1.0]))
+def test_the_authors_graph_is_the_papers_without_leaves_and_merging(
+    draft: literal.Model, k: int, theta_sib: float
+) -> None:
+    rules = Rules(k=k, depth=3, theta_prob=0.0, theta_sib=theta_sib, tau=None)
+    nodes = sibling_pruning.authors_graph(ROOT, lambda path: list(draft(path))[:k], rules, rules.depth)
+    assert [node.path for node in nodes] == [node.path for node in literal.draw(ROOT, draft, **vars(rules))]

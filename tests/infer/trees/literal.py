@@ -43,13 +43,14 @@ def draw(
         below = []
         for node in level:
             likeliest = list(model(node.path))[:k]
+            best = max(chance for _, chance in likeliest)
             for token, chance in likeliest:
+                if chance < theta_sib * best:  # sibling pruning as in the authors' code: it is no draft
+                    continue
                 child = Node(token, node, chance)
                 node.children.append(child)
                 nodes.append(child)
-                # §4.2, probability pruning and sibling pruning
-                best = max(other for _, other in likeliest)
-                child.pruned = chance < theta_prob or chance < theta_sib * best
+                child.pruned = chance < theta_prob  # §4.2, probability pruning: a leaf
                 if child.pruned:
                     continue
                 if tau:

@@ -85,6 +85,16 @@ def test_a_bound_on_rows_leaves_the_likeliest(model: literal.Model, rules: Rules
     assert len(graph.tokens) <= len(grown(model, rules).tokens) or rules.tau
 
 
+@pytest.mark.parametrize(("draws", "tokens"), [(False, [ROOT, 1, 2]), (True, [ROOT, 1, 2, 3, 4])])
+def test_a_sibling_below_theta_sib_is_no_draft(draws: bool, tokens: list[int]) -> None:
+    """It was a leaf, and so was verified, which the authors' code does not do. theta_prob still makes a leaf
+    of 2, and draws, which ratios verify, all stay.
+    """
+    growth = Growth(ROOT, Rules(theta_prob=0.4, theta_sib=0.5), most=9, draws=draws)
+    growth.grow([[1, 2, 3, 4]], [[0.5, 0.25, 0.2, 0.01]])
+    assert growth.graph.tokens == tokens and growth.frontier == [1]
+
+
 def test_a_circle_is_not_closed() -> None:
     """Behind each of two tokens stands the other: with τ=1 either could be merged into the other for ever."""
     graph = grown(lambda path: [(1, 0.5), (2, 0.5)], Rules(k=2, depth=2, theta_prob=0, theta_sib=0, tau=1))
