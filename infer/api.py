@@ -19,6 +19,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from conf import UserError
+from conf.dtype import AUTO, choose_dtype
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
@@ -40,6 +41,7 @@ from infer.models.checkpoint import (
     load_text,
 )
 from infer.models.draft import Draft, check_draft, load_draft
+from infer.models.parallel import processes
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
 from infer.text import Output, Text
 from infer.trees.token_graph import Watch
@@ -75,7 +77,7 @@ class TextStep(Step):
 
 def load(
     model_dir: str | Path,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     device: str | None = None,
     *,
     draft: DraftConfig | str | Path | None = None,
@@ -83,7 +85,8 @@ def load(
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
-    `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
+    `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device computes in it as fast as in
+    float32. `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text. Raises
     UserError for what cannot be loaded, drafted with or compiled so, and when the memory does not suffice.
     """
@@ -104,6 +107,9 @@ def load(
     if draft_config.model:
         draft_config = replace(draft_config, model=str(find_folder(draft_config.model, setting="draft")))
     rows = check_draft(draft_config, text) if draft_config.model else 0
+    if dtype == AUTO and processes() > 1 and device in (None, "cpu") and not torch.cuda.is_available():
+        dtype = "float32"  # ranks that share a model must not choose each for itself
+    dtype = choose_dtype(dtype, device)
     with enough_for_weights(model_dir, dtype, device):
         lm = load_model(model_dir, dtype=dtype, device=device)
     check_compile(lm, compile)

@@ -15,7 +15,7 @@ from conf.stage import MANIFEST
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
 BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
 GROWN = ("depth", "theta_prob", "theta_sib", "tau", "draft_rows")  # settings of what a draft model draws
@@ -186,7 +186,7 @@ class DecodeConfig:
 
 
 def check_dtype(value: str, *, name: str = "dtype") -> None:
-    """Raise ValueError for a dtype that weights are not read as."""
+    """Raise ValueError for a dtype that weights cannot be read as."""
     if value not in DTYPES:
         raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {value or 'none'}")
 
@@ -282,7 +282,7 @@ class InferConfig:
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
-    dtype: str = "bfloat16"  # of the weights: float32, bfloat16 or float16
+    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
     device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
     compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
     threads: int | None = None  # of the CPU; null: the library's choice

@@ -27,7 +27,7 @@ class PlaygroundConfig:
 
     model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
     draft: DraftConfig = field(default_factory=DraftConfig)
-    dtype: str = "float32"  # of the weights: float32, bfloat16 or float16
+    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
     threads: int | None = None  # of the CPU; null: the library's choice
     port: int = 7860  # the port to listen on, at 127.0.0.1
 

@@ -31,7 +31,7 @@ python -m data_prep experiment="$name" out="$out/data" "$@"
 train experiment="${name}_base" data.path="$out/data" out="$out/base"
 python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
 torchrun --standalone --nproc_per_node "$ranks" -m infer.regenerate model="$out/base/model_directory" \
-    data.path="$out/data" dtype=float32 documents=512 out="$out/own_text"
+    data.path="$out/data" documents=512 out="$out/own_text"
 python -m data_prep experiment=own data.path="$out/own_text" tokenizer="$out/data/tokenizer" \
     vocab="${VOCAB:-demo}" seq_len=512 out="$out/own"
 train experiment="$name" data.path="$out/data" data.own="$out/own" model.path="$out/base/model_directory" out="$out/tuned"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from conf import RankLocalError, UserError
+from conf.dtype import AUTO
 from conf.errors import MEMORY
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
@@ -38,6 +40,8 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     if config.memory_check:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
         cuda = torch.cuda.is_available()
+        if config.dtype == AUTO and not cuda:
+            config = replace(config, dtype="float32")  # the smaller of the two, to refuse nothing that fits
         memory = estimate_memory(architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda)
         check_memory(memory, cuda=cuda)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import UserError
+from conf.dtype import AUTO
 from conf.schema import MODEL, PATH
 from conf.tracker import TrackerConfig
 
@@ -204,6 +205,8 @@ class TrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     out: str = field(default="", metadata=PATH)  # the folder to write; needed unless plan
+    # of the weights: bfloat16 (with float32 masters), float32, or auto: by measurement, as conf/dtype.py says
+    dtype: str = "auto"
     steps: int = 2000  # optimizer steps; raise it to continue a finished run
     global_batch: int = 128  # sequences of the data in a step, over all ranks
     micro_batch: int = 1  # sequences in a forward of one rank: memory grows with them
@@ -237,6 +240,8 @@ class TrainConfig:
         _require(self.max_loss_ratio > 1, "max_loss_ratio", "above 1", self.max_loss_ratio)
         share = self.plan_utilisation
         _require(share is None or 0 < share <= 1, "plan_utilisation", "a share above 0 and at most 1", share)
+        known = (AUTO, "bfloat16", "float32")
+        _require(self.dtype in known, "dtype", "auto, bfloat16 or float32", self.dtype)
         self._check_deepspeed()
         if self.data.own:
             cure = "Use objective=branch, which alone takes own text"
@@ -252,8 +257,9 @@ class TrainConfig:
             value = self.deepspeed.get(name, {})
             _require(isinstance(value, dict), f"deepspeed.{name}", "a group of settings", value)
         for name in ("bf16", "fp16"):
-            enabled = self.deepspeed.get(name, {}).get("enabled", False)
-            _require(isinstance(enabled, bool), f"deepspeed.{name}.enabled", "true or false", enabled)
+            value = self.deepspeed.get(name, {}).get("enabled")
+            cure = "Use dtype=bfloat16 or dtype=float32"
+            _require(value is None, f"deepspeed.{name}.enabled", "left out", value, cure)
         for name in ("optimizer", "scheduler"):
             value = self.deepspeed.get(name)
             _require(name not in self.deepspeed, f"deepspeed.{name}", "left out", value, "Use optimizer.*")
@@ -261,7 +267,7 @@ class TrainConfig:
         name = "deepspeed.data_types.grad_accum_dtype"
         kind = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
         _require(kind in (None, "fp32", "bf16"), name, "fp32 or bf16", kind)
-        _require(self.bf16 or kind != "bf16", name, "fp32 with deepspeed.bf16.enabled=false", kind)
+        _require(self.bf16 or kind != "bf16", name, "fp32 with dtype=float32", kind)
         # DeepSpeed 0.19.8: stage 0 has no such optimizer; that of stage 1 holds all gradients in both types.
         expected = f"bf16 for bfloat16 weights at ZeRO stage {self.stage}"
         cure = "Use deepspeed=zero2, which takes no more memory"
@@ -275,8 +281,8 @@ class TrainConfig:
 
     @property
     def bf16(self) -> bool:
-        """Whether the engine trains bfloat16 weights; float32 ones otherwise."""
-        return bool(self.deepspeed.get("bf16", {}).get("enabled"))
+        """Whether the weights are bfloat16, as auto is taken to be until it is settled; float32 otherwise."""
+        return self.dtype != "float32"
 
     @property
     def zero(self) -> dict[str, Any]:

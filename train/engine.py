@@ -91,13 +91,12 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
             "deepspeed.checkpoint.writer must be left out, since checkpoints are written with checksums of "
             "their own"
         )
-    if config.deepspeed.get("fp16", {}).get("enabled"):
-        raise UserError("deepspeed.fp16 must be left out, got fp16. Use bf16, or float32 (bf16.enabled=false)")
     offload = [config.zero.get(f"offload_{part}") or {} for part in ("optimizer", "param")]
     if any(part.get("device") == "nvme" for part in offload):
         raise UserError("deepspeed.zero_optimization must offload to cpu, got nvme")
     return {
         **config.deepspeed,
+        "bf16": {**config.deepspeed.get("bf16", {}), "enabled": config.bf16},
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.accumulations(ranks),

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf import RankLocalError, UserError
+from conf.dtype import choose_dtype
 from conf.errors import DIVERGED, DOCS, MEMORY, QUALITY, in_one_line
 from conf.files import write_json
 from conf.fingerprint import MANIFEST, fingerprint_file
@@ -119,6 +120,9 @@ class Trainer:
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
+        # A run goes on in the type that it began in, also on another machine.
+        chosen = choose_dtype(config.dtype) if checkpoint is None else checkpoint.state["dtype"]
+        self.config = config = replace(config, dtype=broadcast(chosen))
         self.module, self.parameters = assemble(config, self.vocab)
         if self.rank == 0:
             describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
@@ -317,6 +321,7 @@ class Trainer:
             "validation": self.validation,
             "recent": self.recent,
             "schedules": self.schedules,
+            "dtype": self.config.dtype,
             "run_id": self.tracker.run_id,
             "sequences": self.step * self.config.global_batch,  # position in the order of the data
         }

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
+from conf.dtype import AUTO, choose_dtype
 from infer.config import DraftConfig
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights
@@ -88,7 +89,10 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
     want of memory on any rank, and for as many layers as the target has.
     """
     if config.layers is None:
-        folder, dtype = Path(str(config.model)), config.dtype or str(target.dtype).removeprefix("torch.")
+        folder = Path(str(config.model))
+        dtype = config.dtype or str(target.dtype).removeprefix("torch.")
+        if dtype == AUTO:
+            dtype = choose_dtype(AUTO, target.device.type)
         narrow, device = "draft.dtype=bfloat16", str(target.device)
         fits = enough_for_weights(folder, dtype, device, narrow=narrow)
         with failing_together(target), named_errors("draft", folder), fits:

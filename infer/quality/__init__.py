@@ -37,7 +37,7 @@ class QualityConfig:
     temperature: float = 0.8  # of the sampled answers
     top_p: float = 0.95  # of the sampled answers
     max_new_tokens: int = 512  # of an answer, at most
-    dtype: str = "bfloat16"  # of the weights; in float32 every answer of sdsat must be that of plain
+    dtype: str = "auto"  # of the weights; in float32 every answer of sdsat must be that of plain
     batch: int = 8  # answers decoded side by side, and kept together
     workers: int | None = None  # programs judged at once on this machine; null: one for each core
     threads: int | None = None  # of the CPU; null: the library's choice

@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from conf import UserError
 from conf.console import print_line
+from conf.dtype import choose_dtype
 from conf.errors import NOT_IDENTICAL
 from conf.files import with_checksum, write_json
 from conf.stage import existing, is_finished, made_from, write_manifest
@@ -44,6 +45,7 @@ def measure_quality(config: QualityConfig) -> None:
     workers = distributed.init_workers()
     if config.threads:
         torch.set_num_threads(config.threads)
+    config = replace(config, dtype=workers.gather([choose_dtype(config.dtype)])[0])
     work, out = find_work(config), Path(config.out) / "quality"
     facts = made_from(config, existing(models(config)), ignore=("tracker", "workers")) | work.made()
     if is_finished(out, "quality", facts):

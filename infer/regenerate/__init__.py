@@ -33,7 +33,7 @@ class RegenerateConfig:
     prefix_min: int = 16  # shortest prefix of a document, in tokens
     prefix_max: int = 64  # longest prefix of a document, in tokens; each length is as likely
     batch: int = 64  # documents decoded side by side, and kept together
-    dtype: str = "bfloat16"  # of the weights: float32, bfloat16 or float16
+    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
     threads: int | None = None  # of the CPU; null: the library's choice
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from conf import UserError
 from conf.console import print_line
+from conf.dtype import choose_dtype
 from conf.files import write_bytes
 from conf.stage import is_finished, made_from, read_manifest, write_manifest
 from data_prep.shards import Shards
@@ -119,6 +121,7 @@ def write_own_text(config: RegenerateConfig) -> None:
     workers, out = distributed.init_workers(), Path(config.out)
     if config.threads:
         torch.set_num_threads(config.threads)
+    config = replace(config, dtype=workers.gather([choose_dtype(config.dtype)])[0])
     source = Source(config)
     inputs = {"model": config.model, "data.path": config.data.path}
     settings = made_from(config, inputs, ignore=("threads",))

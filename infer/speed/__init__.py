@@ -58,7 +58,7 @@ class SpeedConfig:
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.2, 1.0])  # 0: greedy; a row each
     top_k: int = 10  # of temperatures above 0 (SDSAT 3.4.2); 0: all
     top_p: float = 0.95  # of temperatures above 0
-    dtypes: list[str] = field(default_factory=lambda: ["bfloat16"])  # of the weights; float32 must be exact
+    dtypes: list[str] = field(default_factory=lambda: ["auto"])  # of the weights; float32 must be exact
     rounds: int = 3  # times that every prompt is decoded each way
     # texts side by side, by plain decoding and by auto, at the lowest temperature: a row each; []: none
     batches: list[int] = field(default_factory=lambda: [1, 4, 8])

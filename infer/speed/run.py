@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from conf import RankLocalError, UserError
 from conf.console import print_line
+from conf.dtype import choose_dtype
 from conf.errors import ANOTHER, NOT_IDENTICAL
 from conf.files import read_result, with_checksum, write_json
 from conf.stage import BEGUN, begun, existing, is_finished, made_from, partial_of, write_manifest
@@ -111,6 +112,8 @@ def measure_speed(config: SpeedConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     workers, out = init_workers(), Path(config.out) / KIND
+    dtypes = [choose_dtype(dtype) for dtype in config.dtypes]
+    config = replace(config, dtypes=workers.gather(dtypes)[: len(dtypes)])
     prepared = prepare(config)
     facts = _made(config, prepared)
     if not is_finished(out, KIND, facts):

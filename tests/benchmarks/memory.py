@@ -80,7 +80,7 @@ def overrides(row: tuple) -> list[str]:
         f"model.shape.max_position_embeddings={tokens}",
         f"model.activation_checkpointing={str(checkpointing).lower()}",
         f"deepspeed=zero{stage}",
-        f"deepspeed.bf16.enabled={str(kind == 'bf16').lower()}",
+        f"dtype={'bfloat16' if kind == 'bf16' else 'float32'}",
         f"global_batch={ranks}",
         "tracker.mode=disabled",
         *more,

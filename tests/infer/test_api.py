@@ -217,7 +217,7 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
     monkeypatch.setattr("infer.api.load_model", full)
     with pytest.raises(UserError, match="out of memory for the weights of .* GiB on disk, in float32"):
         load(model_dir, "float32")
-    with pytest.raises(UserError, match="dtype must be one of float32, bfloat16, float16, got int8"):
+    with pytest.raises(UserError, match="dtype must be one of auto, float32, bfloat16, float16, got int8"):
         load(model_dir, "int8")
 
 

@@ -42,12 +42,12 @@ RECIPE = [
     "optimizer.warmup_steps=1",
     "optimizer.lr=1.0e-2",
     "tracker.mode=disabled",
-    "deepspeed.bf16.enabled=false",
+    "dtype=float32",
 ]
 VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
     "dropout": ["deepspeed=zero2", "+model.shape.attention_dropout=0.3"],
-    "bf16": ["deepspeed=zero2", "deepspeed.bf16.enabled=true"],
+    "bf16": ["deepspeed=zero2", "dtype=bfloat16"],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 

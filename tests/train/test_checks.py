@@ -93,7 +93,11 @@ def test_settings_beside_zero_are_checked_first(name: str, value: object, senten
         ("deepspeed.zero_optimization.stage=4", "zero_optimization.stage must be 0, 1, 2 or 3, got 4"),
         ("deepspeed.zero_optimization=3", "deepspeed.zero_optimization must be a group of settings, got 3"),
         ("+deepspeed.optimizer.type=Lion", "deepspeed.optimizer must be left out, got"),
-        ("deepspeed.bf16.enabled=maybe", "deepspeed.bf16.enabled must be true or false, got maybe"),
+        (
+            "+deepspeed.fp16.enabled=true",
+            "deepspeed.fp16.enabled must be left out, got True",
+        ),
+        ("dtype=float16", "dtype must be auto, bfloat16 or float32, got float16"),
         ("tracker.project=a/b", "tracker.project must be a name .* without any of / .*, got a/b"),
     ],
 )

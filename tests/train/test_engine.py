@@ -87,7 +87,7 @@ def plain(setup: Setup, module: AdaptiveLM, steps: int = 3) -> list[float]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_accumulation_and_clipping_are_the_plain_loops(data_folder: Path, stage: int) -> None:
-    setup = Setup(data_folder, f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false", "optimizer.clip=0.05")
+    setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=float32", "optimizer.clip=0.05")
     module, reference = setup.module(), setup.module()
     engine = Engine(module, setup.config)
     assert setup.train(engine) == pytest.approx(plain(setup, reference), rel=0, abs=1e-6)
@@ -104,7 +104,7 @@ def test_accumulation_and_clipping_are_the_plain_loops(data_folder: Path, stage:
 def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: str) -> None:
     """Sixteen micro-batches added up in bfloat16: the gradient's norm was off by 3.6e-4."""
     pinned = ["deepspeed.zero_optimization.offload_optimizer.pin_memory=false"] if "offload" in preset else []
-    common = ["deepspeed.bf16.enabled=true", "global_batch=16", "optimizer.clip=0", *pinned]
+    common = ["dtype=bfloat16", "global_batch=16", "optimizer.clip=0", *pinned]
     setup = Setup(data_folder, f"deepspeed={preset}", *common)
     batches = [batch for step in range(4) for batch in setup.batches(step)]
     reference, total = setup.module(), 0.0
@@ -132,7 +132,7 @@ def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: s
 )
 def test_types_that_gradients_cannot_be_added_up_in(preset: str, bf16: bool, dtype: str, message: str) -> None:
     """DeepSpeed ended in NotImplementedError at stage 0."""
-    given = [f"deepspeed={preset}", f"deepspeed.bf16.enabled={bf16}"]
+    given = [f"deepspeed={preset}", f"dtype={'bfloat16' if bf16 else 'float32'}"]
     with pytest.raises(UserError, match=message):
         settings("train", TrainConfig, [*given, f"++deepspeed.data_types.grad_accum_dtype={dtype}"])
 
@@ -141,7 +141,7 @@ def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
     """DeepSpeed's stage 0 took a step on zero gradients first: after one step the loss was off by 0.02 in 7."""
     result = []
     for stage in (0, 1):
-        setup = Setup(data_folder, f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=true")
+        setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=bfloat16")
         module = setup.module()
         engine = Engine(module, setup.config)
         setup.train(engine, steps=1)
@@ -154,8 +154,8 @@ def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
     """They were rounded like weights, for training alone: a frequency was off by 0.06 %, so that far positions
     had other angles than where the model is served.
     """
-    exact = dict(Setup(data_folder, "deepspeed.bf16.enabled=false").module().named_buffers())
-    setup = Setup(data_folder, "deepspeed=zero1", "deepspeed.bf16.enabled=true")
+    exact = dict(Setup(data_folder, "dtype=float32").module().named_buffers())
+    setup = Setup(data_folder, "deepspeed=zero1", "dtype=bfloat16")
     module = setup.module()
     Engine(module, setup.config)
     assert exact and all(torch.equal(buffer, exact[name]) for name, buffer in module.named_buffers())
@@ -163,7 +163,7 @@ def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
 
 def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) -> None:
     """A weight that is taken apart has one dimension: none was decayed."""
-    single = "deepspeed.bf16.enabled=false"
+    single = "dtype=float32"
     setup = Setup(data_folder, "deepspeed=zero3", single)
     lm = setup.module().lm
     lm.save_pretrained(tmp_path)
@@ -181,7 +181,7 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_base_model_without_all_its_weights_is_refused(data_folder: Path, tmp_path: Path, stage: int) -> None:
     """The library drew at random what a file lacks: training began from it, after a table of warnings."""
-    options = (f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
+    options = (f"deepspeed=zero{stage}", "dtype=float32")
     lm = Setup(data_folder, "deepspeed=zero0").module().lm
     pretrained = ("model=pretrained", f"model.path={tmp_path}")
     weights = {name: tensor.detach().clone() for name, tensor in lm.state_dict().items()}
@@ -262,7 +262,7 @@ def test_pytorch_loads_no_pickle_whatever_a_library_asks_for(tmp_path: Path) -> 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_that_is_abandoned_changes_nothing(data_folder: Path, tmp_path: Path, stage: int) -> None:
     """A signal was looked at between steps alone: before the end of a long one the scheduler killed the run."""
-    setup = Setup(data_folder, f"deepspeed=zero{stage}", "deepspeed.bf16.enabled=false")
+    setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=float32")
     whole = setup.train(Engine(setup.module(), setup.config), steps=2)
     engine, requested = Engine(setup.module(), setup.config), iter([False, True])
     assert setup.train(engine, steps=1) == whole[:1]

@@ -27,7 +27,7 @@ from train.trainer import Trainer
 
 SHORT = ["steps=3", "save_every=3", "validate_every=3", "global_batch=4", "optimizer.warmup_steps=1"]
 STAGES = {f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)}
-BFLOAT16 = "deepspeed.bf16.enabled=true"
+BFLOAT16 = "dtype=bfloat16"
 
 
 def train(out: Path, data: Path, overrides: list[str]) -> Trainer:

@@ -1,0 +1,63 @@
+"""The type of weights that suits a device: `dtype=auto` chooses by measurement.
+
+A CPU without AVX512-BF16 or AMX multiplies bfloat16 matrices up to 70 times more slowly than float32 ones.
+"""
+
+import os
+import sys
+import time
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+AUTO = "auto"
+SLOW = 10  # a given bfloat16 is warned of where it takes so many times as long as float32
+ROWS, WIDTH = 64, 512  # of the product that is timed; a single row is as slow in both types
+ROUNDS = 3
+
+
+def choose_dtype(requested: str, device: str | None = None) -> str:
+    """Return the dtype for `requested`; "auto" is bfloat16 where the device is as fast in it as in float32.
+
+    `device` is None for a GPU where there is one. The first rank prints what auto took, and warns of a given
+    bfloat16 that the CPU computes ten times more slowly.
+    """
+    on_cpu = not torch.cuda.is_available() if device is None else device == "cpu"
+    if not on_cpu:
+        if requested != AUTO:
+            return requested
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    if requested not in (AUTO, "bfloat16"):
+        return requested
+    cost = bfloat16_cost()
+    chosen = requested
+    if requested == AUTO:
+        chosen = "bfloat16" if cost <= 1 else "float32"
+        _print(f"dtype=auto: {chosen} (bfloat16 takes {cost:.2g} times as long as float32 on this CPU)")
+    elif cost >= SLOW:
+        _print(f"warning: dtype=bfloat16 takes {cost:.2g} times as long as float32 on this CPU. Use dtype=auto")
+    return chosen
+
+
+@cache
+def bfloat16_cost() -> float:
+    """Return how many times as long as in float32 this CPU takes for a product of matrices in bfloat16."""
+    return _seconds(torch.bfloat16) / _seconds(torch.float32)
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    rows = torch.ones(ROWS, WIDTH, dtype=dtype)
+    weight = torch.ones(WIDTH, WIDTH, dtype=dtype)
+    functional.linear(rows, weight)  # the first call prepares the kernel
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        functional.linear(rows, weight)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _print(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
