@@ -132,18 +132,18 @@ def staged(out: str | Path) -> Iterator[Path]:
 def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """Yield the folder that `publish` is to make `out`, locked against other runs while the block lasts.
 
-    What an interrupted run left there is kept. Raises UserError as `staged` does, and where that run was begun
-    with another `made`.
+    The work of an interrupted run is kept; a UserError before any work leaves no folder. Raises UserError as
+    `staged` does, and where the interrupted run was begun with other facts.
     """
     check_place(out)
     _check_empty(out)
     partial = partial_of(out)
-    create_folder(partial, out)
+    created = create_folder(partial, out)
     descriptor = lock(partial, out)
+    record = partial / BEGUN
     try:
         _check_empty(out)  # a run that ended just now made it
-        record = partial / BEGUN
-        if facts is not None and record.is_file():
+        if facts is not None and record.is_file() and len(list(partial.iterdir())) > 1:
             check_same(read_result(record), facts, partial, finished=False)
         else:
             for path in partial.iterdir():
@@ -151,6 +151,12 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
         if facts is not None:
             write_json(record, with_checksum(facts))
         yield partial
+    except UserError:
+        if partial.is_dir() and list(partial.iterdir()) == [record]:  # refused before any work
+            record.unlink()
+            remove_empty([partial])
+        remove_empty(created)
+        raise
     finally:
         os.close(descriptor)
 
@@ -179,14 +185,27 @@ def _has_manifest(out: str | Path) -> bool:
     return manifest.is_file()
 
 
-def create_folder(path: Path, out: str | Path) -> None:
-    """Create a folder with its parents. Raises UserError, naming `out`, where the system refuses."""
+def create_folder(path: Path, out: str | Path) -> list[Path]:
+    """Create a folder with its parents; return those that were not there, innermost first.
+
+    Raises UserError, naming `out`, where the system refuses.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"out={out} must be a folder that can be created, got '{error.strerror}'. Use another out="
         ) from error
+    return missing
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove these folders, given innermost first, as far as they are empty."""
+    with suppress(OSError):  # something is in it
+        for folder in folders:
+            if folder.exists():
+                folder.rmdir()
 
 
 def check_place(out: str | Path) -> None:

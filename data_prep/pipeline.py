@@ -115,8 +115,7 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
         tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab, model=config.tokenizer)
     Encoder(tokenizer, vocab).check()
-    save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / TOKENIZER)
-    write_json(folder / INDEX, index_entries(entries(config.decontaminate)))
+    index = index_entries(entries(config.decontaminate))
     plan = {
         "place": place,
         "parts": [asdict(part) for part in parts],
@@ -124,6 +123,8 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
         "shares": read_table(config) if config.proportion.table else None,
         "held_out": held_out,
     }
+    save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / TOKENIZER)
+    write_json(folder / INDEX, index)
     write_json(folder / PLAN, plan)
 
 

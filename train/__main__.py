@@ -10,7 +10,7 @@ from conf.errors import UNFINISHED
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import RUN, TrainConfig
 
-# Settings that may differ when a run continues: the result does not depend on them. The manifest has `steps`.
+# Settings that may differ when a run continues: the weights do not depend on them. The manifest has `steps`.
 CHANGEABLE = (
     "steps",
     "tracker",
@@ -21,6 +21,8 @@ CHANGEABLE = (
     "peak_tflops",
     "memory_check",
     "save_every",
+    "validate_every",
+    "validate_sequences",
     "keep_last",
     "keep_every",
     "resume",

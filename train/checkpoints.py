@@ -29,7 +29,7 @@ import torch.distributed as dist
 from conf import UserError
 from conf.console import print_line
 from conf.files import read_result, with_checksum, write_json
-from conf.stage import ROOT, check_same, create_folder, lock
+from conf.stage import ROOT, check_same, create_folder, lock, remove_empty
 from train.checkpoint import (
     BrokenFile,
     Checkpoint,
@@ -54,21 +54,26 @@ class Checkpoints:
         self.out, self.folder = out, out / CHECKPOINTS
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._prune = partial(prune, self.folder, keep_last=keep_last, keep_every=keep_every)
+        self._provenance = provenance
         self._lock: int | None = None
+        self._created: list[Path] = []
         self._on_rank_0(self._acquire)
-        run = out / RUN
-        if broadcast(run.is_file()):
-            check_same(read_result(run), provenance, out, finished=False)
-        else:
-            self._on_rank_0(partial(write_json, run, with_checksum(provenance)))
+        if broadcast((out / RUN).is_file()):
+            check_same(read_result(out / RUN), provenance, out, finished=False)
 
     def _acquire(self) -> None:
-        create_folder(Path(os.path.realpath(self.out)), self.out)  # also a link's target
+        self._created = create_folder(Path(os.path.realpath(self.out)), self.out)  # also a link's target
         self._lock = lock(self.out, self.out)
 
+    def record(self) -> None:
+        """Write what the run is made from, at its start."""
+        if not broadcast((self.out / RUN).is_file()):
+            self._on_rank_0(partial(write_json, self.out / RUN, with_checksum(self._provenance)))
+
     def release(self) -> None:
-        """Let other runs write the folder."""
+        """Let other runs write the folder; where nothing was written, remove it."""
         if self._lock is not None:
+            remove_empty(self._created)
             os.close(self._lock)
             self._lock = None
 

@@ -217,7 +217,8 @@ class TrainConfig:
     resume: bool = True  # continue an unfinished run in `out`; false: refuse it
     max_loss_ratio: float = 3.0  # stop if a step's loss is above this multiple of the recent mean
     validate_every: int = 250  # steps between validations
-    validate_sequences: int = 64  # held-out sequences of a validation, at most
+    # held-out sequences of a validation, at most; null: up to 64, by a hundredth of the run's time for all
+    validate_sequences: int | None = None
     max_loss_rise: float = 0.01  # warn if the held-out standard loss is above the base model's by this share
     plan: bool = False  # print what would run, with its memory and time, and stop
     plan_ranks: int = 8  # ranks (GPUs) that plan=true assumes
@@ -234,7 +235,8 @@ class TrainConfig:
         _require(objective == "branch" or ungated, "lora.gated", f"false with {objective=!s}", True, cure)
         counts = ("steps", "global_batch", "micro_batch", "loss_chunk", "save_every", "keep_last", "plan_ranks")
         for name in (*counts, "validate_every", "validate_sequences"):
-            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, "at least 1", value)
         for name in ("keep_every", "seed"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         _require(self.max_loss_ratio > 1, "max_loss_ratio", "above 1", self.max_loss_ratio)

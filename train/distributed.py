@@ -44,6 +44,10 @@ def is_lost_rank(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistBackendError) or "gloo" in str(error)
 
 
+class Abandoned(Exception):
+    """A signal ended a step before it had changed weights or optimizer, or a validation; no step may follow."""
+
+
 class StopSignals:
     """Remembers signals to stop: the step ends, and all ranks agree to stop.
 

@@ -22,7 +22,7 @@ from transformers.integrations import HfDeepSpeedConfig
 from conf import UserError
 from train.checkpoint import why_unread, write_file
 from train.config import OptimizerConfig, TrainConfig
-from train.distributed import world_size
+from train.distributed import Abandoned, world_size
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -153,10 +153,6 @@ def reseed(*key: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-class Abandoned(Exception):
-    """A step was ended before it had changed weights or optimizer; no other step may follow it."""
 
 
 class Engine:

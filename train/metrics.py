@@ -27,6 +27,11 @@ def best(validation: list[dict[str, float]]) -> dict[str, float]:
     return {name: min(values) if name.endswith("_loss") else max(values) for name, values in columns.items()}
 
 
+def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the first validation that the last one compares with: it is of as many sequences."""
+    return next(row for row in validation if row["sequences"] == validation[-1]["sequences"])
+
+
 def describe_step(metrics: dict[str, float]) -> str:
     """Describe a step beside its progress bar, within 80 columns."""
     parts = [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
@@ -50,7 +55,7 @@ def describe_validation(metrics: dict[str, float]) -> str:
 
 def describe_change(validation: list[dict[str, float]]) -> str:
     """Describe the held-out figures before and after training, in one sentence."""
-    before, after = validation[0], validation[-1]
+    before, after = baseline(validation), validation[-1]
     rise = after["standard_loss"] / before["standard_loss"] - 1
     sentence = (
         f"held-out standard-token loss {before['standard_loss']:.3f} before, {after['standard_loss']:.3f} "

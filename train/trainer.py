@@ -6,7 +6,8 @@ What happens in a step: data.py (batches), objective.py (layouts), model.py and 
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from train.checkpoints import Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, LOG, ObjectiveConfig, OptimizerConfig, TrainConfig
 from train.data import TRAINING, TrainingData, load_batch, own_text, rank_batches, trained_on
-from train.distributed import Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
-from train.engine import Abandoned, Engine, check_settings, start
+from train.distributed import Abandoned, Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
+from train.engine import Engine, check_settings, start
 from train.flops import peak_flops, step_flops
 from train.loss import DraftLoss, summarise
-from train.metrics import StepLog, Tracker, best, describe_step, describe_validation
+from train.metrics import StepLog, Tracker, baseline, best, describe_step, describe_validation
 from train.model import assemble, describe
 from train.pretrained import base_model
 from train.validation import COLUMNS, Validation
@@ -104,7 +105,7 @@ class Trainer:
     """One rank of a run."""
 
     def __init__(self, config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> None:
-        self.config, self.provenance = config, provenance
+        self.provenance = provenance
         self.rank, self.ranks = start()
         config.accumulations(self.ranks)  # report a batch that does not divide before anything else
         check_ranks(gather(asdict(config)))
@@ -117,6 +118,14 @@ class Trainer:
         self.checkpoints = Checkpoints(
             self.out, provenance, keep_last=config.keep_last, keep_every=config.keep_every
         )
+        try:
+            self._prepare(config, data)
+        except BaseException:
+            self.checkpoints.release()
+            raise
+
+    def _prepare(self, config: TrainConfig, data: dict[str, Any]) -> None:
+        """Load the newest checkpoint, or the base model; then write what a new run's folder begins with."""
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
@@ -124,10 +133,6 @@ class Trainer:
         chosen = choose_dtype(config.dtype) if checkpoint is None else checkpoint.state["dtype"]
         self.config = config = replace(config, dtype=broadcast(chosen))
         self.module, self.parameters = assemble(config, self.vocab)
-        if self.rank == 0:
-            describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
-            if (table := Path(config.data.path) / TABLE).is_file():
-                link_table(table, self.out / TABLE)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name(), config.peak_tflops)
@@ -146,6 +151,11 @@ class Trainer:
         self.schedules: list[list[int]] = state.get("schedules", [])
         if not self.schedules or self.schedules[-1][1] != config.steps:
             self.schedules.append([self.step, config.steps])
+        self.checkpoints.record()
+        if self.rank == 0:
+            describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
+            if (table := Path(config.data.path) / TABLE).is_file():
+                link_table(table, self.out / TABLE)
         self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
         self.tracker = Tracker(
             config.tracker,
@@ -187,8 +197,6 @@ class Trainer:
 
     def _run(self) -> None:
         config = self.config
-        if not self.validation:
-            self._validate()
         warmup = config.optimizer.warmup_steps
         if config.steps <= warmup:
             self.tracker.tell(
@@ -196,29 +204,42 @@ class Trainer:
             )
         if self.rank == 0 and self.step < config.steps:
             (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
-        with self.tracker.progress(config.objective.name, done=self.step, total=config.steps) as show:
-            while self.step < config.steps and not self.stop.agreed(self.engine.device):
-                try:
-                    metrics = self.train_step()
-                except Abandoned:
-                    break
-                self._track("train", metrics)
-                if self.log:
-                    self.log.append(self.step, metrics)
-                show(self.step, describe_step(metrics))
-                if self.step % config.validate_every == 0 or self.step == config.steps:
-                    self._validate()
-                if self.step % config.save_every == 0 or self.step == config.steps:
-                    self._save()
-        if self.step < config.steps and self.step > self.saved:
+        progress = self.tracker.progress(config.objective.name, done=self.step, total=config.steps)
+        with suppress(Abandoned), progress as show:
+            self._train(show)
+        if self.step > self.saved:
             self._save()
-        if self.rank == 0 and self.step == config.steps:
+        finished = self.step == config.steps and not self._validation_is_due()
+        if self.rank == 0 and finished:
             self._finish()
         self.tracker.finish()
         dist.barrier()
-        if self.step < config.steps:
+        if not finished:
             saved = f"step {self.saved} is saved" if self.saved else "before the first step was saved"
             raise Stopped(f"stopped by a signal; {saved}: start it again to continue")
+
+    def _train(self, show: Callable[[int, str], None]) -> None:
+        """Take the steps that are left, validate and save. Raises Abandoned when a signal came."""
+        config = self.config
+        if self._validation_is_due():  # the first, or one that a signal ended
+            self._validate(show)
+        while self.step < config.steps:
+            if self.stop.agreed(self.engine.device):
+                raise Abandoned
+            metrics = self.train_step()
+            self._track("train", metrics)
+            if self.log:
+                self.log.append(self.step, metrics)
+            show(self.step, describe_step(metrics))
+            if self._validation_is_due():
+                self._validate(show)
+            if self.step % config.save_every == 0 or self.step == config.steps:
+                self._save()
+
+    def _validation_is_due(self) -> bool:
+        if self.validation and self.validation[-1]["step"] == self.step:
+            return False
+        return self.step % self.config.validate_every == 0 or self.step == self.config.steps
 
     def train_step(self) -> dict[str, float]:
         """Take one step of the optimizer; return its metrics by name, as means over all ranks.
@@ -296,15 +317,19 @@ class Trainer:
             page=DIVERGED,
         )
 
-    def _validate(self) -> None:
-        metrics, drafts = self.held_out.run(self.engine.forward)
+    def _validate(self, show: Callable[[int, str], None]) -> None:
+        metrics, drafts = self.held_out.run(
+            self.engine.forward,
+            stop=lambda: self.stop.agreed(self.engine.device),
+            show=lambda line: show(self.step, line),
+        )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
         # Not by W&B's own min and max, which in offline files forget what was before a resume.
         self.tracker.summarise({f"best/{name}": value for name, value in best(self.validation).items()})
         self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
-        rise = metrics["standard_loss"] / self.validation[0]["standard_loss"] - 1
+        rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
             self.tracker.alarm(
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "

@@ -18,8 +18,12 @@ from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
+from train.distributed import Abandoned
 from train.loss import summarise
 
+MOST_SEQUENCES = 64  # of a validation, unless the settings say more
+TIME_SHARE = 0.01  # of a run's time, for all its validations
+FORWARD_SHARE = 1 / 3  # of a training sequence's time, for a validated one: no backward pass
 DRAFTS = 8  # windows that are shown as text
 PREFIX = 16  # tokens shown before a window
 COLUMNS = ("prefix", "drafts", "text", "accepted")
@@ -36,7 +40,11 @@ class Validation:
     ) -> None:
         shards = Shards(config.data.path, "held_out")
         per_round = config.micro_batch * ranks
-        count = validated(config.validate_sequences, available=len(shards), per_round=per_round)
+        requested = config.validate_sequences
+        if requested is None:
+            requested = max(per_round, affordable_sequences(config))
+        count = validated(requested, available=len(shards), per_round=per_round)
+        self._count = count
         self._parts = np.arange(count).reshape(-1, ranks, config.micro_batch)[:, rank]
         self._objective = laid_out(config.objective)
         self._shards, self._vocab, self._device = shards, vocab, device
@@ -44,11 +52,20 @@ class Validation:
         self._decode = TOKENIZING(load_tokenizer(Path(config.data.path) / TOKENIZER).decode)
 
     @torch.no_grad()
-    def run(self, forward: Forward) -> tuple[dict[str, float], list[SampleDraft]]:
-        """Return metrics over all ranks, by name, and this rank's sample drafts."""
+    def run(
+        self, forward: Forward, *, stop: Callable[[], bool], show: Callable[[str], None]
+    ) -> tuple[dict[str, float], list[SampleDraft]]:
+        """Return metrics over all ranks, by name, and this rank's sample drafts.
+
+        `show` receives a line before each batch. Raises Abandoned if `stop` returns True: it is called before
+        each batch and must return the same on every rank.
+        """
         total = torch.zeros(self._objective.L + 1, 4, dtype=torch.float64, device=self._device)
         drafts: list[SampleDraft] = []
-        for part in self._parts:
+        for index, part in enumerate(self._parts):
+            if stop():
+                raise Abandoned
+            show(f"validating: {index * self._count // len(self._parts)} of {self._count} sequences")
             batch = load_batch(
                 self._shards, part, self._vocab, self._objective, seed=self._seed, device=self._device
             )
@@ -56,7 +73,14 @@ class Validation:
             total += tally
             drafts = drafts or sample_drafts(batch, predicted, count=DRAFTS, decode=self._decode)
         dist.all_reduce(total)
-        return summarise(total), drafts
+        return {"sequences": self._count} | summarise(total), drafts
+
+
+def affordable_sequences(config: TrainConfig) -> int:
+    """Return the held-out sequences of each validation that take TIME_SHARE of the run's time in all."""
+    validations = 1 + -(-config.steps // config.validate_every)
+    trained = config.steps * config.global_batch
+    return min(MOST_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations)))
 
 
 def validated(sequences: int, *, available: int, per_round: int) -> int:

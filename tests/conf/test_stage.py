@@ -116,6 +116,16 @@ def test_a_stage_that_fails_leaves_nothing_behind(out: Path, tmp_path: Path) -> 
     assert not [path for path in tmp_path.rglob("*") if path not in (out, out / "lost+found")]
 
 
+def test_a_refusal_before_any_work_leaves_nothing_behind(tmp_path: Path) -> None:
+    """data_prep with a wrong vocab.bos left a hidden folder, which then refused the corrected command."""
+    out = tmp_path / "new" / "out"
+    with pytest.raises(UserError), begun(out, {"settings": {"bos": "wrong"}}):
+        raise UserError("vocab.bos must be a piece of the tokenizer")
+    assert list(tmp_path.iterdir()) == []
+    with begun(out, {"settings": {"bos": "right"}}):
+        pass
+
+
 def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
     """What others had begun in the folder was deleted without a word."""
     facts = {"settings": {"seed": 0}}

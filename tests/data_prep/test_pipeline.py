@@ -59,6 +59,18 @@ def test_what_was_killed_goes_on_to_the_same_bytes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_a_refused_command_leaves_nothing(
+    args: Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong vocab.bos left a hidden folder, which refused the corrected command."""
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(sys, "argv", ["data_prep", *args(), "vocab.bos=<start>"])
+    with pytest.raises(SystemExit):
+        run_command("data_prep", DataPrepConfig, main)
+    assert "vocab.bos must be a piece of the tokenizer" in error(capsys.readouterr().err)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize("size", [1000, 200_000])
 def test_a_full_disk_is_reported_in_a_sentence_and_gone_on_with(
     size: int,

@@ -160,6 +160,29 @@ def stopped(run: Run) -> None:
     run.train("stopped", "zero2")
 
 
+def validating(run: Run) -> None:
+    """A signal to one rank in its second validation, after step 6; then the rest, validated otherwise."""
+    forward, calls = engines.Engine.forward, [0]
+
+    def signalled(self: engines.Engine, batch: dict[str, object]) -> object:
+        calls[0] += not torch.is_grad_enabled()
+        if run.rank == 1 and calls[0] == 3:  # of two batches each
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return forward(self, batch)
+
+    with mock.patch.object(engines.Engine, "forward", signalled):
+        run.train("validating", "zero2", "validate_sequences=8")
+    run.interrupted("validating", "validating-before", 6)
+    run.train("validating", "zero2", "validate_sequences=4", "validate_every=3", "tracker.project=other")
+
+
+def refused_late(run: Run) -> None:
+    """A setting that is refused when the model is there, then the run without it."""
+    nvme = "+deepspeed.zero_optimization.offload_optimizer.device=nvme"
+    (run.folder / "new").mkdir(exist_ok=True)
+    run.train("new/refused-late", "zero2", nvme)
+
+
 def finishing(run: Run) -> None:
     """Killed after the last save, before older checkpoints were removed and the manifest written."""
     out = run.interrupted("zero2", "finishing", STEPS)

@@ -29,7 +29,7 @@ def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of every run of two ranks; `reported` is what they printed."""
     folder = tmp_path_factory.mktemp("runs")
     message = worker(
-        "whole_and_resumed,broken,failing,stopped,finishing,longer,refused,held,lacking",
+        "whole_and_resumed,broken,failing,stopped,validating,refused_late,finishing,longer,refused,held,lacking",
         folder,
         data_folder,
         ranks=2,
@@ -140,6 +140,24 @@ def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
     assert "stopped by a signal; step 5 is saved" in message(runs, "stopped")
     assert "step-000005" in checkpoints(runs / "stopped-before")
     assert losses(runs / "stopped") == losses(runs / "zero2")
+
+
+def test_a_signal_in_a_validation_stops_between_its_batches(runs: Path) -> None:
+    """It was heard after the whole validation, minutes later: a scheduler's kill came first. And other settings
+    of validation, on which no weight depends, were refused on going on.
+    """
+    assert "stopped by a signal; step 6 is saved" in message(runs, "validating")
+    before = json.loads((runs / "validating-before/checkpoints/step-000006/checkpoint.json").read_text())
+    assert [row["step"] for row in before["state"]["validation"]] == [0]
+    assert losses(runs / "validating") == losses(runs / "zero2")
+    rows = json.loads((runs / "validating/manifest.json").read_text())["validation"]
+    assert [(row["step"], row["sequences"]) for row in rows] == [(0, 8), (6, 4), (9, 4), (12, 4)]
+
+
+def test_what_is_refused_late_leaves_no_folder(runs: Path) -> None:
+    """run.json of the refused settings stayed, which then refused the corrected ones."""
+    assert "must offload to cpu, got nvme" in message(runs, "new/refused-late")
+    assert not (runs / "new/refused-late").exists()
 
 
 def test_what_a_kill_after_the_last_save_left_is_cleared_away(runs: Path) -> None:

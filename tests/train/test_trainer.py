@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from conf import RankLocalError
+from train.config import TrainConfig
 from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, Trainer, why_diverged
+from train.validation import affordable_sequences
 
 
 def test_memory_that_runs_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +65,15 @@ def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path) -> None:
     StepLog(path, step=2).append(3, {"loss": 1.0})
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [{"step": 1, "loss": 1 / 3}, {"step": 2, "loss": 2 / 3}, {"step": 3, "loss": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "every", "sequences"),
+    [(2000, 128, 250, 64), (1150, 4, 500, 34), (100, 8, 100, 12), (10, 4, 5, 0)],
+)
+def test_validations_take_a_hundredth_of_the_time(steps: int, batch: int, every: int, sequences: int) -> None:
+    """A held-out sequence costs a forward pass, a third of a training sequence; the default was always 64."""
+    config = TrainConfig(steps=steps, global_batch=batch, validate_every=every)
+    assert affordable_sequences(config) == sequences
+    validations = 1 + math.ceil(steps / every)
+    assert validations * sequences / 3 <= 0.01 * steps * batch

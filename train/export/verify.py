@@ -35,7 +35,7 @@ from train.lora import Gate, PlainWeights, adapt, adapter_weights, read_adapter
 from train.loss import summarise
 from train.model import AdaptiveLM
 from train.pretrained import skeleton
-from train.validation import laid_out, validated, window_seed
+from train.validation import laid_out, window_seed
 
 POSITIONS = 128  # of a held-out sequence, whose logits are compared
 # Allowed difference of logits after a merge, relative to the largest logit: ROUNDINGS units of the export's
@@ -299,9 +299,8 @@ def plan_measurement(
     trained: Trained, shards: Shards, requested: int | None, device: torch.device
 ) -> tuple[int, int, str]:
     """Return how many of the validation's sequences to measure, how many there are, and both as a sentence."""
-    settings, parameters = trained.manifest["settings"], int(trained.manifest["parameters"])
-    per_round = settings["micro_batch"] * trained.manifest["ranks"]
-    every = validated(settings["validate_sequences"], available=len(shards), per_round=per_round)
+    parameters = int(trained.manifest["parameters"])
+    every = int(trained.validation["sequences"])
     # Of one sequence: 2 FLOP per parameter and token, about one adaptive token beside each token of text, and
     # all weights from the disk in float32.
     seconds = 4 * parameters * (shards[0].tokens.size / SPEED[device.type] + 1 / READ)
