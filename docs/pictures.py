@@ -21,7 +21,7 @@ from infer.drafters.places import Places
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
-from infer.models.checkpoint import load_ngrams
+from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams, TextNgrams
 from infer.text import Text
 from infer.trees.token_graph import Outcome
@@ -150,7 +150,7 @@ class Recorder(Drafter):
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
     """Draw a step whose k drafts are right together, where neither source was right alone."""
     assert model.adaptive is not None
-    ngrams = Ngrams(load_ngrams(folder), model.lm.config.vocab_size, weights=model.adaptive.ngrams)
+    ngrams = Ngrams(ModelDirectory(folder).ngrams, model.lm.config.vocab_size, weights=model.adaptive.ngrams)
     recorder = Recorder(AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams))
     prompt = model.text.encode(PROMPT)
     runner = model.runners.take(batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows)

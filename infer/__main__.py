@@ -11,11 +11,11 @@ from infer.config import InferConfig, check_directory
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
-    check_directory(config.model)
+    check_directory(config.model.path)
     infill = bool(config.infill.prefix or config.infill.suffix)
     prompt = "" if infill else read_prompt(config)
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        print_line(f"loading {config.model} ...", error=True)
+        print_line(f"loading {config.model.path} ...", error=True)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     import torch
     from rich.console import Console
@@ -26,7 +26,15 @@ def main(config: InferConfig) -> None:
 
     if config.threads:
         torch.set_num_threads(config.threads)
-    model = load(config.model, config.dtype, config.device, draft=config.draft, compile=config.compile)
+    model = load(
+        config.model.path,
+        config.dtype,
+        config.device,
+        adaptive_ids=config.model.adaptive_ids,
+        L=config.model.L,
+        draft=config.draft,
+        compile=config.compile,
+    )
     console = Console(quiet=not parallel.is_first())
     before, after = prompt or config.infill.prefix, config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)

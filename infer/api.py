@@ -31,15 +31,7 @@ from infer.engine.runner import Runners
 from infer.engine.static import fixed_shapes
 from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
-from infer.models.checkpoint import (
-    Adaptive,
-    eos_ids,
-    has_adaptive,
-    load_adaptive,
-    load_model,
-    load_ngrams,
-    load_text,
-)
+from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
 from infer.models.draft import Draft, check_draft, load_draft
 from infer.models.parallel import processes
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
@@ -80,24 +72,28 @@ def load(
     dtype: str = "auto",
     device: str | None = None,
     *,
+    adaptive_ids: Sequence[int] = (),
+    L: int = 0,
     draft: DraftConfig | str | Path | None = None,
     compile: bool = False,
+    setting: str = "model",
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
     `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device computes in it as fast as in
-    float32. `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
-    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text. Raises
-    UserError for what cannot be loaded, drafted with or compiled so, and when the memory does not suffice.
+    float32. `adaptive_ids` and `L` are those of a fine-tuned directory without adaptive.json. `draft` is a
+    smaller model with the same token ids, or "self:N" for the model's own first N layers.
+    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
+    `setting` is what gave the directory, for errors. Raises UserError for what cannot be loaded, drafted with
+    or compiled so, and when the memory does not suffice.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
         raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
-    model_dir = find_folder(model_dir)
-    text = load_text(model_dir)
-    adaptive = load_adaptive(model_dir) if has_adaptive(model_dir) else None
+    directory = ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L, setting=setting)
+    text, adaptive = directory.text, directory.adaptive
     try:
         draft_config = (
             draft if isinstance(draft, DraftConfig) else DraftConfig(None if draft is None else str(draft))
@@ -110,12 +106,12 @@ def load(
     if dtype == AUTO and processes() > 1 and device in (None, "cpu") and not torch.cuda.is_available():
         dtype = "float32"  # ranks that share a model must not choose each for itself
     dtype = choose_dtype(dtype, device)
-    with enough_for_weights(model_dir, dtype, device):
-        lm = load_model(model_dir, dtype=dtype, device=device)
+    with enough_for_weights(directory.path, dtype, device):
+        lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
     drafting = load_draft(draft_config, lm, rows=rows, adaptive=adaptive) if draft_config.model else None
     draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
-    methods = Methods(lm, adaptive, draft_methods, load_ngrams(model_dir))
+    methods = Methods(lm, adaptive, draft_methods, directory.ngrams)
     runners = Runners(lm, compile=compile)
     return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
 

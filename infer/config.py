@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omegaconf import MISSING
+
 from conf import UserError
 from conf.files import read_json
 from conf.schema import MODEL, PATH, take_types
@@ -270,13 +272,32 @@ def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
 
 
 @dataclass
+class ModelSource:
+    """A model directory or hub name, and the adaptive tokens of one that does not say them itself.
+
+    Raises ValueError for ids without a window, and a window without ids.
+    """
+
+    # a Transformers directory, best an export, or a hub name
+    path: str = field(default=MISSING, metadata={"bare": True, **MODEL})
+    adaptive_ids: list[int] = field(default_factory=list)  # of a directory without adaptive.json
+    L: int = 0  # the widest window that these ids were trained with
+
+    def __post_init__(self) -> None:
+        if self.adaptive_ids and self.L < 1:
+            raise ValueError(f"model.L must be at least 1 with model.adaptive_ids, got {self.L}")
+        if self.L and not self.adaptive_ids:
+            raise ValueError(f"model.adaptive_ids must be given with model.L={self.L}, got none")
+
+
+@dataclass
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix.
 
     Without a prompt it reads standard input.
     """
 
-    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
+    model: ModelSource = field(default_factory=ModelSource)
     prompt: str = ""  # the text to continue; -: standard input
     prompt_file: str | None = field(default=None, metadata=PATH)  # the text to continue, in a file
     infill: Infill = field(default_factory=Infill)
@@ -303,12 +324,12 @@ class InferConfig:
             )
 
 
-def check_directory(folder: str | Path) -> Path:
+def check_directory(folder: str | Path, setting: str = "model") -> Path:
     """Return the path. Raises UserError for a folder that cannot be a model, without asking the hub."""
     path = Path(folder)
     if not (path / "config.json").is_file():
         reason = "no config.json in it" if path.is_dir() else "no such directory"
-        raise UserError(f"model={folder} must be a Transformers model directory, got {reason}")
+        raise UserError(f"{setting}={folder} must be a Transformers model directory, got {reason}")
     return path
 
 

@@ -20,7 +20,7 @@ from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.loop import Drafter, Drafters, Limits, decode
-from infer.models.checkpoint import load_model, load_text
+from infer.models.checkpoint import ModelDirectory
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from train.attention import branch_mask, register
@@ -66,7 +66,7 @@ def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
 def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> None:
     vocab = find_vocab(load_tokenizer(tokenizer), config)
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
-    text = load_text(model_directory(folder, tokenizer, vocab))
+    text = ModelDirectory(model_directory(folder, tokenizer, vocab)).text
 
     def document(whole: str, mode: Mode, cuts: tuple[int, int]) -> list[int]:
         segments = document_segments(whole, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
@@ -102,7 +102,7 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
 def test_an_infilling_prompt_is_metas(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "tokenizers" / "codellama-7b"
     vocab = find_vocab(load_tokenizer(folder), VocabConfig(adaptive=[32011]))
-    text = load_text(model_directory(tmp_path / "model", folder, vocab))
+    text = ModelDirectory(model_directory(tmp_path / "model", folder, vocab)).text
     for case in json.loads((folder / "golden_infilling.json").read_text())["cases"]:
         for order in ("psm", "spm"):
             assert text.infill(Infill(case["prefix"], case["suffix"], order)) == case[f"{order}_prompt"]
@@ -162,7 +162,7 @@ def test_every_window_of_branch_is_the_decoders_probes(adaptive: tuple[int, ...]
 
 def test_training_and_inference_name_the_same_control_pieces(data_folder: Path, tmp_path: Path) -> None:
     vocab = Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
-    text = load_text(model_directory(tmp_path / "model", data_folder / "tokenizer", vocab))
+    text = ModelDirectory(model_directory(tmp_path / "model", data_folder / "tokenizer", vocab)).text
     assert text.decode(sorted(vocab.control)) == ""
 
 
@@ -214,7 +214,7 @@ def test_with_a_gated_adapter_too_a_windows_rows_are_the_probes(
     adaptive: tuple[int, ...], tied: bool, tmp_path: Path
 ) -> None:
     logits = train_gated(tmp_path, adaptive, tied)
-    runner = Runner(load_model(tmp_path / "model", dtype="float32"), capacity=64, max_rows=8)
+    runner = Runner(ModelDirectory(tmp_path / "model").load(dtype="float32"), capacity=64, max_rows=8)
     for row, window in np.ndindex(2, len(STARTS)):
         place = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
         prefix = TOKENS[row, : STARTS[window]].tolist()
@@ -232,7 +232,7 @@ def test_decoding_with_a_gated_adapter_is_the_base_models(
     and token for token, in float32 with drafts too.
     """
     train_gated(tmp_path, adaptive, tied)
-    lms = [load_model(tmp_path / name, dtype=dtype) for name in ("base", "model")]
+    lms = [ModelDirectory(tmp_path / name).load(dtype=dtype) for name in ("base", "model")]
     base, gated = (Runner(lm, capacity=96, max_rows=16) for lm in lms)
     probes = (adaptive * WIDTH)[:WIDTH]
     for tree in (Tree.chain(7, probes=probes), Tree.chain(7, [8, adaptive[0], 9]), Tree.chain(7)):

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from conf import UserError, settings
 from infer.__main__ import main as infer
 from infer.config import InferConfig
-from infer.models.checkpoint import load_model
+from infer.models.checkpoint import ModelDirectory
 from tests.test_pipeline import BATCH, SHORT, command
 from train.export import ExportConfig
 from train.export.__main__ import main as export
@@ -68,7 +68,7 @@ def test_gated_lora_from_training_to_decoding(
 
     (model / "adapter" / "adapter_model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(UserError, match="adapter: an adapter must be JSON and safetensors, got"):
-        load_model(model, dtype="float32")
+        ModelDirectory(model).load(dtype="float32")
     (model / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="adapter: an adapter must have adapter_config.json and adapter_model"):
-        load_model(model, dtype="float32")
+        ModelDirectory(model).load(dtype="float32")

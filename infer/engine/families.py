@@ -25,11 +25,11 @@ CHANGING = {"dynamic", "longrope"}  # rotary frequencies that depend on the long
 TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the dtype
 
 
-def check_family(config: PretrainedConfig) -> None:
-    """Raise UserError for an architecture whose configuration rules trees out."""
+def check_family(config: PretrainedConfig, name: str | None = None) -> None:
+    """Raise UserError, naming the model, for an architecture whose configuration rules trees out."""
     reason = _reason(config)
     if reason:
-        raise _refused(config, reason)
+        raise _refused(config, reason, name)
 
 
 def _reason(config: PretrainedConfig) -> str:
@@ -55,7 +55,7 @@ def _reason(config: PretrainedConfig) -> str:
 
 
 @torch.inference_mode()
-def check_tree(lm: PreTrainedModel) -> None:
+def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
     """Raise UserError unless a tree's logits are those of its paths in the library's forward.
 
     Catches masks that are not followed, positions that are counted otherwise, and logits that are more
@@ -73,12 +73,12 @@ def check_tree(lm: PreTrainedModel) -> None:
         if is_out_of_memory(error):
             raise
         message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise _refused(lm.config, f", which could not be tried with a tree ({message})") from error
+        raise _refused(lm.config, f", which could not be tried with a tree ({message})", name) from error
     apart = float((ours.double() - theirs.double()).abs().max())
     limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
     if not apart <= limit:
         differ = f"(by {apart:.2g}; {limit:.2g} allowed)"
-        raise _refused(lm.config, f", whose logits of a tree are not those of its paths {differ}")
+        raise _refused(lm.config, f", whose logits of a tree are not those of its paths {differ}", name)
 
 
 def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
@@ -90,6 +90,8 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
     return forward([tree], requests, GREEDY).logits[: len(tree.tokens)].whole()
 
 
-def _refused(config: PretrainedConfig, reason: str) -> UserError:
+def _refused(config: PretrainedConfig, reason: str, name: str | None) -> UserError:
     suited = "a causal model whose attention follows a tree"
-    return UserError(f"model={config.name_or_path} must be {suited}, got {config.model_type}{reason}")
+    return UserError(
+        f"{name or f'model={config.name_or_path}'} must be {suited}, got {config.model_type}{reason}"
+    )

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from logging import getLogger
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from conf.dtype import AUTO, choose_dtype
 from infer.config import DraftConfig
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights
-from infer.models.checkpoint import Adaptive, load_adaptive, load_model, load_text
+from infer.models.checkpoint import Adaptive, ModelDirectory
 from infer.text import Text
 
 STAND_IN = 0  # read for an id that the draft model does not have: any is as good, since none is right
@@ -54,12 +53,11 @@ def check_draft(config: DraftConfig, text: Text) -> int:
     """
     if config.layers is not None:
         return rows_of_both(text.pieces, text.pieces)
-    folder = Path(str(config.model))
-    with named_errors("draft", folder):
-        pieces = load_text(folder).pieces
-        if config.adaptive:
-            load_adaptive(folder)
-    return _rows_of_both(text, pieces, f"draft={folder}")
+    directory = ModelDirectory(str(config.model), setting="draft")
+    pieces = directory.text.pieces
+    if config.adaptive:
+        directory.need_adaptive()
+    return _rows_of_both(text, pieces, directory.name)
 
 
 def _rows_of_both(text: Text, pieces: Mapping[int, str], name: str) -> int:
@@ -85,22 +83,22 @@ def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
 def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adaptive: Adaptive | None) -> Draft:
     """Load the model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
 
-    A model larger than the target is warned of. Raises UserError for what `load_model` refuses, for
+    A model larger than the target is warned of. Raises UserError for what `ModelDirectory.load` refuses, for
     want of memory on any rank, and for as many layers as the target has.
     """
     if config.layers is None:
-        folder = Path(str(config.model))
+        directory = ModelDirectory(str(config.model), setting="draft")
         dtype = config.dtype or str(target.dtype).removeprefix("torch.")
         if dtype == AUTO:
             dtype = choose_dtype(AUTO, target.device.type)
         narrow, device = "draft.dtype=bfloat16", str(target.device)
-        fits = enough_for_weights(folder, dtype, device, narrow=narrow)
-        with failing_together(target), named_errors("draft", folder), fits:
-            lm = load_model(folder, dtype=dtype, device=device, whole=True)
-            adaptive = load_adaptive(folder) if config.adaptive else None
+        fits = enough_for_weights(directory.path, dtype, device, narrow=narrow)
+        with failing_together(target), fits:
+            lm = directory.load(dtype=dtype, device=device, whole=True)
+            adaptive = directory.need_adaptive() if config.adaptive else None
         if (size := lm.num_parameters()) > (limit := target.num_parameters()):
             message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
-            getLogger(__name__).warning(message, folder, f"{limit:,}", f"{size:,}")
+            getLogger(__name__).warning(message, directory.path, f"{limit:,}", f"{size:,}")
     else:
         layers = target.config.num_hidden_layers
         if config.layers >= layers:
@@ -157,23 +155,12 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
     head.out_features = rows
 
 
-@contextmanager
-def named_errors(setting: str, folder: str | Path) -> Iterator[None]:
-    """Name the setting that gave the folder in UserErrors of the block."""
-    try:
-        yield
-    except UserError as error:
-        message = str(error).replace(f"model={folder}", f"{setting}={folder}")
-        raise UserError(message, page=error.page) from error
-
-
 def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
     """Return the base's pieces by id, before any weight is read; `text` is the tuned model's tokenizer.
 
     Raises UserError for what is no model directory with a tokenizer, and where an id is another piece.
     """
-    with named_errors("base", folder):
-        pieces = load_text(folder).pieces
+    pieces = ModelDirectory(folder, setting="base").text.pieces
     _rows_of_both(text, pieces, f"base={folder}")
     return pieces
 

@@ -27,8 +27,7 @@ from infer.api import load
 from infer.benchmarks.rows import Problem
 from infer.measure import circumstances, distributed, hardware
 from infer.measure.distributed import HEADER, UNITS, UnitStore, WorkerGroup, read_header
-from infer.models.checkpoint import is_gated
-from infer.models.draft import named_errors
+from infer.models.checkpoint import ModelDirectory
 from infer.quality import QualityConfig
 from infer.quality.result import RESULT, result
 from infer.quality.work import Work, answer_key, completion, contaminated, find_work, models
@@ -79,7 +78,7 @@ def _measure(config: QualityConfig, work: Work, facts: dict[str, Any], out: Path
             header = {
                 "schema": SCHEMAS["quality"],
                 **circumstances(config),
-                "gated": is_gated(config.model),
+                "gated": ModelDirectory(config.model).gated,
                 "sandbox": {"level": sandbox.level, "told": sandbox.description} if sandbox else None,
                 **work.facts(config),
             }
@@ -102,8 +101,7 @@ def _answer(config: QualityConfig, work: Work, units: UnitStore, workers: Worker
             batches = [batch for batch in work.batches if batch.who == who and batch.name in mine]
             if not batches:
                 continue
-            with named_errors(who, folder):
-                model = replace(load(folder, config.dtype, workers.device()), text=work.text)
+            model = replace(load(folder, config.dtype, workers.device(), setting=who), text=work.text)
             for batch in batches:
                 units.save(batch.name, batch.unit(model, config))
                 progress.advance(task)

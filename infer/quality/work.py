@@ -12,7 +12,7 @@ from infer.benchmarks.reading import fingerprint_problems, kind_of, read_problem
 from infer.benchmarks.rows import Problem
 from infer.config import DecodeConfig, Infill, decontaminated
 from infer.engine.sampling import seed_from
-from infer.models.checkpoint import has_adaptive, load_adaptive, load_text
+from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, lacking
 from infer.quality import QualityConfig
 from infer.sandbox import missing_toolchain
@@ -116,8 +116,8 @@ def find_work(config: QualityConfig) -> Work:
     Raises UserError for what is no model, a base with other token ids, benchmarks that cannot be read, and
     where nothing is left that can be judged.
     """
-    text = load_text(config.model)
-    adaptive = load_adaptive(config.model) if has_adaptive(config.model) else None
+    directory = ModelDirectory(config.model)
+    text, adaptive = directory.text, directory.adaptive
     pieces = base_pieces(config.base, text) if config.base else None
     infills = adaptive is not None and adaptive.infilling is not None
     benchmarks, skipped, not_base = dict[str, list[Problem]](), list[dict[str, str]](), list[dict[str, str]]()

@@ -38,7 +38,7 @@ from infer.loop import Limits, decode
 from infer.measure import distributed
 from infer.measure.distributed import UNITS, UnitStore, WorkerGroup, read_unit
 from infer.methods import library_processors
-from infer.models.checkpoint import load_text
+from infer.models.checkpoint import ModelDirectory
 from infer.regenerate import RegenerateConfig
 from infer.text import Text
 
@@ -128,7 +128,7 @@ def write_own_text(config: RegenerateConfig) -> None:
     if is_finished(out, KIND, settings):
         _tell(workers, f"{out} is finished: nothing to do")
     else:
-        source.check_tokenizer(load_text(config.model))
+        source.check_tokenizer(ModelDirectory(config.model).text)
         documents = source.documents()
         parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
         names = [f"{index:06}" for index in range(len(parts))]

@@ -20,16 +20,8 @@ from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.methods import DraftMethods, Methods
-from infer.models.checkpoint import (
-    Adaptive,
-    eos_ids,
-    has_adaptive,
-    load_adaptive,
-    load_model,
-    load_ngrams,
-    load_text,
-)
-from infer.models.draft import base_pieces, check_draft, lacking, load_draft, named_errors
+from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
+from infer.models.draft import base_pieces, check_draft, lacking, load_draft
 from infer.requests import check_lengths
 from infer.speed import BY_ADAPTIVE, GSD_PROBES, PLAIN, Condition, DecoderSpec, SpeedConfig, specs
 from infer.speed.peers import Peers
@@ -51,9 +43,10 @@ class Prepared:
 
 def prepare(config: SpeedConfig) -> Prepared:
     """Read all but weights. Raise UserError for models, prompts, drafts and a base that do not fit together."""
-    text = load_text(config.model)
+    directory = ModelDirectory(config.model)
+    text = directory.text
     probes = not set(BY_ADAPTIVE).isdisjoint(config.decoders)
-    adaptive = load_adaptive(config.model) if probes or has_adaptive(config.model) else None
+    adaptive = directory.need_adaptive() if probes else directory.adaptive
     k = config.k
     if adaptive and "sdsat" in config.decoders:
         try:
@@ -101,7 +94,7 @@ class DecoderSetup:
 class ModelPool:
     """Models of all dtypes are in memory together, so that they can take turns; `device` is this rank's GPU.
 
-    Raises UserError for what `load_model` and `load_draft` refuse, for texts that are longer than a model's
+    Raises UserError for what `load` and `load_draft` refuse, for texts that are longer than a model's
     context, and where the memory does not suffice.
     """
 
@@ -116,7 +109,7 @@ class ModelPool:
             for dtype, lm in self.lms.items()
             if config.draft.model
         }
-        self._methods, table = dict[tuple[Condition, bool], Methods](), load_ngrams(config.model)
+        self._methods, table = dict[tuple[Condition, bool], Methods](), ModelDirectory(config.model).ngrams
         for dtype, lm in self.lms.items():
             # What the draft model draws by levels, and where asked for by its own adaptive tokens.
             draft, drawings = drafts.get(dtype), dict[bool, DraftMethods | None]({False: None})
@@ -209,8 +202,9 @@ class ModelPool:
 
     def _load(self, setting: str, folder: str, dtype: str, device: str | None) -> PreTrainedModel:
         narrow = "dtypes=[bfloat16]"
-        with named_errors(setting, folder), enough_for_weights(folder, dtype, device, narrow=narrow):
-            lm = load_model(folder, dtype=dtype, device=device)
+        directory = ModelDirectory(folder, setting=setting)
+        with enough_for_weights(folder, dtype, device, narrow=narrow):
+            lm = directory.load(dtype=dtype, device=device)
             check_compile(lm, self._config.compile)
         context = context_length(lm.config)
         for name, prompts in self._prepared.prompts.items():

@@ -33,7 +33,7 @@ from infer.measure.distributed import (
     init_workers,
     rank_local_errors,
 )
-from infer.models.checkpoint import is_gated
+from infer.models.checkpoint import ModelDirectory
 from infer.report.rows import label
 from infer.report.terminal import print_report
 from infer.report.write import write
@@ -95,7 +95,7 @@ def header(
     return {
         **circumstances(config),
         "model": Path(config.model).resolve().name,
-        "gated": is_gated(config.model),
+        "gated": ModelDirectory(config.model).gated,
         "ranks": ranks,
         "all": all_,
         "limits": limits,

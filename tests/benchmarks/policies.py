@@ -32,7 +32,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
-from infer.models.checkpoint import eos_ids, load_adaptive, load_model, load_ngrams
+from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams, NgramTable
 from infer.speed.statistics import Weighed, estimate
 from infer.speed.work import blocks
@@ -160,14 +160,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="decoders whose name begins so, beside plain")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ids = load_adaptive(args.model).ids
-    ngrams = NgramTable(args.table) if args.table else load_ngrams(args.model)
+    ids = ModelDirectory(args.model).need_adaptive().ids
+    ngrams = NgramTable(args.table) if args.table else ModelDirectory(args.model).ngrams
     prompts = held_out_prompts(args.model, Path(args.prompts), args.key, args.count)
     results = {}
     for dtype in args.dtypes:
         folders = {"adaptive": args.model} | ({"base": args.base} if args.base else {})
         models: dict[str, Callable[[], PreTrainedModel]] = {
-            name: partial(load_model, folder, dtype=dtype) for name, folder in folders.items()
+            name: partial(ModelDirectory(folder).load, dtype=dtype) for name, folder in folders.items()
         }
         models |= {size: partial(random_llama, size, getattr(torch, dtype)) for size in args.shape}
         for name, load in models.items():

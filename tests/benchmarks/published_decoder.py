@@ -35,7 +35,7 @@ from infer.drafters.costs import prior_costs
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
 from infer.measure.runs import Decoder, Run, clock, loop_decoder
-from infer.models.checkpoint import load_adaptive, load_model, load_ngrams
+from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams, NgramTable
 from tests.benchmarks.policies import Pairs, pairs, rate, speedup
 from tests.benchmarks.shapes import held_out_prompts
@@ -101,10 +101,10 @@ class Peer:
 
 def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str, Decoder]:
     """Plain, and `auto` with adaptive tokens alone, with n-grams alone and with all sources, the default."""
-    lm, adaptive = load_model(args.model, dtype=dtype), load_adaptive(args.model)
+    lm, adaptive = ModelDirectory(args.model).load(dtype=dtype), ModelDirectory(args.model).need_adaptive()
     costs = prior_costs(lm.device.type)
     makers: dict[str, Any] = {"plain": Drafter}
-    table = NgramTable(args.table) if args.table else load_ngrams(args.model)
+    table = NgramTable(args.table) if args.table else ModelDirectory(args.model).ngrams
     ngrams = Ngrams(table, lm.config.vocab_size, weights=adaptive.ngrams)
     makers["adaptive only"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L))
     makers["n-grams only"] = partial(AdaptiveDrafter, (), AutoPolicy(costs, 0), ngrams)
@@ -181,7 +181,7 @@ def main() -> None:
     python = environment((args.venv or args.checkout / ".venv").resolve())
     torch.set_num_threads(1)
     prompts = held_out_prompts(args.model, args.prompts, args.key, args.count)
-    id = load_adaptive(args.model).ids[0]
+    id = ModelDirectory(args.model).need_adaptive().ids[0]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = {}
     for dtype in args.dtypes:

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infer.benchmarks.prompts import TokenPrompt
-from infer.models.checkpoint import load_text
+from infer.models.checkpoint import ModelDirectory
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
     "0.4M": (128, 1, 2, 352, 512),
@@ -36,7 +36,7 @@ def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
 
 def held_out_prompts(model: str, path: Path, key: str, count: int) -> list[TokenPrompt]:
     """Return the first half of each of the first `count` texts, up to 300 tokens of it."""
-    text = load_text(model)
+    text = ModelDirectory(model).text
     lines = [json.loads(line)[key] for line in path.read_text("utf-8").splitlines()]
     halves = [line[: len(line) // 2] for line in lines if len(line) > 200][:count]
     ids = [tuple(text.encode(half)[:300]) for half in halves]

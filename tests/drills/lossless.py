@@ -35,16 +35,7 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.methods import RULES
-from infer.models.checkpoint import (
-    Adaptive,
-    Text,
-    eos_ids,
-    has_adaptive,
-    load_adaptive,
-    load_model,
-    load_ngrams,
-    load_text,
-)
+from infer.models.checkpoint import Adaptive, ModelDirectory, Text, eos_ids
 from infer.models.draft import Draft, check_draft, load_draft
 from infer.ngrams import Ngrams, NgramTable
 from infer.trees.growth import Rules
@@ -134,8 +125,9 @@ def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> 
 
 def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
     """Return the draft model, with its adaptive tokens if it has any."""
-    config = DraftConfig(folder, adaptive=folder.startswith("self:") or has_adaptive(folder))
-    return load_draft(config, lm, rows=check_draft(config, load_text(model)), adaptive=load_adaptive(model))
+    own, directory = folder.startswith("self:"), ModelDirectory(model)
+    config = DraftConfig(folder, adaptive=own or ModelDirectory(folder).adaptive is not None)
+    return load_draft(config, lm, rows=check_draft(config, directory.text), adaptive=directory.need_adaptive())
 
 
 def by_draft_model(draft: Draft) -> dict[str, Drafters]:
@@ -170,15 +162,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="decoders whose name begins so")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = NgramTable(args.table) if args.table else load_ngrams(args.model)
-    adaptive = load_adaptive(args.model)
-    exact = load_model(args.model, dtype="float64")
-    text, vocab = load_text(args.model), exact.config.vocab_size
+    table = NgramTable(args.table) if args.table else ModelDirectory(args.model).ngrams
+    adaptive = ModelDirectory(args.model).need_adaptive()
+    exact = ModelDirectory(args.model).load(dtype="float64")
+    text, vocab = ModelDirectory(args.model).text, exact.config.vocab_size
     limits = Limits(args.new, eos_ids(exact))
     requests = [Request(p, n) for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))]
     results = {}
     for dtype in args.dtypes:
-        lm = load_model(args.model, dtype=dtype)
+        lm = ModelDirectory(args.model).load(dtype=dtype)
         runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
         makers = by_itself(adaptive, table, vocab)
         if args.draft:

@@ -50,7 +50,7 @@ from infer.drafters import auto
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.methods import library_processors
-from infer.models.checkpoint import load_model
+from infer.models.checkpoint import ModelDirectory
 from infer.requests import Prompt
 from infer.text import Text
 from tests.drills.lossless import gap
@@ -280,7 +280,7 @@ class Soak:
         self._args, self._began, self._ended = args, time.monotonic(), False
         self._rng = random.Random(args.seed)
         self.models = Models(args.model, args.draft, args.base, self._rng)
-        self._exact = load_model(args.model, dtype="float64", device="cpu")
+        self._exact = ModelDirectory(args.model).load(dtype="float64", device="cpu")
         rows = [json.loads(line)["content"] for line in args.held_out.read_text("utf-8").splitlines()]
         self._code = [*rows, *(problem["prompt"] for problem in read_problems().values())]
         self.counts, self.near_ties, self.errors = Counter[str](), list[float](), list[str]()

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer import Model, load
 from infer.drafters.costs import Costs
-from infer.models.checkpoint import load_adaptive
+from infer.models.checkpoint import ModelDirectory
 from tests.conftest import tiny_llama
 from tests.infer.library import Generate, drafting
 
@@ -68,7 +68,7 @@ def lm(model_dir: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
-    return drafting(lm, *load_adaptive(model_dir).ids)
+    return drafting(lm, *ModelDirectory(model_dir).need_adaptive().ids)
 
 
 @pytest.fixture(autouse=True)

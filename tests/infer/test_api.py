@@ -214,7 +214,7 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
     with pytest.raises(RuntimeError, match="shape mismatch"):
         next(generate(model, "x", DecodeConfig("plain")))
     full.side_effect = torch.OutOfMemoryError
-    monkeypatch.setattr("infer.api.load_model", full)
+    monkeypatch.setattr("infer.api.ModelDirectory.load", full)
     with pytest.raises(UserError, match="out of memory for the weights of .* GiB on disk, in float32"):
         load(model_dir, "float32")
     with pytest.raises(UserError, match="dtype must be one of auto, float32, bfloat16, float16, got int8"):

@@ -77,7 +77,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
         (["prompt=x", "threads=0"], "threads must be at least 1, got 0"),
         (["prompt=" + "x y " * 400], "prompt must have fewer tokens than the model's context of 512"),
         (["prompt=\udcff"], "prompt must be text in UTF-8"),
-        (["prompt=x", "dtype=int8"], "dtype must be one of float32, bfloat16, float16, got int8"),
+        (["prompt=x", "dtype=int8"], "dtype must be one of auto, float32, bfloat16, float16, got int8"),
         (["prompt=x", "device=tpu"], "device must be one of cpu, got tpu"),
         (["prompt=x", "draft=/nowhere (1)"], "draft=/nowhere (1) must be a Transformers model directory, got"),
         (["prompt=x", "draft=self:2"], "draft must have fewer layers than the model's 2, got self:2"),

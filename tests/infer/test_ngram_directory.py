@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
-from infer.models.checkpoint import load_adaptive
+from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import FILE
 from tests.infer.conftest import ROWS
 from tests.infer.library import PROMPT, collect, drafting, left_padded
@@ -85,7 +85,7 @@ def test_a_table_that_does_not_suit_the_model_is_one_sentence(with_table: Path, 
         with pytest.raises(UserError, match=sentence):
             load(folder, "float32")
         with pytest.raises(ValueError, match=sentence):
-            drafting(lm, *load_adaptive(folder).ids)(torch.tensor([PROMPT]), max_new_tokens=4)
+            drafting(lm, *ModelDirectory(folder).need_adaptive().ids)(torch.tensor([PROMPT]), max_new_tokens=4)
 
     make_random_table(folder / FILE, order=3, vocabulary=ROWS + 1, seed=0)
     refused(f"must be of at most the model's {ROWS} ids, got {ROWS + 1}. Delete it.")
@@ -98,7 +98,7 @@ def test_custom_generate_with_the_table_and_without_writes_the_same(with_table: 
     texts = list[list[list[int]]]()
     for folder in (with_table, model_dir):
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        ours = drafting(lm, *load_adaptive(folder).ids)
+        ours = drafting(lm, *ModelDirectory(folder).need_adaptive().ids)
         for more in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "seed": 3}):
             inputs = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": NEW, **more}
             for way in ({}, {"probes": "all"}, {"sources": ["text", "ngrams"]}, {"sources": ["adaptive"]}):

@@ -16,7 +16,7 @@ from conf import UserError
 from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, load_tokenizer
 from infer import Infill
-from infer.models.checkpoint import load_text
+from infer.models.checkpoint import ModelDirectory
 from infer.requests import ids_of
 from infer.text import Output, Text
 
@@ -24,12 +24,12 @@ from infer.text import Output, Text
 @pytest.fixture(scope="module", params=["demo", "codellama"])
 def text(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Text:
     if request.param == "demo":
-        return load_text(model_dir)
+        return ModelDirectory(model_dir).text
     folder = tmp_path_factory.mktemp("codellama")
     source = request.getfixturevalue("shared_data") / "tokenizers" / "codellama-7b"
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     (folder / "config.json").write_text("{}")
-    return load_text(folder)
+    return ModelDirectory(folder).text
 
 
 CODE = st.text(
@@ -88,7 +88,7 @@ def test_a_tokenizer_that_makes_the_library_panic_is_refused(
     tokenizer = json.loads((folder / "tokenizer.json").read_text()) | PANICS[case]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="tokenizer(.json must be| must encode and decode every text, got)"):
-        text = load_text(folder)
+        text = ModelDirectory(folder).text
         stream = text.stream(opens=True)
         "".join(map(stream, text.encode("def f(e):\n  e"))) + stream.rest()
     vocab = Vocab(size=400, bos=0, eos=1, pre=None, suf=None, mid=None, eot=None, adaptive=(6,))
@@ -111,13 +111,13 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(pieces: list[str], stop:
 
 def test_a_directory_that_lacks_text_or_infilling(base_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a model trained for infilling"):
-        load_text(base_dir).infill(Infill("a", "b"))
+        ModelDirectory(base_dir).text.infill(Infill("a", "b"))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="must have a tokenizer at .*tokenizer.json, got none"):
-        load_text(tmp_path)
+        _ = ModelDirectory(tmp_path).text
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must be a tokenizers file, got"):
-        load_text(tmp_path)
+        _ = ModelDirectory(tmp_path).text
 
 
 def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(shared_data: Path, tmp_path: Path) -> None:
@@ -125,17 +125,17 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(shared_data: Path,
     source = shared_data / "tokenizers" / "codellama-7b"
     shutil.copyfile(source / "tokenizer.json", tmp_path / "tokenizer.json")
     (tmp_path / "config.json").write_text('{"vocab_size": 32000}')
-    ids = load_text(tmp_path).encode("a <PRE> b")
+    ids = ModelDirectory(tmp_path).text.encode("a <PRE> b")
     assert max(ids) < 32000
     (tmp_path / "config.json").write_text('{"vocab_size": 31000}')
-    assert max(load_text(tmp_path).encode("ো 한국")) < 31000
+    assert max(ModelDirectory(tmp_path).text.encode("ো 한국")) < 31000
 
 
 def test_a_tokenizer_that_cannot_spell_within_the_rows_is_reported(base_dir: Path, tmp_path: Path) -> None:
     shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
     (tmp_path / "config.json").write_text('{"vocab_size": 280}')
     with pytest.raises(UserError, match="must spell .* within the model's rows"):
-        load_text(tmp_path).encode("def import return self")
+        ModelDirectory(tmp_path).text.encode("def import return self")
 
 
 def test_behind_one_token_a_text_goes_on(text: Text) -> None:

@@ -18,7 +18,7 @@ from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.loop import Drafters, Limits, decode
-from infer.models.checkpoint import load_model
+from infer.models.checkpoint import ModelDirectory
 from infer.trees.tree import Tree
 from tests.infer.drafters import test_draft_model as by_draft
 from tests.infer.library import by_library, collect, logits_of
@@ -178,7 +178,7 @@ def test_want_of_memory_is_no_fault_of_the_architecture(monkeypatch: pytest.Monk
 def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
     """A prompt's mask of n x n bytes stayed in the device's memory when the model was long freed."""
     tiny("mistral", sliding_window=6).save_pretrained(tmp_path)
-    lm = load_model(tmp_path, dtype="float32", device="cpu")
+    lm = ModelDirectory(tmp_path).load(dtype="float32", device="cpu")
     runner = Runner(lm, capacity=16, max_rows=1)
     runner.prefill([PROMPTS[0]])
     assert band.cache_info().currsize == 0
@@ -186,4 +186,4 @@ def test_a_model_directory_with_a_window_loads(tmp_path: Path) -> None:
     torch.testing.assert_close(logits[0], by_library(lm, [*PROMPTS[0], 7]), rtol=1e-4, atol=1e-4)
     tiny("cohere").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=rf"^model={tmp_path} must be a causal model .* got cohere"):
-        load_model(tmp_path, dtype="float32", device="cpu")
+        ModelDirectory(tmp_path).load(dtype="float32", device="cpu")

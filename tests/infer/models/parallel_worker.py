@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,9 +19,8 @@ from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafters, Limits, decode
-from infer.models import draft as draft_models
 from infer.models import parallel
-from infer.models.checkpoint import load_model
+from infer.models.checkpoint import ModelDirectory
 
 MEASURED = 12  # tokens by a measured budget, whose trees are large
 PROMPTS = [[5, 17, 3, 88, 41], [44, 6, 13]]
@@ -47,7 +47,7 @@ def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
 
 def outputs(folder: str) -> dict[str, object]:
     ranks = parallel.processes()
-    lm = load_model(folder, dtype="float32", device="cpu" if ranks == 1 else None)
+    lm = ModelDirectory(folder).load(dtype="float32", device="cpu" if ranks == 1 else None)
     runner = Runner(lm, capacity=8, max_rows=1)
     assert runner._target.cache._kv.shape[3] == lm.config.num_key_value_heads // ranks
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)
@@ -95,8 +95,13 @@ def refused(folder: str) -> str:
     def full(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    real = draft_models.load_model
-    with patch.object(draft_models, "load_model", full if parallel.place()[0] else real):
+    real = ModelDirectory.load
+
+    def load_draft_fully(directory: ModelDirectory, **options: Any) -> Any:
+        failing = directory.setting == "draft" and parallel.place()[0]
+        return full() if failing else real(directory, **options)
+
+    with patch.object(ModelDirectory, "load", load_draft_fully):
         try:
             load(folder, "float32", draft=f"{folder}/draft")
         except UserError as error:

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
 from infer import load
-from infer.models.checkpoint import load_adaptive, load_model, load_text
+from infer.models.checkpoint import ModelDirectory
 from tests.conftest import tiny_llama
 from tests.infer.gated import adapted_copy
 
@@ -98,14 +98,14 @@ def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
     config = LlamaConfig(**(tiny_llama().config.to_dict() | {"tie_word_embeddings": True}))
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    lm = load_model(tmp_path, dtype="float32")
+    lm = ModelDirectory(tmp_path).load(dtype="float32")
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight  # type: ignore[union-attr]
 
 
 def test_weights_of_no_part_of_the_model_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The library's table of them was all that said so."""
     changed("config.json", num_hidden_layers=1)(folder)
-    load_model(folder, dtype="float32")
+    ModelDirectory(folder).load(dtype="float32")
     assert "model.layers.1.input_layernorm.weight" in caplog.text
 
 
@@ -113,7 +113,7 @@ def test_want_of_memory_is_no_fault_of_the_weights(model_dir: Path, monkeypatch:
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
     monkeypatch.setattr("infer.models.checkpoint.AutoModelForCausalLM.from_pretrained", full)
     with pytest.raises(torch.OutOfMemoryError):
-        load_model(model_dir, dtype="float32")
+        ModelDirectory(model_dir).load(dtype="float32")
 
 
 NUMBERS, INFILLING = "ngrams must be numbers table and text and a list places", {"pre": 1, "suf": 2, "mid": 3}
@@ -154,14 +154,14 @@ def test_fields_that_cannot_be(model_dir: Path, tmp_path: Path, values: dict[str
         shutil.copyfile(model_dir / name, tmp_path / name)
     changed("adaptive.json", **values)(tmp_path)
     with pytest.raises(UserError, match=f"adaptive.json.*{sentence}"):
-        load_adaptive(tmp_path)
+        ModelDirectory(tmp_path).need_adaptive()
 
 
 def test_a_tokenizer_whose_opening_id_has_no_row(folder: Path) -> None:
     (folder / "adaptive.json").unlink()
     changed("config.json", vocab_size=0)(folder)
     with pytest.raises(UserError, match="ids that open a text must be among the model's 0 rows, got"):
-        load_text(folder)
+        _ = ModelDirectory(folder).text
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"L":' * 100_000, "\ufeff{}", '{"L": 1e999}', "[]", "", "{"])
@@ -170,7 +170,7 @@ def test_json_of_no_use(model_dir: Path, tmp_path: Path, text: str) -> None:
     shutil.copyfile(model_dir / "config.json", tmp_path / "config.json")
     (tmp_path / "adaptive.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="adaptive.json(: adaptive_ids)? must") as output:
-        load_adaptive(tmp_path)
+        ModelDirectory(tmp_path).need_adaptive()
     assert "\n" not in str(output.value)
 
 
@@ -192,7 +192,7 @@ def test_a_gated_adapter_that_a_gate_cannot_close_is_refused(
     """Some changed the base model's weights, so that plain decoding was another model's."""
     folder = adapted_copy(model_dir, tmp_path / "model", **{"target_modules": ["q_proj"]} | settings)
     with pytest.raises(UserError, match="a gated adapter must be LoRA of linear layers, got"):
-        load_model(folder, dtype="float32")
+        ModelDirectory(folder).load(dtype="float32")
 
 
 def test_an_adapter_that_cannot_be_merged_is_one_sentence(model_dir: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_an_adapter_that_cannot_be_merged_is_one_sentence(model_dir: Path, tmp_p
     more = {"target_modules": ["q_proj"], "alora_invocation_tokens": [5]}
     folder = adapted_copy(model_dir, tmp_path / "model", gated=False, **more)
     with pytest.raises(UserError, match="must be a LoRA adapter of this model, got aLoRA"):
-        load_model(folder, dtype="float32")
+        ModelDirectory(folder).load(dtype="float32")
 
 
 def test_an_adapter_of_adaptive_tokens_without_adaptive_json_is_refused(
@@ -209,7 +209,7 @@ def test_an_adapter_of_adaptive_tokens_without_adaptive_json_is_refused(
     """A gated adapter whose adaptive.json was lost acted on every token: another text, in silence."""
     more: dict[str, Any] = {"target_modules": ["q_proj"], "trainable_token_indices": [6]}
     folder = adapted_copy(model_dir, tmp_path / "model", gated=False, **more)
-    load_model(folder, dtype="float32", device="cpu")
+    ModelDirectory(folder).load(dtype="float32", device="cpu")
     (folder / "adaptive.json").unlink()
     with pytest.raises(UserError, match="must have adaptive.json, since the adapter trained adaptive tokens"):
-        load_model(folder, dtype="float32", device="cpu")
+        ModelDirectory(folder).load(dtype="float32", device="cpu")

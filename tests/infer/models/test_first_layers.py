@@ -13,7 +13,7 @@ from infer.engine.attention import ProbeGate
 from infer.engine.families import check_tree
 from infer.engine.gate import GatedLinear
 from infer.engine.runner import Runner
-from infer.models.checkpoint import load_model
+from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import first_layers
 from infer.trees.tree import Tree
 from tests.infer.conftest import ROWS
@@ -76,8 +76,8 @@ def test_as_many_layers_as_the_model_has_are_no_draft(model_dir: Path, base_dir:
 
 def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(model_dir: Path, tmp_path: Path) -> None:
     """One gate for both would open the target's adapter with the draft's. On probes alone it acts here too."""
-    base = said(first_layers(load_model(model_dir, dtype="float32", device="cpu"), 1))
-    lm = load_model(adapted_copy(model_dir, tmp_path / "gated"), dtype="float32", device="cpu")
+    base = said(first_layers(ModelDirectory(model_dir).load(dtype="float32", device="cpu"), 1))
+    lm = ModelDirectory(adapted_copy(model_dir, tmp_path / "gated")).load(dtype="float32", device="cpu")
     short = first_layers(lm, 1)
     assert addresses(short) <= addresses(lm)
     assert len({m.gate for m in short.modules() if isinstance(m, GatedLinear)}) == 1

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, MambaConfig
 
 from conf import UserError
-from infer.models.checkpoint import load_model
+from infer.models.checkpoint import ModelDirectory
 from infer.models.parallel import is_first, plan, processes
 from tests import warm
 from tests.conftest import tiny_llama
@@ -63,7 +63,7 @@ def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest
     assert (processes(), is_first()) == (2, False)
     (tmp_path / "config.json").touch()
     with pytest.raises(UserError, match="device must be unset under torchrun, .* 2 processes one, got cpu"):
-        load_model(tmp_path, dtype="float32", device="cpu")
+        ModelDirectory(tmp_path).load(dtype="float32", device="cpu")
 
 
 def test_what_cannot_be_divided_is_refused() -> None:

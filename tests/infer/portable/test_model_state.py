@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from infer.drafters.adaptive import Policy
 from infer.engine.gate import GatedLinear
 from infer.engine.sampling import Sampling
-from infer.models.checkpoint import load_adaptive
+from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import FILE, NgramTable
 from infer.portable.custom_generate import drafting_of, generate, state_of
 from tests.infer.engine.test_families import tiny
@@ -51,7 +51,11 @@ def test_what_was_learned_lasts_until_the_model_moves_or_is_freed() -> None:
 def test_a_runner_of_fixed_shapes_serves_the_next_call(lm: PreTrainedModel, model_dir: Path) -> None:
     """As on a GPU, where it keeps its graphs; the library's attention is in use between the calls."""
     other = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    ours, state, runners = drafting(other, *load_adaptive(model_dir).ids), state_of(other), set[int]()
+    ours, state, runners = (
+        drafting(other, *ModelDirectory(model_dir).need_adaptive().ids),
+        state_of(other),
+        set[int](),
+    )
     state.runners.static = True
     for new in (30, 25, 30):
         args: dict[str, Any] = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": new, "do_sample": False}

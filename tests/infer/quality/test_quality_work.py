@@ -115,7 +115,7 @@ def test_a_base_without_the_ids_of_infilling_is_not_asked_there(
         ("batch=9", "batch must be from 1 to 8, got 9"),
         ("samples=5", "k must be at most samples=5, got 10"),
         ("temperature=0", "temperature of sampled answers must be above 0, got 0"),
-        ("dtype=int8", "dtype must be one of float32, bfloat16, float16, got int8"),
+        ("dtype=int8", "dtype must be one of auto, float32, bfloat16, float16, got int8"),
         ("benchmarks=humanevil", "benchmarks must be some of .*, got humanevil"),
     ],
 )

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from infer import DecodeConfig, generate, load
 from infer.benchmarks.prompts import TokenPrompt
 from infer.engine.sampling import Sampling
-from infer.models.checkpoint import load_adaptive
+from infer.models.checkpoint import ModelDirectory
 from infer.speed.peers import UNSAMPLED, Engines, load_engines
 from tests.infer.conftest import ROWS
 from tests.infer.served import drafted
@@ -31,7 +31,7 @@ def directory(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """Of the smallest heads that vLLM's kernels take. A few tokens make up most of the text."""
     folder = tmp_path_factory.mktemp("served") / "model"
     shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    mask = load_adaptive(model_dir).ids[0]
+    mask = ModelDirectory(model_dir).need_adaptive().ids[0]
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pard_token": mask, "ptd_token_id": mask}
@@ -47,7 +47,7 @@ def test_parallel_drafting_gives_the_models_own_tokens(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, instead of a share of the machine's memory
-    adaptive = load_adaptive(directory)
+    adaptive = ModelDirectory(directory).need_adaptive()
     engines = load_engines(str(directory), adaptive, K - 1, dtype="float32", capacity=128)
     assert isinstance(engines, Engines), engines
     decoders, reason = engines.decoders(sampling=Sampling(), max_new_tokens=NEW)

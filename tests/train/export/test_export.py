@@ -15,7 +15,7 @@ from conf.files import read_result
 from conf.fingerprint import fingerprint_file
 from data_prep.ngrams import TABLE
 from data_prep.shards import Shards
-from infer.models.checkpoint import load_adaptive
+from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import NgramWeights
 from tests.train.export.runs import ADAPTED, PLAIN, change, copy_of, export, logits, refused
 from train.export import ExportConfig
@@ -109,11 +109,12 @@ def check_ngrams(out: Path, drafts: dict[str, float], *, adaptive: bool) -> None
     assert set(drafts) == ({"adaptive", "ngrams", "all"} if adaptive else set())
     if adaptive:
         described = json.loads((out / "adaptive.json").read_text())["ngrams"]
-        assert load_adaptive(out).ngrams == NgramWeights.from_json(described) and load_adaptive(out).has_table
+        loaded = ModelDirectory(out).need_adaptive()
+        assert loaded.ngrams == NgramWeights.from_json(described) and loaded.has_table
         assert f"| {drafts['all']:.2f} |" in (out / "README.md").read_text()
         if (out / "custom_generate").exists():
             decoder = (out / "custom_generate" / "generate.py").read_text()
-            assert f"ngrams={described}, gated={load_adaptive(out).gated})" in decoder
+            assert f"ngrams={described}, gated={ModelDirectory(out).need_adaptive().gated})" in decoder
 
 
 @pytest.mark.parametrize("row", ["unseen", "adaptive"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from infer.models.checkpoint import load_adaptive, load_text
+from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from train.export.sidecars import served_config, served_generation, write_sidecars
 
@@ -84,12 +84,12 @@ def test_an_export_says_what_training_knew(adaptive: int, tmp_path: Path) -> Non
     assert (generation.bos_token_id, generation.eos_token_id) == (vocab["bos"], vocab["eos"])
     tokenizer = AutoTokenizer.from_pretrained(out)
     ids = tokenizer("def f(x):").input_ids
-    assert ids == load_text(out).encode("def f(x):")
+    assert ids == ModelDirectory(out).text.encode("def f(x):")
     assert tokenizer.decode([*ids, *ours], skip_special_tokens=True) == "def f(x):"
     if not adaptive:
         assert not (out / "adaptive.json").exists()
         return
-    loaded = load_adaptive(out)
+    loaded = ModelDirectory(out).need_adaptive()
     assert (list(loaded.ids), loaded.L, loaded.bos, loaded.gated) == (ours, 2, vocab["bos"], False)
     assert loaded.control == {
         *vocab["adaptive"],
@@ -103,7 +103,7 @@ def test_a_gated_adapter_offers_servers_no_mask_token(tmp_path: Path) -> None:
     manifest["settings"]["lora"] = {"rank": 4, "gated": True}
     write_sidecars(checkpoint, tmp_path, manifest, step=9, dtype=torch.float32)
     assert "ptd_token_id" not in json.loads((tmp_path / "config.json").read_text())
-    assert load_adaptive(tmp_path).gated
+    assert ModelDirectory(tmp_path).need_adaptive().gated
 
 
 def test_adaptive_json_has_the_provenance_and_no_path(tmp_path: Path) -> None:
