@@ -14,7 +14,6 @@ from conf.help import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
 from infer.config import InferConfig
-from infer.gpu_check import GpuCheckConfig
 from infer.playground import PlaygroundConfig
 from infer.quality import QualityConfig
 from infer.regenerate import RegenerateConfig
@@ -23,7 +22,6 @@ from infer.speed import SpeedConfig
 from infer.study import StudyConfig
 from train.config import TrainConfig
 from train.export import ExportConfig
-from train.gpu_check import TrainCheckConfig
 
 ENTRIES: dict[str, type] = {
     "data_prep": DataPrepConfig,
@@ -37,8 +35,6 @@ ENTRIES: dict[str, type] = {
     "regenerate": RegenerateConfig,
     "report": ReportConfig,
     "study": StudyConfig,
-    "gpu_check": GpuCheckConfig,
-    "train_check": TrainCheckConfig,
 }
 FOLDER = Path(__file__).parent / "settings"
 

@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES = [page for page in PAGES if "_build" not in page.parts]
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
-SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {"gpu_check": "infer.gpu_check"}
+SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train")
 EVALUATED = {"infer.speed": "speed.", "infer.quality": "quality."}  # their prefixes for launch/evaluate.sh
 
 

@@ -18,7 +18,7 @@ from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
-from train.memory import GIB, RESERVED, Memory, estimate_memory
+from train.memory import GIB, RESERVED, Memory, estimate_memory, machine_memory
 from train.pretrained import check_architecture, check_tokenizer, model_config
 
 SAMPLE = 64  # sequences that are searched for adaptive ids; training checks every batch
@@ -98,28 +98,27 @@ def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
 
 def check_memory(memory: Memory, *, cuda: bool) -> None:
     """Raise UserError if the rank's GPU, or the machine of all local ranks, is too small."""
+    ranks, machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), machine_memory()
+    largest = max(memory.parts, key=lambda name: memory.parts[name])
     if cuda:
         gpu = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")))
-        place, capacity, needed = "GPU", gpu.total_memory - RESERVED, memory.total
+        _check_fits(memory.total, gpu.total_memory - RESERVED, memory.moment, largest, "GPU")
+        _check_fits(
+            ranks * memory.loading, machine, f"loading the model by {ranks} ranks", "weights", "machine"
+        )
+        _check_fits(ranks * memory.host, machine, "all ranks' states", "offloaded states", "machine")
     else:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        place, capacity, needed = "machine", machine_memory(), ranks * (memory.total + memory.host)
+        _check_fits(ranks * (memory.total + memory.host), machine, memory.moment, largest, "machine")
+
+
+def _check_fits(needed: float, capacity: float, moment: str, largest: str, place: str) -> None:
     if needed > capacity:
-        largest = max(memory.parts, key=lambda name: memory.parts[name])
         raise UserError(
-            f"memory must suffice for {memory.moment}: it needs {needed / GIB:.1f} GiB, most of it {largest}, "
+            f"memory must suffice for {moment}: it needs {needed / GIB:.1f} GiB, most of it {largest}, "
             f"got {capacity / GIB:.1f} GiB of this {place}. plan=true shows all parts; memory_check=false "
             "trains anyway",
             page=MEMORY,
         )
-
-
-def machine_memory() -> float:
-    """Return the bytes of the machine, or of the control group of this process."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return physical if text == "max" else min(physical, int(text))
 
 
 def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:

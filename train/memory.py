@@ -6,8 +6,10 @@ layer stores for its backward pass is counted on the library's own model on the 
 """
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +55,14 @@ class Memory:
     def parts(self) -> dict[str, float]:
         """The device's parts by name."""
         return {name: value for name, value in vars(self).items() if name not in ("moment", "host", "loading")}
+
+
+def machine_memory() -> float:
+    """Return the bytes of the machine, or of the control group of this process."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return physical if text == "max" else min(physical, int(text))
 
 
 def estimate_memory(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from rich.table import Table
 from transformers import PretrainedConfig
 
@@ -11,7 +12,7 @@ from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
 from train.flops import expected_work, peak_flops, step_flops
-from train.memory import GIB, RESERVED, Memory, estimate_memory
+from train.memory import GIB, RESERVED, Memory, estimate_memory, machine_memory
 from train.pretrained import check_architecture, model_config, skeleton
 
 # The name by torch.cuda.get_device_name, and the GiB that one process has for tensors and code.
@@ -107,13 +108,14 @@ def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -
     memory = estimate_memory(architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True)
     ranks = min(config.plan_ranks, MACHINE)
     offloaded = f", {ranks * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
+    needed = ranks * max(memory.loading, memory.host)
     return {
         "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}, "
         f"gradients added up in {'float32' if config.gradient_bytes == 4 else 'bfloat16'}",
         "memory per GPU": f"{_verdict(memory, config.plan_device)} (fullest in {memory.moment})",
         **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},
         "memory per machine": f"{ranks * memory.loading / GIB:.1f} GiB while {ranks} ranks load the model"
-        f"{offloaded}",
+        f"{offloaded}{_host_verdict(needed)}",
     }
 
 
@@ -124,6 +126,14 @@ def _verdict(memory: Memory, device: str) -> str:
     if memory.total > capacity:
         return f"does not fit: {figures}"
     return f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
+
+
+def _host_verdict(needed: float) -> str:
+    """Say whether it fits this machine, where this is one with a GPU."""
+    if not torch.cuda.is_available():
+        return ""
+    capacity = machine_memory()
+    return f"; {'fits' if needed <= capacity else 'does not fit'} the {capacity / GIB:.1f} GiB of this machine"
 
 
 def _count(tokens: float) -> str:

@@ -19,7 +19,7 @@ def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 FLOAT = "dtype=float32"
-PACKAGES = ("speed", "quality", "regenerate", "report", "study", "gpu_check")
+PACKAGES = ("speed", "quality", "regenerate", "report", "study")
 ENTRIES = ["infer.__main__", "infer.playground", *(f"infer.{name}.__main__" for name in PACKAGES)]
 
 

@@ -115,23 +115,6 @@ def test_every_rank_gets_its_share_of_the_cores(
     assert run.stdout == f"threads {threads}\n", run.stderr
 
 
-def test_a_check_of_decoding_that_fails_leaves_that_of_training(tmp_path: Path) -> None:
-    """launch/gpu_check.sh covered decoding alone. Each check gets its settings and a file of its own."""
-    project_of(tmp_path, "gpu_check.sh")
-    stub(tmp_path, python='echo "$*"; [[ $2 != infer.gpu_check ]] || exit 2')
-    run = subprocess.run(
-        ["bash", "launch/gpu_check.sh", "out=a.json", "device=cpu", "shapes=[tiny]", "train.tokens=64"],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 2 and run.stdout.splitlines() == [
-        "-m infer.gpu_check out=a.json device=cpu shapes=[tiny]",
-        "-m train.gpu_check out=a.train.json device=cpu tokens=64",
-    ]
-
-
 @pytest.mark.parametrize(
     ("script", "environment", "data"),
     [

@@ -15,11 +15,12 @@ from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train import checks
 from train.attention import branch_mask, register
+from train.checks import check_memory
 from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import lay_out, to_tensors
 from train.flops import expected_work, matrix_parameters, peak_flops, step_flops
 from train.lora import Gate, adapt
-from train.memory import GIB, States, engine_states, estimate_memory, saved_bytes
+from train.memory import GIB, Memory, States, engine_states, estimate_memory, saved_bytes
 from train.model import AdaptiveLM
 from train.objective import IGNORE, branch
 from train.plan import DEVICES, plan, plan_device, print_plan
@@ -158,6 +159,20 @@ def test_training_refuses_what_cannot_fit(data_folder: Path, monkeypatch: pytest
     with pytest.raises(UserError, match=message):
         checks.check_start(settings("train", TrainConfig, base), data)
     checks.check_start(settings("train", TrainConfig, [*base, "memory_check=false"]), data)
+
+
+@pytest.mark.parametrize("part", ["loading", "host"])
+def test_a_machine_with_gpus_needs_memory_of_its_own(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the GPU alone was checked: eight ranks that loaded 34B filled the machine, which killed them."""
+    monkeypatch.setattr(checks, "machine_memory", lambda: 8 * GIB)
+    gpu = SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    parts = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "logits", "buffers"), GIB)
+    memory = Memory(moment="the loss", **parts, host=0.0, loading=0.0)
+    check_memory(memory, cuda=True)
+    with pytest.raises(UserError, match=r"it needs 16\.0 GiB, .* got 8\.0 GiB of this machine"):
+        check_memory(replace(memory, **{part: 2 * GIB}), cuda=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])

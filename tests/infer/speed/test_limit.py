@@ -5,13 +5,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
-from infer.gpu_check import SHAPES, random_model
 from infer.speed import limit as device
 from infer.speed.limit import Limit, Needs, measure_limit, seconds_of
+from tests.gpu.shapes import TINY, random_model
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 SMALL |= {"intermediate_size": 48, "num_key_value_heads": 2}
-LLAMA = LlamaConfig(**SHAPES["tiny"])
+LLAMA = LlamaConfig(**TINY)
 GPT2 = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=97, n_positions=64)
 MISTRAL = MistralConfig(**SMALL, sliding_window=64, tie_word_embeddings=True)
 
@@ -24,7 +24,7 @@ def test_what_a_plain_step_reads() -> None:
     """By hand: two layers of width 32, 4 heads of 8, 2 key-value heads, a head of 199 rows; of the row that is
     fed an entry of the embedding, and keys and values that are written. A tied head is read, positions are not.
     """
-    tiny = Needs.of(random_model(SHAPES["tiny"], dtype=torch.bfloat16, device="cpu"))
+    tiny = Needs.of(random_model(TINY, dtype=torch.bfloat16, device="cpu"))
     layer = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 64 * 32 + 2 * 32
     cache = 2 * 2 * 2 * 8
     assert tiny.weight_bytes == 2 * (2 * layer + 32 + 199 * 32)
@@ -36,9 +36,7 @@ def test_what_a_plain_step_reads() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 7])
-@pytest.mark.parametrize(
-    "config", [LlamaConfig(**SHAPES["tiny"]), GPT2, MISTRAL], ids=["llama", "gpt2", "mistral"]
-)
+@pytest.mark.parametrize("config", [LlamaConfig(**TINY), GPT2, MISTRAL], ids=["llama", "gpt2", "mistral"])
 def test_operations_are_those_of_the_librarys_forward(config, rows: int) -> None:
     lm = AutoModelForCausalLM.from_config(config).eval()
     lm.set_attn_implementation("eager")

@@ -1,0 +1,106 @@
+"""What every rank does for test_training.py: `torchrun -m tests.gpu.training_worker FOLDER OVERRIDE ...`.
+
+Steps on random weights and tokens, a save, a step, and the same step by a run that resumes. Rank 0 prints the
+figures as JSON.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from conf import settings
+from data_prep.shards import SPAN, PackedSequence
+from data_prep.vocab import Vocab
+from train.config import ObjectiveConfig, TrainConfig
+from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
+from train.distributed import world_size
+from train.engine import Engine, start
+from train.flops import peak_flops, step_flops
+from train.memory import estimate_memory
+from train.model import assemble
+from train.pretrained import model_config
+
+STEPS = 4
+
+
+def vocab(size: int) -> Vocab:
+    """Return the vocabulary of random tokens: adaptive ids 2 to 8."""
+    return Vocab(size=size, bos=0, eos=1, pre=None, suf=None, mid=None, eot=None, adaptive=tuple(range(2, 9)))
+
+
+def random_batch(
+    size: int, tokens: int, objective: ObjectiveConfig, device: torch.device, seed: int = 0
+) -> dict[str, Any]:
+    """Return one sequence of random ids below `size`, laid out."""
+    span = np.zeros(1, dtype=SPAN)
+    span["stop"] = tokens
+    ids = np.random.default_rng(seed).integers(9, size, tokens)
+    sequence = PackedSequence(ids, span, np.empty(0, dtype=np.uint8))
+    multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
+    return to_tensors(lay_out([sequence], [0], vocab(size), objective, seed=(seed,), multiple=multiple), device)
+
+
+class Steps:
+    """Training steps of one sequence for each rank."""
+
+    def __init__(self, tokens: int, overrides: list[str]) -> None:
+        rank, ranks = start()
+        common = ["model.random_init=true", "micro_batch=1", "tracker.mode=disabled", f"global_batch={ranks}"]
+        common += [f"model.shape.max_position_embeddings={max(tokens, 1024)}"]
+        self.settings = settings("train", TrainConfig, [*common, *overrides])
+        self.architecture = model_config(self.settings.model)
+        self.rank, self.tokens, self.size = rank, tokens, self.architecture.vocab_size
+        self.engine = Engine(assemble(self.settings, vocab(self.size))[0], self.settings)
+
+    def step(self, index: int) -> float:
+        """Take a step; return the mean of all ranks' losses, for which it waits."""
+        seed = index * world_size() + self.rank
+        batch = random_batch(self.size, self.tokens, self.settings.objective, self.engine.device, seed=seed)
+        loss = self.engine.step([batch], 1e-4, key=(0, index))[0].mean()
+        torch.distributed.all_reduce(loss)
+        return float(loss) / world_size()
+
+
+def main(folder: Path, tokens: int, overrides: list[str]) -> None:
+    before = psutil.Process().memory_info().rss
+    run = Steps(tokens, overrides)
+    losses, seconds = [], []
+    for index in range(STEPS):
+        began = time.perf_counter()
+        losses.append(run.step(index))
+        seconds.append(time.perf_counter() - began)
+    step = sorted(seconds[1:])[STEPS // 2 - 1]
+    cuda, ranks = run.engine.device.type == "cuda", world_size()
+    flops = step_flops(run.architecture, run.settings, seq_len=tokens).model
+    peak = peak_flops(run.engine.device_name(), None)
+    planned = estimate_memory(run.architecture, run.settings, ranks=ranks, seq_len=tokens, cuda=cuda)
+    measured = run.engine.peak_memory() - (0 if cuda else before)
+    norm = run.engine.gradient_norm()
+    _, failure = run.engine.save(folder, "step")
+    if failure is not None:
+        raise failure
+    expected = run.step(STEPS)
+    again = Steps(tokens, overrides)
+    again.engine.load(folder, "step")
+    figures = {
+        "ranks": ranks,
+        "losses": losses,
+        "gradient_norm": norm,
+        "step_seconds": step,
+        "mfu": None if peak is None else flops / (step * ranks * peak),
+        "planned_over_measured_memory": planned.total / measured,
+        "next_loss": expected,
+        "resumed_loss": again.step(STEPS),
+    }
+    if run.rank == 0:
+        print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
