@@ -11,7 +11,7 @@ The candidates for a place depend on the tokens before it, so a draft grows node
 """
 
 from collections.abc import Callable, Sequence
-from math import exp
+from math import exp, log
 
 from infer.engine.output import Candidates
 from infer.engine.pick import noise
@@ -21,7 +21,7 @@ from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
 Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
-STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, floats overflow
+STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, all underflow
 NOISY = 6  # likeliest successors whose noise is looked at: it seldom lifts others above them
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
@@ -114,15 +114,20 @@ class Places:
     def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         successors, _, counted = ngrams.successors(tail)
         assert self._answers is not None
-        ids, shares = self._answers.ids[place], self._answers.weights[place]
-        scores, total, unigrams = dict(zip(ids, shares)), 1.0, ngrams.unigrams
-        power = min(ngrams.weights.place(place) / (self._sampling.temperature or 1.0), STEEPEST)
-        least = UNREAD * shares[-1]
-        for token, chance in successors.items():
-            share = scores.get(token, least)
-            scores[token] = score = share * (chance / unigrams[token]) ** power
-            total += score - share
-        return scores, total, counted
+        ids, weights = self._answers.ids[place], self._answers.weights[place]
+        shares, unigrams = dict(zip(ids, weights)), ngrams.unigrams
+        power = ngrams.weights.place(place) / (self._sampling.temperature or 1.0)
+        exponents = {token: power * log(chance / unigrams[token]) for token, chance in successors.items()}
+        # All scores are scaled by the largest factor: near a temperature of 0 it is beyond all floats.
+        largest = max(0.0, *exponents.values()) if exponents else 0.0
+        total = scale = exp(-largest)
+        scores = {token: share * scale for token, share in shares.items()}
+        least = UNREAD * weights[-1]
+        for token, exponent in exponents.items():
+            share = shares.get(token, least)
+            scores[token] = score = share * exp(exponent - largest)
+            total += score - share * scale
+        return scores, total or 1.0, counted
 
     def _by_ngrams(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         chances, D, counted = ngrams.successors(tail)

@@ -104,3 +104,5 @@ def main(folder: Path, tokens: int, overrides: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
