@@ -57,9 +57,17 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
         raise UserError(f"{start}, and {reason}", page=HUB)
     try:
         HfApi().model_info(value, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
-        return Path(snapshot_download(value, **options))
+        folder = Path(snapshot_download(value, **options))
     except Exception as error:  # of the library or of its HTTP client
         raise UserError(f"{start}, and {hub_refusal(error, 'repository')}", page=HUB) from error
+    if kind == "model" and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{setting}={value} must have its weights as safetensors on the hub, got others, which are not "
+            "downloaded: a pickle can run code. Convert a model that you trust, and give its DIR: "
+            f"AutoModelForCausalLM.from_pretrained('{value}').save_pretrained(DIR), and AutoTokenizer likewise",
+            page=HUB,
+        )
+    return folder
 
 
 def hub_refusal(error: Exception, kind: str) -> str:

@@ -74,7 +74,10 @@ def tokenizer_file(folder: str | Path) -> Path:
     """Return the tokenizer.json of a folder. Raises UserError where there is none."""
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"tokenizer={folder} must be a folder with tokenizer.json, got none")
+        raise UserError(
+            f"tokenizer={folder} must be a folder with tokenizer.json, got none. Convert another kind by "
+            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained(DIR) of Transformers"
+        )
     return path
 
 

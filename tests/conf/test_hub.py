@@ -98,3 +98,20 @@ def test_a_folder_goes_before_a_name(cache: Path) -> None:
     put(cache, "owner/model", "config.json", "model.safetensors")
     Path("owner/model").mkdir(parents=True)
     assert find_folder("owner/model") == "owner/model"
+
+
+def test_pickled_weights_of_the_hub_are_refused_with_the_way_to_convert_them(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPT's files on the hub: the folder came without weights, and the next message did not say why."""
+    folder = Path(put(cache, "facebook/opt-125m", "config.json", "vocab.json", "merges.txt"))
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, **options: real(name, **options) if options.get("local_files_only") else str(folder),
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match="as safetensors on the hub, .* Convert a model that you trust"):
+        find_folder("facebook/opt-125m")
