@@ -203,6 +203,7 @@ def test_bad_inputs_are_one_sentence(
     (other / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "empty").mkdir()
     out = f"out={tmp_path / 'out'}"
+    plain = ["infer", f"model={folders['base_model']}", "prompt=x", "dtype=float32"]
     cases = [
         (
             ["train", shards, "model.path=absent/model", out],
@@ -213,7 +214,7 @@ def test_bad_inputs_are_one_sentence(
         (["train", f"data.path={other}", model, out], "got shards of another tokenizer"),
         (["train.export", "checkpoint=absent", out], "checkpoint=absent must be a finished folder"),
         (["infer", "model=absent", "prompt=x"], "model=absent must be a Transformers model directory"),
-        (["infer", f"model={folders['base_model']}", "prompt=x", "decode=sdsat"], "got no adaptive.json"),
+        ([*plain, "decode=sdsat"], "got no adaptive.json"),
         (["infer.speed", f"model={folders['base_model']}", out], "got no adaptive.json"),
     ]
     for arguments, message in cases:

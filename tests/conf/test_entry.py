@@ -57,7 +57,10 @@ def test_cfg_prints_the_settings_and_does_nothing(
     monkeypatch.setattr(sys, "argv", ["infer", "prompt=a: [b]", *flag, "decode=plain"])
     run("infer", ENTRIES["infer"], lambda config: pytest.fail("it ran"))
     printed = capsys.readouterr().out
-    assert printed.startswith("model: ???\nprompt: 'a: [b]'\n") and "\n  method: plain\n" in printed
+    assert (
+        printed.startswith("model:\n  path: ???\n  adaptive_ids: []\n  L: 0\nprompt: 'a: [b]'\n")
+        and "\n  method: plain\n" in printed
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def demo(*overrides: str) -> TrainConfig:
 def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
     """Hydra's grammar read `prompt=def fib(n):` as a function call, and `${x}` as an interpolation."""
     config = settings("infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"])
-    assert (config.prompt, config.model) == (prompt, "a folder/ü (1), 'x'")
+    assert (config.prompt, config.model.path) == (prompt, "a folder/ü (1), 'x'")
 
 
 @pytest.mark.parametrize("value", ["humaneval,mbpp", "[humaneval, mbpp]"])

@@ -57,10 +57,19 @@ class Trained:
     @property
     def validation(self) -> dict[str, float]:
         """The metrics of the checkpoint's own validation. Raise UserError if there was none."""
+        return {name: value for name, value in self._validation.items() if name not in ("step", "sequences")}
+
+    @property
+    def validated_sequences(self) -> int:
+        """The held-out sequences of that validation."""
+        return int(self._validation["sequences"])
+
+    @property
+    def _validation(self) -> dict[str, float]:
         step = self.checkpoint.step
         for row in self.manifest["validation"]:
             if row["step"] == step:
-                return {name: value for name, value in row.items() if name != "step"}
+                return row
         raise UserError(
             f"verify must have a validated checkpoint, got none at step {step} in {self.folder}. "
             "Use verify=false to export it unverified."

@@ -300,7 +300,7 @@ def plan_measurement(
 ) -> tuple[int, int, str]:
     """Return how many of the validation's sequences to measure, how many there are, and both as a sentence."""
     parameters = int(trained.manifest["parameters"])
-    every = int(trained.validation["sequences"])
+    every = trained.validated_sequences
     # Of one sequence: 2 FLOP per parameter and token, about one adaptive token beside each token of text, and
     # all weights from the disk in float32.
     seconds = 4 * parameters * (shards[0].tokens.size / SPEED[device.type] + 1 / READ)

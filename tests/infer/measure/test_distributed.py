@@ -88,6 +88,7 @@ def test_a_damaged_record_of_what_was_begun(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), folder(out, MADE, ALONE) as partial:
         raise KeyboardInterrupt
     (partial / BEGUN).write_text("{")
+    (partial / "work").touch()
     with pytest.raises(UserError, match="begun.json must be a JSON object, got"), folder(out, MADE, ALONE):
         pass
 

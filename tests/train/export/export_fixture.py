@@ -14,6 +14,7 @@ from data_prep.vocab import find_vocab, save_tokenizer, train_bpe
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 OBJECTIVE = {"name": "branch", "L": 2, "start_rate": 0.1, "w": 2.0}
 BEFORE = {
+    "sequences": 4,
     "step": 0,
     "standard_loss": 1.5,
     "accuracy_0": 0.6,
@@ -23,6 +24,7 @@ BEFORE = {
 }
 BEFORE |= {"accuracy_1": 0.08, "accuracy_2": 0.05}
 AFTER = {
+    "sequences": 4,
     "step": 9,
     "standard_loss": 1.4,
     "accuracy_0": 0.7,
