@@ -215,7 +215,7 @@ def test_bad_inputs_are_one_sentence(
         (["train.export", "checkpoint=absent", out], "checkpoint=absent must be a finished folder"),
         (["infer", "model=absent", "prompt=x"], "model=absent must be a Transformers model directory"),
         ([*plain, "decode=sdsat"], "got no adaptive.json"),
-        (["infer.speed", f"model={folders['base_model']}", out], "got no adaptive.json"),
+        (["infer.speed", f"model={folders['base_model']}", out, "dtypes=float32"], "got no adaptive.json"),
     ]
     for arguments, message in cases:
         monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
