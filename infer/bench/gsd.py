@@ -15,9 +15,10 @@ verification may be cut by the text's end. Speedups are those of part=speed with
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from functools import partial
+from itertools import chain, islice, pairwise, product
 from statistics import fmean, median
 
 import torch
@@ -263,3 +264,29 @@ def node_log_probabilities(lm: PreTrainedModel, context: Sequence[int], graph: T
     output = runner.forward([tree], [Request(context)], GREEDY)
     assert isinstance(output, LazyOutput)
     return output.logits[:n].whole().double().log_softmax(-1)
+
+
+Task = Callable[[Model, Prompts], list[Row]]
+
+
+def tasks_of(gsd: DecodeConfig, parts: Sequence[str]) -> dict[str, Task]:
+    """Return what is measured by name, a task for each row or table of `parts`."""
+    tasks: dict[str, Task] = {}
+    for setting in settings(gsd):
+        if setting.part in parts:
+            tasks[setting.name.replace(" ", "_")] = partial(_measure_one, setting)
+    if "merging" in parts:
+        for k, tau in product(MERGING_K, MERGING_TAU):
+            decode = replace(gsd, k=k, tau=tau)
+            tasks[f"merging_k={k}_tau={tau}"] = partial(_measure_merging, decode)
+    if "recurrence" in parts:
+        tasks["recurrence"] = partial(measure_recurrence, gsd=gsd)
+    return tasks
+
+
+def _measure_one(setting: Setting, model: Model, prompts: Prompts) -> list[Row]:
+    return [measure_setting(model, prompts, setting)]
+
+
+def _measure_merging(decode: DecodeConfig, model: Model, prompts: Prompts) -> list[Row]:
+    return [measure_merging(model, prompts, decode)]
